@@ -1,0 +1,54 @@
+# Two commands: `make conformance` certifies the reference backend cpp_cpu; `make test` runs what CI runs. Both set up .venv first.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+EXTRAS := test
+WORKERS := 2
+PYTEST_ARGS :=
+
+.DEFAULT_GOAL := help
+.PHONY: help conformance test docs clean compiler
+
+help:
+	@echo 'make conformance   certify cpp_cpu (report in conformance-report/)'
+	@echo 'make test          lint, types and tests; PYTEST_ARGS="..." selects'
+	@echo 'make docs          regenerate docs/hooks.md and docs/prims.md'
+	@echo 'make clean         remove .venv and reports'
+
+conformance: compiler $(INSTALLED)
+	$(BIN)/vendor-sdk conformance --backend cpp_cpu --effort standard -n $(WORKERS)
+
+test: export OMP_NUM_THREADS := 1
+test: compiler $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+
+docs: $(INSTALLED)
+	$(BIN)/vendor-sdk docs
+
+clean:
+	rm -rf $(VENV) conformance-report
+
+# The build backend is installed from the constraints too, hence no build isolation.
+$(INSTALLED): pyproject.toml constraints.txt Makefile
+	@python=''; \
+	for each in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	  if "$$each" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python="$$each"; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+	  echo 'error: no Python 3.11 or newer on PATH. Install one, or name it: make PYTHON=/path/to/python3.11 ...' >&2; exit 1; \
+	fi; \
+	echo "setting up $(VENV) with $$("$$python" --version)"; \
+	"$$python" -m venv $(VENV)
+	$(BIN)/python -m pip install --constraint constraints.txt setuptools
+	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
+	@touch $@
+
+compiler:
+	@set -- $${CXX:-g++}; command -v "$$1" >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || { \
+	  echo 'error: no C++ compiler on PATH, and the backend cpp_cpu compiles C++. Install one:' >&2; \
+	  echo '  Debian, Ubuntu: apt-get install g++    Fedora: dnf install gcc-c++    macOS: xcode-select --install' >&2; \
+	  echo 'or name yours: CXX=/path/to/compiler make ...' >&2; exit 1; }

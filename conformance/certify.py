@@ -1,0 +1,286 @@
+"""One case, from drawing its samples to a verdict. Runs in a worker process.
+
+The samples of a case are compiled together, for speed. When that compile or that run raises, they are compiled one by one,
+to say which sample is to blame.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from conformance.cases import Case, draw
+from conformance.judge import Expectation, expected_result, judge
+from conformance.program import Program, build, inputs_of, interchangeable, tensors
+from conformance.subject import OPAQUE, Compiled, Placed, Subject
+from vendor_sdk import Effort, Sample
+
+STRENGTH = ("native", "view", "decomposed", "wrapper", "host")
+"""Placements from the strongest claim to the weakest; a case has the weakest of its nodes."""
+
+ABSENT = "absent"
+"""Placement of a case whose prim is in no compiled graph: it was rewritten, or folded into a constant."""
+
+UNKNOWN = "unknown"
+"""Placement of a case that was never compiled."""
+
+MESSAGE_LIMIT = 2000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong with one sample.
+
+    Attributes:
+        sample: index in the order of the row's sampler.
+        label: the sampler's words for it.
+        kind: ``value``, ``shape``, ``dtype``, ``count``, ``input-modified``, ``second-call``, ``overwritten``, ``exception``,
+            or ``suite`` for a defect of the row.
+        message: one or a few lines.
+    """
+
+    sample: int
+    label: str
+    kind: str
+    message: str
+
+
+@dataclass
+class Outcome:
+    """What came out of one case; see ``report.schema.json`` for the meaning of each field."""
+
+    verdict: str
+    placement: str = UNKNOWN
+    reason: str = ""
+    worst: float = 0.0
+    samples: int = 0
+    compared: int = 0
+    fresh: int = 0
+    seconds: float = 0.0
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A sample with the values it must give; ``fresh`` is an independent draw of it for the second call."""
+
+    index: int
+    sample: Sample
+    expected: Expectation
+    fresh: Sample
+    fresh_expected: Expectation
+
+    @property
+    def is_fresh(self) -> bool:
+        return self.fresh is not self.sample
+
+
+def certify(
+    subject: Subject,
+    case: Case,
+    *,
+    effort: Effort,
+    seed: int,
+    device: torch.device,
+    only: int | None = None,
+    apart: bool = False,
+    announce: Callable[[int], None] = lambda index: None,
+) -> Outcome:
+    """Runs ``case`` and judges every result.
+
+    Args:
+        subject: what is certified.
+        case: prim and dtype.
+        effort, seed: of the run; with ``case`` they determine the samples.
+        device: where the program's tensors live.
+        only: index of the single sample to run, ``None`` for all.
+        apart: compile the samples one by one from the start (after a crash of all together).
+        announce: called with a sample's index before it runs alone, so that a crash can be attributed.
+    """
+    started = time.perf_counter()
+    outcome = Outcome("pass")
+    try:
+        trials = _trials(case, effort, seed, only)
+    except Exception as error:
+        traceback.print_exc()
+        outcome.failures.append(Failure(-1, "", "suite", f"the suite's own sampler or reference raised {_brief(error)}"))
+        outcome.verdict = "error"
+        return outcome
+    outcome.samples = len(trials)
+    placed: list[Placed] = []
+    ran = False
+    if not apart and trials:
+        try:
+            result = _run(subject, case, trials, device)
+        except Exception:
+            traceback.print_exc()
+            apart = len(trials) > 1
+            if not apart:
+                outcome.failures.append(_exception(trials[0]))
+            else:
+                trials = _trials(case, effort, seed, only)
+        else:
+            placed = list(result.placed)
+            ran = True
+            _add(outcome, result)
+    if apart:
+        for trial in trials:
+            announce(trial.index)
+            try:
+                result = _run(subject, case, [trial], device)
+            except Exception:
+                traceback.print_exc()
+                outcome.failures.append(_exception(trial))
+            else:
+                placed += result.placed
+                ran = True
+                _add(outcome, result)
+    if subject.opaque:
+        outcome.placement = OPAQUE
+    elif ran:
+        outcome.placement, outcome.reason = placement(case, placed)
+    outcome.verdict = _verdict(outcome)
+    outcome.seconds = time.perf_counter() - started
+    return outcome
+
+
+@dataclass
+class _RunResult:
+    placed: list[Placed]
+    failures: list[Failure] = field(default_factory=list)
+    worst: float = 0.0
+    compared: int = 0
+    fresh: int = 0
+
+
+def _trials(case: Case, effort: Effort, seed: int, only: int | None) -> list[_Trial]:
+    samples = draw(case, effort, seed)
+    others = draw(case, effort, seed, "second call")
+    trials = []
+    for index, sample in enumerate(samples):
+        if only is not None and index != only:
+            continue
+        expected = expected_result(case.row, sample)
+        other = others[index] if index < len(others) else sample
+        if tensors(sample) and interchangeable(sample, other):
+            trials.append(_Trial(index, sample, expected, other, expected_result(case.row, other)))
+        else:
+            trials.append(_Trial(index, sample, expected, sample, expected))
+    if only is not None and not trials:
+        raise IndexError(f"{case.id} has {len(samples)} samples at effort {effort.name.lower()}; there is no sample {only}")
+    return trials
+
+
+def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.device) -> _RunResult:
+    """Compiles one program, calls it twice with different values, and judges both calls."""
+    program = build(case.row.target, [t.sample for t in trials], [t.expected.outline for t in trials], device)
+    compiled = subject.compile(program)
+    result = _RunResult([p for p in compiled.placements if p.node not in compiled.empty])
+
+    first, damaged = _call(compiled, program, program.inputs)
+    kept = [[tensor.clone() for tensor in outputs] for outputs in first]
+    second, also_damaged = _call(compiled, program, inputs_of([t.fresh for t in trials], device))
+    damaged |= also_damaged
+    for position, trial in enumerate(trials):
+        if position in damaged:
+            result.failures.append(_failure(trial, "input-modified", "an input tensor was modified"))
+        judgement = judge(case.row, trial.sample, trial.expected, _on_host(kept[position]))
+        result.worst = max(result.worst, judgement.worst)
+        if judgement.problem:
+            result.failures.append(_failure(trial, judgement.kind, judgement.problem))
+            continue
+        result.compared += judgement.elements > 0
+        if not all(same_bits(one, other) for one, other in zip(first[position], kept[position], strict=True)):
+            result.failures.append(_failure(trial, "overwritten", "the second call overwrote the results of the first"))
+        if not tensors(trial.sample):
+            continue
+        result.fresh += trial.is_fresh
+        judgement = judge(case.row, trial.fresh, trial.fresh_expected, _on_host(second[position]))
+        result.worst = max(result.worst, judgement.worst)
+        if judgement.problem:
+            values = "other values" if trial.is_fresh else "the same values"
+            result.failures.append(_failure(trial, "second-call", f"second call, {values}: {judgement.problem}"))
+    return result
+
+
+def _call(compiled: Compiled, program: Program, inputs: list[torch.Tensor]) -> tuple[list[list[torch.Tensor]], set[int]]:
+    """Results by sample, and the positions of the samples whose inputs the call modified (they are restored here)."""
+    before = [_storage_bytes(tensor).clone() for tensor in inputs]
+    returned = compiled.call(*inputs)
+    outputs = [returned] if isinstance(returned, torch.Tensor) else list(returned)
+    damaged = [i for i, tensor in enumerate(inputs) if not torch.equal(_storage_bytes(tensor), before[i])]
+    if damaged:
+        outputs = [tensor.clone() for tensor in outputs]  # results may alias the inputs that are restored next
+        for i in damaged:
+            _storage_bytes(inputs[i]).copy_(before[i])
+    return program.split(outputs), {program.owners[i] for i in damaged}
+
+
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors hold equal bits, NaN payloads and signs of zero included."""
+    if first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    dense = torch.contiguous_format  # by a copy: contiguous() leaves the stride of a dimension of size one as it is
+    one, other = (tensor.clone(memory_format=dense).reshape(-1).view(torch.uint8) for tensor in (first, second))
+    return torch.equal(one, other)
+
+
+def _storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """All bytes of the tensor's storage, those between and beside its elements included, sharing its memory."""
+    empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return empty.set_(tensor.untyped_storage())
+
+
+def _on_host(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [value.cpu() for value in values]
+
+
+def _add(outcome: Outcome, result: _RunResult) -> None:
+    outcome.failures += result.failures
+    outcome.worst = max(outcome.worst, result.worst)
+    outcome.compared += result.compared
+    outcome.fresh += result.fresh
+
+
+def _verdict(outcome: Outcome) -> str:
+    if any(failure.kind in ("exception", "suite") for failure in outcome.failures):
+        return "error"
+    if outcome.failures:
+        return "fail"
+    if not outcome.samples:
+        return "no-samples"
+    return "pass" if outcome.compared else "empty"
+
+
+def placement(case: Case, placed: Sequence[Placed]) -> tuple[str, str]:
+    """The weakest placement among the prim's own nodes that computed something, with the reason for it."""
+    own = [entry for entry in placed if entry.prim == case.prim]
+    if not own:
+        return ABSENT, "no node of this prim with a non-empty result was compiled"
+    kinds = {entry.kind for entry in own}
+    weakest = max(kinds, key=lambda kind: STRENGTH.index(kind) if kind in STRENGTH else len(STRENGTH))
+    at_fault = [entry for entry in own if entry.kind == weakest]
+    reason = next((entry.reason for entry in at_fault if entry.reason), "")
+    if len(kinds) > 1:
+        reason = f"{len(at_fault)} of {len(own)} nodes: {reason}"
+    return weakest, reason
+
+
+def _failure(trial: _Trial, kind: str, message: str) -> Failure:
+    return Failure(trial.index, trial.sample.label, kind, message[:MESSAGE_LIMIT])
+
+
+def _exception(trial: _Trial) -> Failure:
+    """Call inside an ``except`` block."""
+    error = sys.exception()
+    assert error is not None
+    return _failure(trial, "exception", _brief(error))
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".strip()[:MESSAGE_LIMIT]

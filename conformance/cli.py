@@ -1,0 +1,93 @@
+"""``vendor-sdk conformance``: the suite under pytest, with its own progress and summary."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+EXIT_STATUS = """\b
+Exit status:
+  0  all claims hold
+  1  a claim is broken: a case failed, crashed, hung or passed against its declaration
+  2  interrupted; what has finished is in the report
+  3  defect of the suite
+  4  wrong usage, or the backend does not load
+  5  no case was run, or none showed anything
+"""
+
+
+@click.command("conformance", epilog=EXIT_STATUS)
+@click.option("--backend", required=True, metavar="NAME", help="A vendor_sdk backend, or torch:NAME for one of torch.compile.")
+@click.option("--effort", type=click.Choice(["quick", "standard", "full"]), default="standard", show_default=True)
+@click.option("--prims", default="", metavar="GLOB,...", help="Only prims that match; * and ? are wildcards.")
+@click.option("--dtypes", default="", metavar="DTYPE,...", help="Only these dtypes.")
+@click.option("-n", "--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="Processes (default: CPUs).")
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="For report.json, junit.xml and logs. Default: conformance-results/NAME; with --sample nothing is written.",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="All values follow from it (default: a new one, in the report).")
+@click.option("--sample", type=click.IntRange(min=0), help="Only this sample of each case, as reproducers say.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), default=120.0, help="Seconds a case.", show_default=True
+)
+@click.option("--plugin", multiple=True, metavar="FILE", help="Module or .py file of a plugin that is not installed.")
+@click.pass_context
+def main(
+    context: click.Context,
+    backend: str,
+    effort: str,
+    prims: str,
+    dtypes: str,
+    workers: int,
+    output: Path | None,
+    seed: int | None,
+    sample: int | None,
+    timeout: float,
+    plugin: tuple[str, ...],
+) -> None:
+    """Certifies a backend: every prim with every dtype, against a float64 reference under the prim's own error bound."""
+    import pytest
+
+    if output is None and sample is None:
+        output = Path("conformance-results") / backend.replace(":", "-")
+    here = Path(__file__).resolve().parent
+    arguments = [
+        str(here / "test_prims.py"),
+        # Nothing of the folder it is called in, and no other plugin, may change what a certificate says.
+        f"-c{os.devnull}",
+        f"--rootdir={here.parent}",
+        "--disable-plugin-autoload",
+        "-pconformance.plugin",
+        "-pno:cacheprovider",
+        "--capture=no",  # cases run elsewhere: what is printed here is the progress
+        "--conformance-console",
+        f"--backend={backend}",
+        f"--effort={effort}",
+        f"--prims={prims}",
+        f"--dtypes={dtypes}",
+        f"--workers={workers}",
+        f"--case-timeout={timeout}",
+        *(f"--plugin={name}" for name in plugin),
+    ]
+    if seed is not None:
+        arguments.append(f"--seed={seed}")
+    if sample is not None:
+        arguments.append(f"--sample={sample}")
+    if output is not None:
+        arguments += [f"--output={output}", f"--junitxml={output / 'junit.xml'}"]
+    addopts = os.environ.pop("PYTEST_ADDOPTS", None)
+    try:
+        status = pytest.main(arguments)
+    finally:
+        if addopts is not None:
+            os.environ["PYTEST_ADDOPTS"] = addopts
+    context.exit(int(status))
+
+
+if __name__ == "__main__":
+    main(prog_name="vendor-sdk conformance")

@@ -1,0 +1,148 @@
+"""What a person sees: progress while a run lasts, and its summary at the end. Rich on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from conformance.report import broken
+
+PLAIN_STEP = 0.05
+"""Without a terminal: a line of progress each time this part of the cases is done."""
+
+SHOWN_FAILURES = 40
+"""Failing cases printed with their reproducers in the summary; the report has all."""
+
+STYLES = {"pass": "green", "expected-failure": "yellow", "empty": "dim", "no-samples": "dim"}
+
+
+class Live:
+    """Progress of a run: ``with Live(console, total) as live: live.show(entry)`` for each finished case."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self.console = console
+        self.total = total
+        self.verdicts: Counter[str] = Counter()
+        self.printed = 0.0
+        self.progress: Progress | None = None
+        if console.is_terminal:
+            self.progress = Progress(
+                TextColumn("{task.fields[case]}", justify="left"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[counts]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=console,
+            )
+            self.task = self.progress.add_task("", total=total, case="starting", counts="")
+
+    def __enter__(self) -> Live:
+        if self.progress:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.progress:
+            self.progress.stop()
+
+    def show(self, entry: Mapping[str, Any]) -> None:
+        """Counts a finished case, and prints it when it breaks a claim."""
+        self.verdicts[entry["verdict"]] += 1
+        done = self.verdicts.total()
+        if broken(entry):
+            message = entry["failures"][0]["message"].splitlines()[0] if entry["failures"] else entry["expected_failure"]
+            self.console.print(
+                f"[red]{entry['verdict']}[/] {escape(entry['id'])}: {escape(message)}", highlight=False, soft_wrap=True
+            )
+        if self.progress:
+            self.progress.update(self.task, completed=done, case=escape(entry["id"]), counts=self._counts())
+        elif done == self.total or done / self.total >= self.printed + PLAIN_STEP:
+            self.printed = done / self.total
+            self.console.print(f"{done}/{self.total} {self._counts()}", highlight=False, soft_wrap=True)
+
+    def _counts(self) -> str:
+        return ", ".join(f"{count} {verdict}" for verdict, count in self.verdicts.most_common())
+
+
+def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> None:
+    """Prints what a report adds up to: placements, verdicts, every broken claim with its reproducer."""
+    run, totals, entries = report["run"], report["summary"], report["cases"]
+
+    def line(text: str = "") -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    backend = run["backend"]
+    line()
+    line(
+        f"[bold]{escape(backend['name'])} {escape(backend['version'])}[/] on {escape(str(backend['device']['name']))}: "
+        f"opset {run['versions']['opset']}, torch {run['versions']['torch']}, effort {run['effort']}, seed {run['seed']}, "
+        f"{run['seconds']:.0f} s"
+    )
+    _table(console, "cases by verdict", {k: v for k, v in totals["verdicts"].items() if v}, totals["cases"])
+    _table(console, "passed cases by placement", totals["passed_by_placement"], totals["cases"])
+    _table(console, "prims by the weakest of their cases", totals["prims_by_standing"], totals["prims"])
+    reasons = Counter(entry["reason"] for entry in entries if entry["placement"] == "host" and entry["reason"])
+    if reasons:
+        line("on the host because")
+        for reason, count in reasons.most_common(8):
+            line(f"  {count:5} {escape(reason.splitlines()[0])}")
+    _failures(line, [entry for entry in entries if broken(entry)])
+    for entry in entries:
+        if entry["verdict"] == "expected-failure":
+            line(f"[yellow]expected failure[/] {escape(entry['id'])}: {escape(entry['expected_failure'])}")
+    for pattern in totals["stale_expected_failures"]:
+        line(f"[red]stale expected failure[/] {escape(pattern)}: names no case of the opset; remove it")
+    line()
+    line(
+        f"native coverage {totals['coverage']:.1%}: {totals['native_passed']} of {totals['cases']} cases ran on the backend "
+        "by its own means and passed"
+    )
+    if folder:
+        line(f"report: {escape(folder)}")
+    if run["interrupted"]:
+        line(f"[yellow]interrupted[/]: {len(entries)} cases have a result")
+    elif totals["claims_hold"]:
+        line("[green]all claims hold[/]")
+    elif not totals["stale_expected_failures"] and not any(map(broken, entries)):
+        line("[red]nothing was shown[/]: no case passed")
+    else:
+        line("[red]claims broken[/]")
+
+
+def _failures(line: Any, entries: Sequence[Mapping[str, Any]]) -> None:
+    for entry in entries[:SHOWN_FAILURES]:
+        line()
+        line(f"[red]{entry['verdict']}[/] [bold]{escape(entry['id'])}[/] ({entry['placement']})")
+        if entry["verdict"] == "unexpected-pass":
+            line(f"  declared to fail ({escape(entry['expected_failure'])}), but it passes: remove the declaration")
+            line(f"    {escape(entry['reproducer'])}")
+        first_of_kind = {failure["kind"]: failure for failure in reversed(entry["failures"])}
+        for failure in first_of_kind.values():
+            where = f"sample {failure['sample']}" if failure["sample"] >= 0 else "all samples"
+            label = f" ({failure['label']})" if failure["label"] else ""
+            line(f"  {where}{escape(label)}: {escape(failure['message'])}")
+            line(f"    {escape(failure['reproducer'])}")
+        if len(entry["failures"]) > len(first_of_kind):
+            line(f"  and {len(entry['failures']) - len(first_of_kind)} more failures of the same kind")
+        if entry["log"]:
+            line(f"  log: {escape(entry['log'])}")
+    if len(entries) > SHOWN_FAILURES:
+        line(f"and {len(entries) - SHOWN_FAILURES} more failing cases: see the report")
+
+
+def _table(console: Console, title: str, counts: Mapping[str, int], total: int) -> None:
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(justify="right", style="dim")
+    for name, count in counts.items():
+        table.add_row(name, str(count), f"{count / total:.1%}" if total else "")
+    console.print(title, highlight=False)
+    console.print(table)

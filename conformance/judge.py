@@ -1,0 +1,82 @@
+"""One result against its reference, under the bound of the prim's row."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vendor_sdk import Prim, Sample
+from vendor_sdk.prims.bounds import violations
+from vendor_sdk.prims.reference import Expected, outlined, reference, target_of
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What a sample must give.
+
+    Attributes:
+        outline: a value with the structure of the result, tensors standing for tensors.
+        results: one entry a result, flat, in the same order.
+    """
+
+    outline: Any
+    results: tuple[Expected, ...]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What came of the comparison.
+
+    Attributes:
+        worst: largest error in units of what the bound allows; infinite for a result of the wrong kind.
+        elements: elements compared, of all results; 0 means that nothing was shown.
+        kind: ``value``, ``shape``, ``dtype``, ``count``, or ``suite`` for a defect of the row's bound; ``""`` when the result
+            is right.
+        problem: what is wrong, ``""`` when the result is right.
+    """
+
+    worst: float
+    elements: int
+    kind: str = ""
+    problem: str = ""
+
+
+def expected_result(row: Prim, sample: Sample) -> Expectation:
+    """Evaluates the row's reference. Raises whatever the reference raises, which is a defect of the row."""
+    return Expectation(outlined(target_of(row), sample), reference(row, sample))
+
+
+def judge(row: Prim, sample: Sample, expectation: Expectation, tensors: Sequence[torch.Tensor]) -> Judgement:
+    """Compares ``tensors``, the tensors of a result in order, on the CPU, with ``expectation``."""
+    wanted = [expected for expected in expectation.results if expected.dtype is not None]
+    for index, (tensor, expected) in enumerate(zip(tensors, wanted, strict=True)):
+        which = f"result {index}: " if len(wanted) > 1 else ""
+        if not isinstance(tensor, torch.Tensor):
+            return Judgement(float("inf"), 0, "count", f"{which}{type(tensor).__name__} where a tensor is expected")
+        if tensor.dtype != expected.dtype:
+            return Judgement(float("inf"), 0, "dtype", f"{which}dtype is {tensor.dtype}, expected {expected.dtype}")
+        if tuple(tensor.shape) != expected.shape:
+            return Judgement(
+                float("inf"), 0, "shape", f"{which}shape is {list(tensor.shape)}, expected {list(expected.shape or ())}"
+            )
+    try:
+        verdict = violations(row.bound, row, sample, _shaped_like(expectation.outline, iter(tensors)), expectation.results)
+    except Exception as error:
+        traceback.print_exc()
+        return Judgement(float("inf"), 0, "suite", f"the suite's own bound raised {type(error).__name__}: {error}")
+    elements = sum(tensor.numel() for tensor in tensors)
+    if verdict.ok:
+        return Judgement(verdict.error, elements)
+    return Judgement(verdict.error, elements, "value", verdict.message)
+
+
+def _shaped_like(outline: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    if isinstance(outline, torch.Tensor):
+        return next(tensors)
+    if isinstance(outline, list | tuple):
+        return tuple(_shaped_like(item, tensors) for item in outline)
+    return outline

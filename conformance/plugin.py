@@ -1,0 +1,175 @@
+"""The suite as pytest sees it: options, one test item a case, the report at the end.
+
+Items only wait: the cases run in the suite's own worker processes, several at a time, from the moment collection is done.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from conformance import console, report
+from conformance.cases import Case, SelectionError, select
+from conformance.pool import StartError
+from conformance.session import Session
+from conformance.worker import Settings
+
+EFFORTS = ("quick", "standard", "full")
+CASES = pytest.StashKey[list[Case]]()
+SESSION = pytest.StashKey[Session]()
+REPORT = pytest.StashKey[dict[str, Any]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "conformance of a PyTorch backend")
+    group.addoption("--backend", help="what to certify: a vendor_sdk backend, or torch:NAME for one of torch.compile")
+    group.addoption("--effort", choices=EFFORTS, default="standard", help="how much to try (default: standard)")
+    group.addoption("--prims", default="", help="globs of prims, separated by commas (default: all)")
+    group.addoption("--dtypes", default="", help="dtypes, separated by commas (default: all)")
+    group.addoption("--workers", type=int, default=os.cpu_count() or 1, help="worker processes (default: one a CPU)")
+    group.addoption("--output", type=Path, help="folder for report.json and the logs of failed cases")
+    group.addoption("--seed", type=int, help="all values follow from it (default: a new one each run, in the report)")
+    group.addoption("--sample", type=int, help="run only this sample of each case")
+    group.addoption("--case-timeout", type=float, default=report.Run.timeout, help="seconds for one case (default: 120)")
+    group.addoption("--plugin", action="append", default=[], help="module or .py file of a plugin that is not installed")
+    group.addoption("--conformance-console", action="store_true", help="the suite's own progress in place of that of pytest")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    options = config.option
+    if options.help:
+        return
+    if not options.backend:
+        raise pytest.UsageError("conformance: say what to certify with --backend NAME (`vendor-sdk list` shows the backends)")
+    if hasattr(config, "workerinput") or getattr(options, "numprocesses", None):
+        raise pytest.UsageError("conformance: the suite has worker processes of its own: use --workers N in place of -n N")
+    if options.workers < 1:
+        raise pytest.UsageError("conformance: --workers must be at least 1")
+    seed = options.seed if options.seed is not None else secrets.randbelow(2**31)
+    run = report.Run(
+        Settings(options.backend, tuple(_plugin(name) for name in options.plugin), options.effort, seed),
+        _split(options.prims),
+        _split(options.dtypes),
+        options.sample,
+        options.case_timeout,
+        options.workers,
+    )
+    try:
+        config.stash[CASES] = select(run.prims, run.dtypes)
+    except SelectionError as error:
+        raise pytest.UsageError(f"conformance: {error}") from error
+    screen = _Screen() if options.conformance_console else None
+    config.stash[SESSION] = Session(run, options.output, screen.show if screen else lambda entry: None)
+    if screen:
+        # Progress of cases, in the order in which they finish, takes the place of pytest's progress of items.
+        config.pluginmanager.unregister(name="terminalreporter")
+        config.pluginmanager.register(screen, "conformance-screen")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if SESSION in config.stash:
+        config.stash[SESSION].close()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        cases = metafunc.config.stash[CASES]
+        metafunc.parametrize("case", cases, ids=[f"{case.prim}-{case.dtype}" for case in cases])
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.option.collectonly:
+        return
+    cases = [item.callspec.params["case"] for item in session.items if _is_case(item)]  # type: ignore[attr-defined]
+    try:
+        session.config.stash[SESSION].begin(cases)
+    except StartError as error:
+        raise pytest.UsageError(f"conformance: {error}") from error
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    running = session.config.stash[SESSION]
+    if not running.order:
+        return
+    interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+    made = running.report(interrupted=interrupted)
+    session.config.stash[REPORT] = made
+    if running.folder is not None:
+        report.write(running.folder, made)
+    if exitstatus == pytest.ExitCode.OK and not made["summary"]["claims_hold"]:
+        broken = made["summary"]["stale_expected_failures"] or any(map(report.broken, made["cases"]))
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED if broken else pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if REPORT in config.stash:
+        terminalreporter.section("conformance")
+        _summarize(config, Console(file=terminalreporter._tw._file, width=terminalreporter._tw.fullwidth))
+
+
+@pytest.fixture(scope="session")
+def certification(request: pytest.FixtureRequest) -> Session:
+    """The run under way: ``certification.entry(case)`` waits for a case's entry in the report."""
+    return request.config.stash[SESSION]
+
+
+class _Screen:
+    """Takes the place of pytest's terminal reporter under ``vendor-sdk conformance``."""
+
+    def __init__(self) -> None:
+        self.console = Console()
+        self.live: console.Live | None = None
+
+    def show(self, entry: Mapping[str, Any]) -> None:
+        if self.live:
+            self.live.show(entry)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Any:
+        running = session.config.stash[SESSION]
+        settings = running.run.settings
+        self.console.print(
+            f"{settings.backend}: {len(running.order)} cases, effort {settings.effort}, seed {settings.seed}, "
+            f"{running.run.workers} workers",
+            highlight=False,
+        )
+        with console.Live(self.console, len(running.order)) as self.live:
+            return (yield)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if REPORT in session.config.stash:
+            _summarize(session.config, self.console)
+
+    @pytest.hookimpl
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.console.print(str(report.longrepr), highlight=False, markup=False)
+
+
+def _summarize(config: pytest.Config, screen: Console) -> None:
+    folder = config.stash[SESSION].folder
+    made: dict[str, Any] = config.stash[REPORT]
+    console.summary(screen, made, str(folder) if folder else None)
+
+
+def _is_case(item: pytest.Item) -> bool:
+    return isinstance(getattr(getattr(item, "callspec", None), "params", {}).get("case"), Case)
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _plugin(name: str) -> str:
+    """A file's absolute path: a reproducer works from any folder."""
+    return str(Path(name).resolve()) if name.endswith(".py") else name

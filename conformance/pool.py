@@ -1,0 +1,291 @@
+"""The pool: cases in worker processes, so that a crash or a hang in a vendor's kernel is one failed case and the run goes on.
+
+No threads: whoever waits for a result drives the pool (``Pool.result``), which hands out cases, collects answers, and
+replaces workers that died or ran out of time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from multiprocessing import Pipe, connection
+from pathlib import Path
+from typing import Any
+
+from conformance.cases import Case
+from conformance.worker import Settings
+
+START_SECONDS = 300.0
+"""Time for a worker to import torch and the backend."""
+
+CASES_PER_WORKER = 300
+"""A worker is replaced after so many cases, so that what compilers leave in memory does not add up."""
+
+LOG_TAIL = 20_000
+"""Bytes of a worker's output that are kept with a failed case."""
+
+
+class StartError(RuntimeError):
+    """The subject could not be loaded: the run cannot begin."""
+
+
+@dataclass
+class Result:
+    """A case's outcome with what only the pool knows.
+
+    Attributes:
+        outcome: fields of ``certify.Outcome``; ``verdict`` may also be ``crash`` or ``timeout`` here.
+        log: what the worker printed while it ran the case.
+    """
+
+    case: Case
+    outcome: dict[str, Any]
+    log: str
+
+
+@dataclass
+class _Job:
+    case: Case
+    apart: bool = False
+    crash: str = ""
+    """How an earlier attempt, with all samples together, ended."""
+    spent: float = 0.0
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    connection: connection.Connection
+    log: Path
+    deadline: float
+    ready: bool = False
+    job: _Job | None = None
+    began: float = 0.0
+    log_start: int = 0
+    sample: int | None = None
+    served: int = 0
+
+
+@dataclass
+class Pool:
+    """Runs cases in ``workers`` processes.
+
+    Attributes:
+        settings: what the workers are told.
+        workers: number of processes.
+        timeout: seconds for one case.
+        logs: folder for the workers' output.
+        only: index of the single sample of every case to run, ``None`` for all.
+        progress: called with each result as it arrives, in the order of completion.
+    """
+
+    settings: Settings
+    workers: int
+    timeout: float
+    logs: Path
+    only: int | None = None
+    progress: Callable[[Result], None] = lambda result: None
+    _queue: deque[_Job] = field(default_factory=deque)
+    _alive: list[_Worker] = field(default_factory=list)
+    _results: dict[str, Result] = field(default_factory=dict)
+    _started: int = 0
+    _description: dict[str, Any] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """What the subject says of itself (``subject.Description``).
+
+        Raises:
+            StartError: the subject refuses to load, or takes its process down with it.
+        """
+        if not self._alive:
+            self._start()
+        while self._description is None:
+            self._step()
+        return self._description
+
+    def submit(self, cases: Iterable[Case]) -> None:
+        """Queues cases; they run while somebody waits in ``result``."""
+        self._queue.extend(_Job(case) for case in cases)
+
+    def result(self, case: Case) -> Result:
+        """Waits for the result of a submitted case."""
+        while case.id not in self._results:
+            if not self._queue and not any(worker.job for worker in self._alive):
+                raise KeyError(f"{case.id} was never submitted")
+            self._step()
+        return self._results[case.id]
+
+    def close(self) -> None:
+        """Ends all workers, at once."""
+        for worker in list(self._alive):
+            self._end(worker)
+
+    def _step(self) -> None:
+        """One round: hand out, wait, collect, check deadlines."""
+        for worker in self._alive:
+            if worker.ready and worker.job is None and self._queue:
+                self._assign(worker, self._queue.popleft())
+        starting = sum(not worker.ready for worker in self._alive)
+        while self._queue and len(self._alive) < self.workers and starting < len(self._queue):
+            self._start()
+            starting += 1
+        now = time.monotonic()
+        wait = min([1.0, *(max(0.0, w.deadline - now) for w in self._alive if w.job or not w.ready)])
+        ready = connection.wait([worker.connection for worker in self._alive], wait)
+        for worker in list(self._alive):
+            if worker.connection in ready:
+                try:
+                    message = json.loads(worker.connection.recv_bytes())
+                except (EOFError, OSError, ValueError):
+                    self._died(worker)
+                else:
+                    self._received(worker, message)
+            elif worker.process.poll() is not None:
+                self._died(worker)
+            elif (worker.job or not worker.ready) and time.monotonic() > worker.deadline:
+                self._timed_out(worker)
+
+    def _start(self) -> None:
+        self._started += 1
+        ours, theirs = Pipe()
+        log = self.logs / f"worker-{self._started}.log"
+        environment = dict(os.environ)
+        # The worker imports what this process imports, installed or not.
+        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        if "OMP_NUM_THREADS" not in environment:
+            # At least two: the parallel paths of kernels are to be certified too, on a machine of any size.
+            environment["OMP_NUM_THREADS"] = str(max(2, (os.cpu_count() or 1) // self.workers))
+            environment.setdefault("OMP_WAIT_POLICY", "passive")
+        settings = json.dumps(dataclasses.asdict(self.settings))
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "conformance.worker", str(theirs.fileno()), settings],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,  # so that compilers it started end with it
+            )
+        theirs.close()
+        self._alive.append(_Worker(process, ours, log, time.monotonic() + START_SECONDS))
+
+    def _assign(self, worker: _Worker, job: _Job) -> None:
+        worker.job, worker.sample = job, None
+        worker.began = time.monotonic()
+        worker.deadline = worker.began + self.timeout
+        worker.log_start = worker.log.stat().st_size
+        request = {"do": "case", "prim": job.case.prim, "dtype": job.case.dtype, "only": self.only, "apart": job.apart}
+        with contextlib.suppress(OSError):  # a worker that died meanwhile is found when its answer is read
+            worker.connection.send_bytes(json.dumps(request).encode())
+
+    def _received(self, worker: _Worker, message: dict[str, Any]) -> None:
+        match message["event"]:
+            case "ready":
+                worker.ready = True
+                self._description = message["description"]
+            case "refused":
+                self.close()
+                raise StartError(message["error"])
+            case "sample":
+                worker.sample = message["index"]
+            case "done":
+                job = worker.job
+                assert job is not None
+                outcome = message["outcome"]
+                if job.crash:
+                    outcome["verdict"] = "crash"
+                    outcome["failures"].insert(
+                        0, _failure(-1, "crash", f"{job.crash} with all samples together; none does alone")
+                    )
+                self._finish(worker, outcome)
+                worker.served += 1
+                if worker.served >= CASES_PER_WORKER:
+                    self._end(worker)
+
+    def _finish(self, worker: _Worker, outcome: dict[str, Any]) -> None:
+        job = worker.job
+        assert job is not None
+        worker.job = None
+        outcome["seconds"] = round(job.spent + time.monotonic() - worker.began, 3)
+        result = Result(job.case, outcome, self._log(worker))
+        self._results[job.case.id] = result
+        self.progress(result)
+
+    def _died(self, worker: _Worker) -> None:
+        job = worker.job
+        self._end(worker)
+        how = _ending(worker.process.returncode)
+        if not worker.ready:
+            self.close()
+            raise StartError(f"the worker process {how} while it loaded the backend:\n{self._log(worker)}")
+        if job is None:
+            return
+        if not job.apart and self.only is None:
+            # Again, sample by sample, to say which one it is.
+            spent = job.spent + time.monotonic() - worker.began
+            self._queue.appendleft(_Job(job.case, apart=True, crash=f"the worker process {how}", spent=spent))
+            return
+        index = self.only if worker.sample is None else worker.sample
+        failure = _failure(-1 if index is None else index, "crash", f"the worker process {how}")
+        self._finish(worker, _failed("crash", failure))
+
+    def _timed_out(self, worker: _Worker) -> None:
+        if hasattr(signal, "SIGUSR1"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.process.pid, signal.SIGUSR1)
+            time.sleep(0.2)  # for the stacks to reach the log
+        self._end(worker)
+        if not worker.ready:
+            self.close()
+            raise StartError(f"the backend did not load within {START_SECONDS:g} s:\n{self._log(worker)}")
+        assert worker.job is not None
+        index = self.only if worker.sample is None else worker.sample
+        failure = _failure(-1 if index is None else index, "timeout", f"no result within {self.timeout:g} s")
+        self._finish(worker, _failed("timeout", failure))
+
+    def _end(self, worker: _Worker) -> None:
+        """Ends a worker with everything it started."""
+        self._alive.remove(worker)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        worker.process.wait()
+        worker.connection.close()
+
+    def _log(self, worker: _Worker) -> str:
+        with worker.log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(worker.log_start, size - LOG_TAIL))
+            return file.read().decode(errors="replace")
+
+
+def _failed(verdict: str, failure: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "verdict": verdict,
+        "placement": "unknown",
+        "reason": failure["message"],
+        "worst": 0.0,
+        "samples": 0,
+        "compared": 0,
+        "fresh": 0,
+        "failures": [failure],
+    }
+
+
+def _failure(sample: int, kind: str, message: str) -> dict[str, Any]:
+    return {"sample": sample, "label": "", "kind": kind, "message": message}
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with status {code}"

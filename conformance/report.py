@@ -1,0 +1,245 @@
+"""Reports: the record of a run as JSON, with a published schema, and what it adds up to.
+
+``report.schema.json`` says what every field means. A reader may rely on it: the schema's version changes when a field's
+meaning does.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import vendor_sdk
+from conformance.cases import Case, all_cases, expectation, stale_expectations
+from conformance.pool import Result
+from conformance.worker import Settings
+
+FORMAT = "vendor-sdk-conformance/1"
+
+PASSING = ("pass", "expected-failure")
+WITHOUT_EVIDENCE = ("empty", "no-samples")
+"""Verdicts that neither hold nor break a claim: nothing was shown, nothing is counted."""
+
+VERDICTS = ("pass", "fail", "error", "crash", "timeout", "expected-failure", "unexpected-pass", *WITHOUT_EVIDENCE)
+PLACEMENTS = ("native", "view", "decomposed", "host", "wrapper", "opaque", "absent", "unknown")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's identity: with the same backend and machine it can be repeated from this.
+
+    Attributes:
+        settings: backend, plugins, effort and seed.
+        prims, dtypes: the selection, empty for all.
+        only: index of the single sample of every case that ran, ``None`` for all.
+        timeout: seconds for one case.
+        workers: number of worker processes.
+    """
+
+    settings: Settings
+    prims: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    only: int | None = None
+    timeout: float = 120.0
+    workers: int = 1
+
+
+def finished(result: Result, expected: Mapping[str, str], run: Run) -> dict[str, Any]:
+    """The report's entry of a case: its outcome, held against the vendor's expected failures, with reproducers."""
+    case, outcome = result.case, result.outcome
+    verdict, reason = outcome["verdict"], expectation(case, expected)
+    if reason is not None and verdict not in WITHOUT_EVIDENCE:
+        verdict = "unexpected-pass" if verdict == "pass" else "expected-failure"
+    return {
+        "id": case.id,
+        "kind": "prim",
+        "prim": case.prim,
+        "family": case.family,
+        "dtype": case.dtype,
+        "verdict": verdict,
+        "placement": outcome["placement"],
+        "reason": outcome["reason"],
+        "expected_failure": reason,
+        "worst_error": _number(outcome["worst"]),
+        "samples": {"total": outcome["samples"], "compared": outcome["compared"], "second_call": outcome["fresh"]},
+        "seconds": outcome["seconds"],
+        "failures": [{**failure, "reproducer": reproducer(run, case, failure["sample"])} for failure in outcome["failures"]],
+        "reproducer": reproducer(run, case, -1),
+        "log": None,
+    }
+
+
+def broken(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry breaks a claim, and so fails the run."""
+    return entry["verdict"] not in PASSING and entry["verdict"] not in WITHOUT_EVIDENCE
+
+
+def counted_native(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry counts as native coverage: it passed, with values compared, and its own node ran on the backend."""
+    return bool(entry["verdict"] == "pass" and entry["placement"] == "native" and entry["samples"]["compared"] > 0)
+
+
+def reproducer(run: Run, case: Case, sample: int) -> str:
+    """A command that runs ``case`` again with the same values, only the sample to blame where it is known (not negative)."""
+    settings = run.settings
+    words = ["vendor-sdk", "conformance", "--backend", settings.backend]
+    for plugin in settings.plugins:
+        words += ["--plugin", plugin]
+    words += ["--prims", case.prim, "--dtypes", case.dtype, "--effort", settings.effort, "--seed", str(settings.seed)]
+    if sample >= 0:
+        words += ["--sample", str(sample)]
+    if run.timeout != Run.timeout:
+        words += ["--timeout", f"{run.timeout:g}"]
+    return shlex.join(words)
+
+
+def summarize(entries: Sequence[Mapping[str, Any]], stale: Sequence[str]) -> dict[str, Any]:
+    """Counts. ``coverage`` is the part of all cases that ran native and passed; view, decomposed, host and the rest add nothing
+    to it."""
+    native = sum(map(counted_native, entries))
+    passed = [entry for entry in entries if entry["verdict"] == "pass"]
+    prims: dict[str, set[str]] = {}
+    for entry in entries:
+        prims.setdefault(entry["prim"], set()).add(_standing(entry))
+    return {
+        "cases": len(entries),
+        "verdicts": {verdict: sum(entry["verdict"] == verdict for entry in entries) for verdict in VERDICTS},
+        "passed_by_placement": _counts(PLACEMENTS, (entry["placement"] for entry in passed)),
+        "prims": len(prims),
+        "prims_by_standing": _counts(STANDINGS, (_weakest(standings) for standings in prims.values())),
+        "native_passed": native,
+        "coverage": round(native / len(entries), 4) if entries else 0.0,
+        "stale_expected_failures": list(stale),
+        "claims_hold": not stale and not any(map(broken, entries)) and bool(passed),
+    }
+
+
+STANDINGS = (
+    "failed",
+    "nothing shown",
+    "expected failure",
+    "unknown",
+    "absent",
+    "opaque",
+    "host",
+    "wrapper",
+    "decomposed",
+    "view",
+    "native",
+)
+"""What can be said of a prim over all its dtypes, the weakest first: it has the weakest of its cases."""
+
+
+def _standing(entry: Mapping[str, Any]) -> str:
+    if broken(entry):
+        return "failed"
+    if entry["verdict"] in WITHOUT_EVIDENCE:
+        return "nothing shown"
+    return "expected failure" if entry["verdict"] == "expected-failure" else str(entry["placement"])
+
+
+def _weakest(standings: set[str]) -> str:
+    return min(standings, key=STANDINGS.index)
+
+
+def _counts(names: Sequence[str], values: Any) -> dict[str, int]:
+    counter = Counter(values)
+    return {name: counter[name] for name in names if counter[name]}
+
+
+def document(
+    run: Run,
+    description: Mapping[str, Any],
+    entries: Sequence[Mapping[str, Any]],
+    *,
+    started: datetime,
+    seconds: float,
+    interrupted: bool = False,
+) -> dict[str, Any]:
+    """The whole report, as the schema describes it."""
+    stale = stale_expectations(description["expected_failures"])
+    return {
+        "format": FORMAT,
+        "run": {
+            "backend": {key: description[key] for key in ("name", "version", "fingerprint", "device")},
+            "versions": {
+                "python": platform.python_version(),
+                "torch": _torch_version(),
+                "vendor_sdk": vendor_sdk.__version__,
+                "contract": list(vendor_sdk.CONTRACT_VERSION),
+                "opset": vendor_sdk.OPSET_VERSION,
+            },
+            "host": {"platform": platform.platform(), "processor": _processor(), "cpus": os.cpu_count() or 0},
+            "date": started.astimezone(UTC).isoformat(timespec="seconds"),
+            "seconds": round(seconds, 3),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "effort": run.settings.effort,
+            "seed": run.settings.seed,
+            "plugins": list(run.settings.plugins),
+            "selection": {"prims": list(run.prims), "dtypes": list(run.dtypes), "sample": run.only},
+            "cases_in_opset": len(all_cases()),
+            "workers": run.workers,
+            "timeout": run.timeout,
+            "interrupted": interrupted,
+        },
+        "summary": summarize(entries, stale),
+        "cases": list(entries),
+    }
+
+
+def schema() -> dict[str, Any]:
+    """The published JSON Schema of a report."""
+    loaded: dict[str, Any] = json.loads(files("conformance").joinpath("report.schema.json").read_text())
+    return loaded
+
+
+def write(folder: Path, report: Mapping[str, Any]) -> Path:
+    """Writes ``report.json``, complete or not at all."""
+    path = folder / "report.json"
+    draft = path.with_suffix(".json.part")
+    draft.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+    draft.replace(path)
+    return path
+
+
+def write_log(folder: Path, entry: dict[str, Any], log: str) -> None:
+    """Keeps a failed case's output beside the report and names the file in its entry."""
+    if not broken(entry) and entry["verdict"] != "expected-failure":
+        return
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", entry["id"]).strip("-") + ".log"
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    (folder / "logs" / name).write_text(log)
+    entry["log"] = f"logs/{name}"
+
+
+def _number(value: float) -> float | str | None:
+    """JSON has no infinity."""
+    if math.isnan(value):
+        return None
+    return "infinite" if math.isinf(value) else round(value, 6)
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

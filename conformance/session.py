@@ -1,0 +1,76 @@
+"""A run: the pool, the entries that come out of it, and where they are written."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from conformance import report
+from conformance.cases import Case
+from conformance.pool import Pool, Result
+
+
+class Session:
+    """Runs cases and keeps the report.
+
+    Args:
+        run: what to do.
+        folder: where the report goes, ``None`` for nowhere. A report of an earlier run in it is removed first.
+        show: called with each finished entry, in the order of completion.
+    """
+
+    def __init__(self, run: report.Run, folder: Path | None, show: Callable[[Mapping[str, Any]], None]) -> None:
+        self.run, self.folder, self.show = run, folder, show
+        self.started, self.clock = datetime.now(UTC), time.monotonic()
+        self.entries: dict[str, dict[str, Any]] = {}
+        self.order: list[Case] = []
+        self.scratch = tempfile.TemporaryDirectory(prefix="conformance-")
+        self.pool = Pool(run.settings, run.workers, run.timeout, Path(self.scratch.name), run.only, self._finished)
+        self.description: dict[str, Any] = {}
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            for stale in [folder / "report.json", folder / "junit.xml", *(folder / "logs").glob("*.log")]:
+                stale.unlink(missing_ok=True)
+
+    def begin(self, cases: Sequence[Case]) -> None:
+        """Loads the backend in a first worker and queues ``cases``.
+
+        Raises:
+            StartError: the backend does not load.
+        """
+        self.description = self.pool.describe()
+        self.order = list(cases)
+        self.pool.submit(cases)
+
+    def entry(self, case: Case) -> dict[str, Any]:
+        """Waits for the report's entry of a case."""
+        self.pool.result(case)
+        return self.entries[case.id]
+
+    def report(self, *, interrupted: bool = False) -> dict[str, Any]:
+        """The report of all that has finished, in the order of the opset."""
+        return report.document(
+            self.run,
+            self.description,
+            [self.entries[case.id] for case in self.order if case.id in self.entries],
+            started=self.started,
+            seconds=time.monotonic() - self.clock,
+            interrupted=interrupted,
+        )
+
+    def close(self) -> None:
+        """Ends the workers."""
+        self.pool.close()
+        self.scratch.cleanup()
+
+    def _finished(self, result: Result) -> None:
+        entry = report.finished(result, self.description["expected_failures"], self.run)
+        if self.folder is not None:
+            report.write_log(self.folder, entry, result.log)
+        result.log = ""  # of no use any more, and there are thousands
+        self.entries[entry["id"]] = entry
+        self.show(entry)

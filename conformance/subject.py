@@ -1,0 +1,187 @@
+"""What is certified: a vendor_sdk backend, or any torch.compile backend (``torch:inductor``), behind one face.
+
+Only worker processes make a subject: the process that runs the suite never imports a vendor's code.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import vendor_sdk
+from conformance.program import Program
+
+TORCH_PREFIX = "torch:"
+OPAQUE = "opaque"
+"""Placement of everything a plain torch.compile backend runs: it does not say."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a run's record says about its subject.
+
+    Attributes:
+        name, version, fingerprint: identity; the fingerprint is what distinguishes compiled artefacts beside the version.
+        device: properties of the device by name.
+        device_type: where the tensors of a program live (``"cpu"``, ``"cuda"``).
+        expected_failures: case id or glob to the vendor's reason.
+    """
+
+    name: str
+    version: str
+    fingerprint: str
+    device: Mapping[str, Any]
+    device_type: str = "cpu"
+    expected_failures: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where one node of a program ran: ``kind`` is native, view, decomposed, host, wrapper or opaque."""
+
+    node: str
+    prim: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program that a subject made ready: call it with the program's inputs."""
+
+    call: Callable[..., Sequence[torch.Tensor]]
+    placements: Sequence[Placed]
+    empty: frozenset[str] = frozenset()
+    """Names of nodes whose results hold no element: where they ran says nothing."""
+
+
+class Subject(abc.ABC):
+    """What the suite needs of the thing it certifies."""
+
+    opaque = False
+    """It does not say where anything ran."""
+
+    @abc.abstractmethod
+    def describe(self) -> Description: ...
+
+    @abc.abstractmethod
+    def compile(self, program: Program) -> Compiled:
+        """Makes ``program`` ready. Raises whatever the compiler raises."""
+
+
+def make(name: str, plugins: Sequence[str]) -> Subject:
+    """The subject called ``name`` on the command line, after loading ``plugins`` (module names or paths to Python files)."""
+    for plugin in plugins:
+        _load_plugin(plugin)
+    if name.startswith(TORCH_PREFIX):
+        return TorchSubject(name.removeprefix(TORCH_PREFIX))
+    return BackendSubject(name)
+
+
+class BackendSubject(Subject):
+    """A backend that implements the contract. What it lacks runs on the host, so that every case has a result to compare."""
+
+    def __init__(self, name: str) -> None:
+        self.loaded = vendor_sdk.load(name)
+        self.name = name
+
+    def describe(self) -> Description:
+        device = self.loaded.session({"fallback": "host"}).device
+        type_ = device.type if isinstance(device, vendor_sdk.TorchDevice) else "cpu"
+        if isinstance(device, vendor_sdk.TorchDevice):
+            properties: dict[str, Any] = _torch_device_properties(device.type)
+        else:
+            found = device.properties()
+            properties = {
+                "name": found.name,
+                "memory_bytes": found.memory_bytes,
+                "alignment": found.alignment,
+                "peaks": dict(found.peaks),
+            }
+        return Description(
+            name=self.name,
+            version=self.loaded.backend.version,
+            fingerprint=self.loaded.fingerprint,
+            device=properties,
+            device_type=type_,
+            expected_failures=dict(self.loaded.expected_failures),
+        )
+
+    def compile(self, program: Program) -> Compiled:
+        graph = vendor_sdk.trace(program.module, program.inputs)
+        compiled = vendor_sdk.compile_graph(graph, backend=self.name, options={"fallback": "host"})
+        placed = [
+            Placed(entry.name, entry.prim, str(entry.placement.kind), entry.placement.reason) for entry in compiled.placements
+        ]
+        return Compiled(compiled, placed, _empty_nodes(graph.graph))
+
+
+class TorchSubject(Subject):
+    """Any backend of ``torch.compile``, for comparison with peers: results are judged, placements are not known."""
+
+    opaque = True
+
+    def __init__(self, name: str) -> None:
+        if name not in torch.compiler.list_backends(exclude_tags=()):
+            known = ", ".join(torch.compiler.list_backends(exclude_tags=()))
+            raise vendor_sdk.errors.BackendNotFoundError(
+                f"torch.compile knows no backend {name!r}", fix=f"choose one of {known}, or name a plugin file with --plugin"
+            )
+        self.name = name
+
+    def describe(self) -> Description:
+        return Description(
+            name=TORCH_PREFIX + self.name,
+            version=torch.__version__,
+            fingerprint=str(torch.version.git_version),
+            device=_torch_device_properties("cpu"),
+        )
+
+    def compile(self, program: Program) -> Compiled:
+        torch.compiler.reset()
+        return Compiled(torch.compile(program.module, backend=self.name, dynamic=False), ())
+
+
+def _torch_device_properties(type_: str) -> dict[str, Any]:
+    if type_ == "cpu":
+        return {"name": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+    module = torch.get_device_module(type_)
+    properties = module.get_device_properties(0)
+    return {"name": properties.name, "memory_bytes": properties.total_memory}
+
+
+def _empty_nodes(graph: torch.fx.Graph) -> frozenset[str]:
+    def tensors(value: Any) -> list[torch.Tensor]:
+        if isinstance(value, torch.Tensor):
+            return [value]
+        return [tensor for item in value for tensor in tensors(item)] if isinstance(value, list | tuple) else []
+
+    return frozenset(
+        node.name
+        for node in graph.nodes
+        if (found := tensors(node.meta.get("val"))) and all(tensor.numel() == 0 for tensor in found)
+    )
+
+
+def _load_plugin(plugin: str) -> None:
+    """Imports a module that registers itself, or is itself a plugin (has hook functions), under its own name."""
+    if plugin.endswith(".py"):
+        path = Path(plugin).resolve()
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.exists():
+            raise vendor_sdk.errors.PluginLoadError(f"--plugin {plugin}: no such file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(plugin)
+    if callable(getattr(module, "backend", None)):
+        vendor_sdk.register(module)

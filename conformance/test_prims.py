@@ -1,0 +1,28 @@
+"""One test a case: passes when every result of the prim with this dtype is what it must be, wherever it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from conformance.cases import Case
+from conformance.report import WITHOUT_EVIDENCE, broken
+from conformance.session import Session
+
+
+def test_prim(case: Case, certification: Session, record_property: Callable[[str, object], None]) -> None:
+    entry = certification.entry(case)
+    for name in ("verdict", "placement", "worst_error", "reason"):
+        record_property(name, entry[name])
+    if entry["verdict"] in WITHOUT_EVIDENCE:
+        pytest.skip(f"{entry['verdict']}: nothing was shown")
+    if entry["verdict"] == "expected-failure":
+        pytest.xfail(entry["expected_failure"])
+    if broken(entry):
+        lines = [f"{case.id}: {entry['verdict']}"]
+        if entry["verdict"] == "unexpected-pass":
+            lines += [f"declared to fail ({entry['expected_failure']}), but it passes", entry["reproducer"]]
+        for failure in entry["failures"]:
+            lines += [f"sample {failure['sample']} ({failure['label']}): {failure['message']}", f"  {failure['reproducer']}"]
+        pytest.fail("\n".join(lines), pytrace=False)

@@ -1,0 +1,98 @@
+"""A worker process: makes the subject once, then runs case after case as it is told.
+
+It talks to the pool over a connection of its own (a file descriptor given at start), one JSON object a message, so that
+whatever a vendor's code prints goes to the log and cannot be taken for an answer.
+
+    pool -> worker   {"do": "case", "prim", "dtype", "only", "apart"}
+    worker -> pool   {"event": "ready", "description": {...}} | {"event": "refused", "error": "..."}       once, at start
+                     {"event": "sample", "index": 3}                                                       before a lone sample
+                     {"event": "done", "outcome": {...}}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import json
+import os
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What every worker of a run has in common.
+
+    Attributes:
+        backend: subject, as on the command line.
+        plugins: modules or files to load first.
+        effort: ``"quick"``, ``"standard"`` or ``"full"``.
+        seed: of the run.
+    """
+
+    backend: str
+    plugins: tuple[str, ...] = ()
+    effort: str = "standard"
+    seed: int = 0
+
+
+def main(descriptor: int, settings: Settings) -> None:
+    """Serves until the pool closes the connection."""
+    os.set_inheritable(descriptor, False)  # a compiler that a vendor starts must not keep the connection open
+    connection = Connection(descriptor)
+    faulthandler.enable()
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, all_threads=True)  # the pool asks where it hangs before it kills
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        _serve(connection, settings)
+    # Skips interpreter shutdown: a vendor's threads or atexit handlers may hang in it, and no result depends on it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _serve(connection: Connection, settings: Settings) -> None:
+    def send(message: dict[str, Any]) -> None:
+        connection.send_bytes(json.dumps(message).encode())
+
+    try:
+        import torch
+
+        from conformance import subject as subjects
+        from conformance.cases import Case
+        from conformance.certify import certify
+        from vendor_sdk import Effort
+
+        subject = subjects.make(settings.backend, settings.plugins)
+        description = subject.describe()
+    except Exception as error:
+        traceback.print_exc()
+        send({"event": "refused", "error": f"{type(error).__name__}: {error}"})
+        return
+    device = torch.device(description.device_type)
+    send({"event": "ready", "description": dataclasses.asdict(description)})
+    while True:
+        request = json.loads(connection.recv_bytes())
+        outcome = certify(
+            subject,
+            Case(request["prim"], request["dtype"]),
+            effort=Effort[settings.effort.upper()],
+            seed=settings.seed,
+            device=device,
+            only=request["only"],
+            apart=request["apart"],
+            announce=lambda index: send({"event": "sample", "index": index}),
+        )
+        sys.stdout.flush()
+        sys.stderr.flush()
+        send({"event": "done", "outcome": dataclasses.asdict(outcome)})
+
+
+if __name__ == "__main__":
+    raw = json.loads(sys.argv[2])
+    main(int(sys.argv[1]), Settings(raw["backend"], tuple(raw["plugins"]), raw["effort"], raw["seed"]))

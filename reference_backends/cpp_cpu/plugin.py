@@ -1,0 +1,49 @@
+"""The C++ CPU backend: everything it tells the SDK."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from reference_backends.cpp_cpu import compiler
+from reference_backends.cpp_cpu.emitter import CppEmitter
+from reference_backends.cpp_cpu.kernels import KERNELS
+from vendor_sdk import ALL, Backend, Emitter, Kernel, TorchDevice, hookimpl
+
+
+@hookimpl
+def backend() -> Backend:
+    return Backend(
+        name="cpp_cpu",
+        version="0.1.0",
+        dtypes=frozenset(ALL),
+        requires=compiler.requires,
+        notes={
+            "halves": "loaded and stored as such, computed in float32",
+            "sums": "float32 within blocks, float64 across them; the result does not depend on the number of threads",
+            "matrix products": "oneDNN or the BLAS that torch is built with",
+        },
+    )
+
+
+@hookimpl
+def device(options: Mapping[str, Any]) -> TorchDevice:
+    return TorchDevice("cpu")
+
+
+@hookimpl
+def kernels() -> Mapping[str, Kernel | Callable[..., Any]]:
+    return KERNELS
+
+
+@hookimpl
+def emitter(options: Mapping[str, Any]) -> Emitter:
+    return CppEmitter()
+
+
+@hookimpl
+def fingerprint() -> str:
+    return hashlib.sha256(f"{compiler.toolchain()}\n{torch.__version__}".encode()).hexdigest()[:16]

@@ -1,0 +1,222 @@
+"""The command line: what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from vendor_sdk import __version__
+from vendor_sdk.cli import main
+from vendor_sdk.contract import discovery, probe
+from vendor_sdk.contract.cache import cache_dir
+from vendor_sdk.prims.opset import OPSET
+from vendor_sdk.prims.row import Family
+
+GOOD = """
+import torch, vendor_sdk
+
+@vendor_sdk.hookimpl
+def backend():
+    print("plugins may print")
+    return vendor_sdk.Backend(name="good", version="2.5", dtypes=frozenset({torch.float32}))
+
+@vendor_sdk.hookimpl
+def kernels():
+    return {"add": lambda x, y, *, alpha=1: torch.add(x, y, alpha=alpha)}
+
+@vendor_sdk.hookimpl
+def supports(node):
+    return vendor_sdk.Decline("not this one") if node.prim == "mul" else None
+"""
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture
+def zoo(install: Any) -> None:
+    """One backend for every state."""
+    modules = {
+        "good": GOOD,
+        "raises": "raise RuntimeError('driver gone')",
+        "dies": "import os; os.write(2, b'last words\\n'); os._exit(7)",
+        "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
+        "misspelt": GOOD.replace("def kernels", "def kernel").replace('"good"', '"misspelt"'),
+        "lonely": GOOD.replace('"good"', '"lonely"'),
+    }
+    install("zoo", {name: name for name in modules}, {"good": "vendor_sdk.dynamo:good"}, modules)
+    install("twin-a", {"twin": "twin_a"})
+    install("twin-b", {"twin": "twin_b"})
+
+
+def test_list_shows_every_backend_in_its_state_and_none_hides_another(zoo: None) -> None:
+    result = run("list", "--json")
+    assert result.exit_code == 0, result.output
+    listed = {each["name"]: each for each in json.loads(result.stdout)["backends"]}
+    states = {name: listed[name]["state"] for name in ("good", "raises", "dies", "crashes", "misspelt", "lonely", "twin")}
+    broken = dict.fromkeys(("raises", "dies", "crashes", "misspelt"), "broken")
+    assert states == {"good": "ready", "lonely": "ready", "twin": "collision", **broken}
+    assert (listed["good"]["version"], listed["good"]["dtypes"], listed["good"]["hint"]) == ("2.5", ["float32"], "")
+    assert listed["good"]["distributions"] == ["zoo 1.0"]
+    for name, part in {
+        "raises": "driver gone",
+        "dies": "ended the interpreter (exit status 7)\n  stderr: last words",
+        "crashes": "ended the interpreter (signal SIGSEGV)",
+        "misspelt": "'kernel' (did you mean 'kernels'?)",
+        "twin": "offered by twin-a 1.0 (twin_a) and twin-b 1.0 (twin_b)",
+    }.items():
+        assert part in listed[name]["reason"]
+    assert 'lonely = "vendor_sdk.dynamo:lonely"' in listed["lonely"]["hint"]
+
+    table = run("list")
+    assert table.exit_code == 0
+    for name, state in states.items():
+        assert any(name in line and state in line for line in table.stdout.splitlines())
+    assert "\x1b" not in table.stdout, "no colours unless on a terminal"
+
+
+def test_plugin_that_hangs_is_reported_as_that(install: Any) -> None:
+    install("slow", {"aslow": "aslow", "good": "good"}, modules={"aslow": "import time; time.sleep(600)", "good": GOOD})
+    installed = discovery.installed()
+    mine = discovery.Installed(installed.named("aslow"), ())
+    (status,) = probe.statuses(mine, seconds=8)
+    assert (status.state, status.reason) == ("broken", "aslow: its plugin did not load within 8 seconds")
+
+
+def test_list_warns_of_metadata_it_cannot_read(install: Any) -> None:
+    root = install("broken-chip", {})
+    (root / "broken_chip-1.0.dist-info" / "entry_points.txt").write_text(f"[{discovery.GROUP}]\nno equals sign\n")
+    assert "warning: metadata of broken-chip 1.0 cannot be read" in run("list").stderr
+
+
+def test_ops_lists_every_prim() -> None:
+    records = json.loads(run("ops", "--json").stdout)
+    assert [record["name"] for record in records] == list(OPSET)
+    for record in records:
+        assert all(record[key] for key in ("name", "family", "summary", "schema", "bound", "result", "shape"))
+    assert f"{len(OPSET)} prims" in run("ops").stdout
+
+
+def test_ops_filters_by_family_and_name() -> None:
+    records = json.loads(run("ops", "--json", "--family", "view").stdout)
+    assert {record["family"] for record in records} == {Family.VIEW}
+    names = [record["name"] for record in json.loads(run("ops", "--json", "add*", "mul").stdout)]
+    assert {"add", "mul"} <= set(names) <= {name for name in OPSET if name.startswith("add") or name == "mul"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["ops", "--family", "nonsense"], "is no family; they are pointwise"),
+        (["ops", "nonsense*"], "no prim matches nonsense*"),
+        (["nonsense"], "No such command"),
+    ],
+)
+def test_wrong_usage_is_status_2(arguments: list[str], complaint: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+def test_ops_says_what_a_backend_does_with_each_prim(install: Any) -> None:
+    install("zoo", {"good": "good"}, modules={"good": GOOD.replace('{"add":', '{"mul": torch.mul, "add":')})
+    result = run("ops", "--backend", "good", "--json")
+    assert result.exit_code == 0, result.output
+    placements = {record["name"]: record["placement"] for record in json.loads(result.stdout)}
+    assert set(placements) == set(OPSET)
+    assert placements["add"] == {"kind": "native", "route": "kernel", "reason": ""}
+    assert placements["permute"]["kind"] == "view"
+    assert placements["mul"]["kind"] != "native"
+    assert "not this one" in placements["mul"]["reason"]
+    assert placements["mm"]["kind"] == "host"
+    assert all(placement["reason"] for placement in placements.values() if placement["kind"] == "host")
+    table = run("ops", "add", "mm", "--backend", "good").stdout
+    assert "native (kernel)" in table
+    assert "2 prims: 1 native, 1 host" in table
+
+
+def test_errors_have_no_traceback_and_status_1() -> None:
+    result = run("ops", "--backend", "nonsense")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: no backend named 'nonsense'")
+    assert "Traceback" not in result.output
+    debug = run("--debug", "ops", "--backend", "nonsense")
+    assert debug.exit_code == 1
+    assert "Traceback" in debug.stderr
+
+
+def test_defects_are_status_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr(discovery, "installed", broken)
+    result = run("list")
+    assert result.exit_code == 3
+    assert "internal error: ZeroDivisionError: oops" in result.stderr
+
+
+def test_docs_writes_the_pages_and_checks_them(tmp_path: Path) -> None:
+    folder = str(tmp_path / "docs")
+    assert run("docs", "--check", "--dir", folder).exit_code == 1
+    assert run("docs", "--dir", folder).exit_code == 0
+    assert run("docs", "--check", "--dir", folder).stdout == "up to date\n"
+    (tmp_path / "docs" / "hooks.md").write_text("old")
+    stale = run("docs", "--check", "--dir", folder)
+    assert stale.exit_code == 1
+    assert "hooks.md" in stale.stderr
+    assert "prims.md" not in stale.stderr
+
+
+def test_cache_shows_and_empties_what_backends_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path / "cache"))
+    assert "empty" in run("cache", "info").stdout
+    (cache_dir("one") / "kernel.so").write_bytes(b"12345")
+    (cache_dir("two") / "kernel.so").write_bytes(b"123")
+    information = json.loads(run("cache", "info", "--json").stdout)
+    assert information["backends"] == [{"backend": "one", "files": 1, "bytes": 5}, {"backend": "two", "files": 1, "bytes": 3}]
+    assert run("cache", "clear", "--backend", "one").stdout == "removed one: 1 files, 5 bytes\n"
+    assert [each["backend"] for each in json.loads(run("cache", "info", "--json").stdout)["backends"]] == ["two"]
+    run("cache", "clear")
+    assert json.loads(run("cache", "info", "--json").stdout)["backends"] == []
+
+
+def test_cache_clear_deletes_nothing_from_a_directory_that_is_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "thesis").mkdir()
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    result = run("cache", "clear")
+    assert result.exit_code == 1
+    assert "is not a cache of vendor-sdk" in result.stderr
+    assert (tmp_path / "thesis").is_dir()
+
+
+def test_conformance_is_handed_on_with_its_arguments() -> None:
+    result = run("conformance", "--help")
+    assert result.exit_code == 0
+    assert "--effort" in result.stdout
+    wrong = run("conformance", "--nonsense")
+    assert wrong.exit_code == 2
+    assert "--nonsense" in wrong.stderr
+
+
+def test_help_and_version_import_no_torch() -> None:
+    program = (
+        "import sys; from vendor_sdk.cli import main; main(['--help'], standalone_mode=False); sys.exit('torch' in sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert "Exit status: 0 all is well" in shown.stdout
+    assert run("--version").stdout == f"vendor-sdk, version {__version__}\n"
+
+
+def test_output_can_be_piped_to_a_reader_that_stops() -> None:
+    command = f"{sys.executable} -m vendor_sdk.cli ops | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, env={**os.environ, "LC_ALL": "C"})
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,385 @@
+"""torch.compile with an SDK backend behaves as torch itself: what users rely on, one test each, on every kind of backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from vendor_sdk.pipeline import recording
+from tests.toys import register_toys
+
+BACKENDS = ("toy", "cpp_cpu", "toychip")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    register_toys()
+    torch._dynamo.reset()
+    return str(request.param)
+
+
+def agree(function: Callable[..., Any], *inputs: Any, backend: str, **compile_options: Any) -> Any:
+    """Compiled and eager give the same; returns the compiled function."""
+    compiled = torch.compile(function, backend=backend, **compile_options)
+    expected, got = function(*inputs), compiled(*inputs)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    return compiled
+
+
+def test_several_outputs_and_none(backend: str) -> None:
+    def f(x: torch.Tensor) -> tuple[Any, ...]:
+        return x + 1, None, {"a": [x * 2, 3]}, True
+
+    agree(f, torch.randn(3, 4), backend=backend)
+
+
+def test_training_step_matches_eager(backend: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.LayerNorm(9), nn.Linear(9, 2))
+    twin = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.LayerNorm(9), nn.Linear(9, 2))
+    twin.load_state_dict(model.state_dict())
+    compiled = torch.compile(model, backend=backend)
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.05) for m in (model, twin))
+    for _ in range(4):  # parameters are uploaded once: an optimizer's in-place update must be seen by the next call
+        x = torch.randn(5, 6)
+        for run, optimizer in ((compiled, ours), (twin, theirs)):
+            optimizer.zero_grad()
+            run(x).square().sum().backward()
+            optimizer.step()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_inputs_and_second_use(backend: str) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * y).tanh() @ y.t()
+
+    x, y = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    compiled = torch.compile(lambda a, b: f(a, b[:3]), backend=backend)
+    expected = torch.autograd.grad(f(x, y[:3]).sum(), (x, y))
+    for _ in range(2):
+        torch.testing.assert_close(torch.autograd.grad(compiled(x, y).sum(), (x, y)), expected)
+
+
+def test_graph_break(backend: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + x
+
+    agree(f, torch.randn(4), backend=backend)
+
+
+def test_recompiles_for_new_shapes_then_goes_dynamic(backend: str) -> None:
+    compiled = torch.compile(lambda x: (x * 2).sum(-1), backend=backend)
+    for rows in (3, 4, 5, 7, 0, 1):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(compiled(x), (x * 2).sum(-1))
+
+
+@pytest.mark.parametrize("how", ["mark", "flag"])
+def test_dynamic_shapes_compile_once(backend: str, how: str) -> None:
+    graphs: list[Any] = []
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x @ w
+        return torch.softmax(y.reshape(y.shape[0] * 2, -1), -1) + y.shape[0]
+
+    compiled = torch.compile(f, backend=backend, dynamic=True if how == "flag" else None)
+    w = torch.randn(6, 8)
+    with recording(graphs.append):
+        for rows in (5, 3, 17):
+            x = torch.randn(rows, 6)
+            if how == "mark":
+                torch._dynamo.mark_dynamic(x, 0)
+            torch.testing.assert_close(compiled(x, w), f(x, w))
+    assert len(graphs) == 1
+
+
+def test_input_mutation(backend: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        x[0] = 7
+        return x + 1
+
+    a, b = torch.randn(3, 4), None
+    b = a.clone()
+    compiled = torch.compile(f, backend=backend)
+    torch.testing.assert_close(compiled(a), f(b))
+    torch.testing.assert_close(a, b)
+
+
+def test_mutation_of_an_aliased_input(backend: str) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+    def run(function: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        base = torch.arange(12.0)
+        return function(base[:8], base[4:]), base
+
+    torch.testing.assert_close(run(torch.compile(f, backend=backend)), run(f))
+
+
+def test_outputs_alias_inputs_as_in_eager(backend: str) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + 1
+        return x.view(-1), y, y.t(), x
+
+    x = torch.randn(3, 4)
+    out = torch.compile(f, backend=backend)(x)
+    assert out[0].data_ptr() == x.data_ptr()
+    assert out[3].data_ptr() == x.data_ptr()
+    assert out[1].data_ptr() == out[2].data_ptr()
+    assert out[2].stride() == (1, 4)
+    torch.testing.assert_close(out, f(x))
+
+
+def test_outputs_never_share_memory_by_accident(backend: str) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.clone(), x.clone(), x * 1, torch.zeros(3), torch.zeros(3)
+
+    x = torch.randn(3)
+    out = torch.compile(f, backend=backend)(x)
+    assert len({t.data_ptr() for t in (*out, x)}) == 6
+    out[0].add_(1)
+    torch.testing.assert_close(out[1], x)
+
+
+def test_output_strides_are_the_traced_ones(backend: str) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.t() * 2, x.t().relu().contiguous(), x.expand(2, 3, 4), (x * 3).permute(1, 0)
+
+    x = torch.randn(3, 4)
+    for got, expected in zip(torch.compile(f, backend=backend)(x), f(x), strict=True):
+        assert got.stride() == expected.stride()
+        torch.testing.assert_close(got, expected)
+
+
+def test_strided_inputs(backend: str) -> None:
+    base = torch.randn(8, 10)
+    for x in (base.t(), base[::2, 1::3], base[3:5].expand(2, 10), base[:, 4:5], torch.randn(1, 10).expand(8, 10)):
+        torch._dynamo.reset()
+        agree(lambda v: (v + 1).sum(0) * v[0], x, backend=backend)
+
+
+def test_tensor_constants_and_buffers(backend: str) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return x * self.weight + torch.tensor([1.0, 2.0, 3.0]) * self.count
+
+    model = Model()
+    compiled = torch.compile(model, backend=backend)
+    x = torch.randn(2, 3)
+    for step in range(1, 4):
+        torch.testing.assert_close(compiled(x), x * model.weight + torch.tensor([1.0, 2.0, 3.0]) * step)
+    assert model.count.item() == 3
+
+
+def test_batch_norm_running_statistics(backend: str) -> None:
+    torch.manual_seed(0)
+    model, twin = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    compiled = torch.compile(model, backend=backend)
+    for _ in range(3):
+        x = torch.randn(6, 4)
+        torch.testing.assert_close(compiled(x), twin(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.running_var, twin.running_var)
+    torch.testing.assert_close(model.num_batches_tracked, twin.num_batches_tracked)
+    model.eval(), twin.eval()
+    torch.testing.assert_close(compiled(x), twin(x), rtol=1e-4, atol=1e-5)
+
+
+def test_tied_parameters(backend: str) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(11, 6)
+            self.head = nn.Linear(6, 11, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(ids))
+
+    model = Tied()
+    ids = torch.tensor([[1, 4, 4], [0, 10, 1]])
+    model(ids).square().sum().backward()
+    expected, model.embed.weight.grad = model.embed.weight.grad, None
+    torch.compile(model, backend=backend)(ids).square().sum().backward()
+    torch.testing.assert_close(model.embed.weight.grad, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_random_follows_the_seed(backend: str) -> None:
+    compiled = torch.compile(lambda x: nn.functional.dropout(x, 0.4), backend=backend)
+    x = torch.ones(400)
+    torch.manual_seed(1)
+    first, second = compiled(x), compiled(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(compiled(x), first)
+    assert not torch.equal(first, second)
+    kept = (first != 0).float().mean()
+    assert 0.45 < kept < 0.75
+    torch.testing.assert_close(first[first != 0], torch.full_like(first[first != 0], 1 / 0.6))
+
+
+def test_dropout_mask_is_the_same_in_backward(backend: str) -> None:
+    x = torch.ones(300, requires_grad=True)
+    out = torch.compile(lambda v: nn.functional.dropout(v, 0.5) * 3, backend=backend)(x)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, out.detach())
+
+
+def test_checkpoint_replays_dropout(backend: str) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def block(v: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(v.tanh(), 0.5).sin()
+
+    def f(v: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, v, use_reentrant=False)
+
+    x = torch.ones(200, requires_grad=True)
+    out = torch.compile(f, backend=backend)(x)
+    out.sum().backward()
+    kept = out.detach() != 0
+    assert torch.equal(x.grad != 0, kept)
+
+
+def test_autocast_bfloat16(backend: str) -> None:
+    model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
+    x = torch.randn(4, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = model(x)
+        got = torch.compile(model, backend=backend)(x)
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inference_modes(backend: str, mode: Any) -> None:
+    model = nn.Linear(4, 4)
+    compiled = torch.compile(model, backend=backend)
+    x = torch.randn(2, 4)
+    with mode():
+        torch.testing.assert_close(compiled(x), model(x))
+        with torch.no_grad():
+            model.weight.add_(1)
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_kwargs_and_nested_modules(backend: str) -> None:
+    class Inner(nn.Module):
+        def forward(self, *, scale: float, x: torch.Tensor) -> torch.Tensor:
+            return x * scale
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Inner(), Inner()])
+
+        def forward(self, x: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
+            for block in self.blocks:
+                x = block(x=x, scale=scale)
+            return x
+
+    compiled = torch.compile(Outer(), backend=backend)
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(x, scale=3.0), x * 9)
+    torch.testing.assert_close(compiled(x), x * 4)
+
+
+def test_python_float_that_changes(backend: str) -> None:
+    compiled = torch.compile(lambda x, s: x * s + 1, backend=backend)
+    x = torch.randn(5)
+    for scale in (0.5, 0.25, 3.0, -1.0):
+        torch.testing.assert_close(compiled(x, scale), x * scale + 1)
+
+
+def test_empty_and_scalar_tensors(backend: str) -> None:
+    agree(lambda x: (x * 2).sum(), torch.randn(0, 4), backend=backend)
+    torch._dynamo.reset()
+    agree(lambda x: x.exp() + 1, torch.randn(()), backend=backend)
+
+
+def test_data_dependent_shape(backend: str) -> None:
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        compiled = torch.compile(lambda x: (x.nonzero() + 1).sum(0) * 2, backend=backend)
+        for _ in range(3):
+            x = (torch.rand(9) > 0.5).float()
+            torch.testing.assert_close(compiled(x), (x.nonzero() + 1).sum(0) * 2)
+
+
+def test_item_and_branch_on_it(backend: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum().item() > 0 else x - 1
+
+    compiled = torch.compile(f, backend=backend)
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_cond(backend: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda v: v * 2, lambda v: v - 1, (x,))
+
+    compiled = torch.compile(f, backend=backend)
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(compiled(x), x * 2 if x.sum() > 0 else x - 1)
+
+
+def test_user_custom_operator_runs_on_the_host(backend: str) -> None:
+    agree(lambda x: _custom_double(x) + 1, torch.randn(4), backend=backend)
+
+
+@torch.library.custom_op("vendor_sdk_tests::double", mutates_args=())
+def _custom_double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@_custom_double.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_threads_share_one_compiled_model(backend: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    compiled = torch.compile(model, backend=backend)
+    inputs = [torch.randn(4, 8) for _ in range(24)]
+    with torch.no_grad():
+        compiled(inputs[0])
+        expected = [model(x) for x in inputs]
+    failures: list[BaseException] = []
+
+    def work(offset: int) -> None:
+        try:
+            with torch.no_grad():
+                for _ in range(5):
+                    for x, y in list(zip(inputs, expected, strict=True))[offset::4]:
+                        torch.testing.assert_close(compiled(x), y)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_inputs_are_left_as_they_were(backend: str) -> None:
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    before = x.clone(), y.clone()
+    torch.compile(lambda a, b: torch.softmax(a @ b, 0) + a.relu(), backend=backend)(x, y)
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])

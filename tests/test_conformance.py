@@ -1,0 +1,442 @@
+"""The conformance suite, certified itself: planted bugs are caught by name, and only what was shown is counted."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+import torch
+
+import vendor_sdk
+from conformance import cases, certify, judge, program, report
+from conformance.cases import Case
+from conformance.pool import Pool, Result, StartError
+from conformance.worker import Settings
+
+ROOT = Path(__file__).resolve().parent.parent
+aten = torch.ops.aten
+
+CHIP = '''
+"""A chip that is torch in disguise, with a bug of its own in each kernel but "add", "atan" and "tanh"."""
+import os, time
+import torch
+import vendor_sdk
+
+aten = torch.ops.aten
+
+
+@vendor_sdk.hookimpl
+def backend():
+    return vendor_sdk.Backend(name="buggy", version="1.2", dtypes=frozenset({torch.float32, torch.float16, torch.bool}))
+
+
+def raises(a, b, alpha=1):
+    raise RuntimeError("no more registers")
+
+
+def hangs(x):
+    print("entering the endless loop", flush=True)
+    while True:
+        time.sleep(1)
+
+
+def modifies(x):
+    result = aten.abs.default(x)
+    x.zero_()
+    return result
+
+
+cached, buffers = {}, {}
+
+
+def stale(x):
+    return cached.setdefault(tuple(x.shape), aten.sin.default(x)).clone()
+
+
+def reuses(x):
+    return buffers.setdefault(tuple(x.shape), torch.empty_like(x)).copy_(aten.cos.default(x))
+
+
+def aborts_on_scalars(a, b):
+    if a.dim() == 0:
+        os.abort()
+    return aten.maximum.default(a, b)
+
+
+@vendor_sdk.hookimpl
+def kernels():
+    return {
+        "add": lambda a, b, alpha=1: aten.add.Tensor(a, b, alpha=alpha),
+        "atan": aten.atan.default,
+        "tanh": aten.tanh.default,
+        "erf": aten.erf.default,
+        "mul": lambda a, b: torch.zeros_like(aten.mul.Tensor(a, b)),
+        "sub": raises,
+        "maximum": aborts_on_scalars,
+        "reciprocal": lambda x: os._exit(0),
+        "neg": hangs,
+        "abs": modifies,
+        "sin": stale,
+        "cos": reuses,
+        "sqrt": lambda x: aten.sqrt.default(x).double(),
+        "log": lambda x: aten.log.default(x).reshape(-1),
+        "exp": lambda x: aten.exp.default(x).half().to(x.dtype),
+        "minimum": lambda a, b: aten.minimum.default(a, b) + 1,
+    }
+
+
+@vendor_sdk.hookimpl
+def supports(node):
+    return vendor_sdk.Decline("the erf unit is fused off") if node.prim == "erf" else None
+
+
+@vendor_sdk.hookimpl
+def conformance():
+    return {"minimum[float32]": "adds one, see ticket 7", "tanh[*]": "was thought to fail", "gather[float99]": "no such dtype"}
+'''
+
+
+@dataclass(frozen=True)
+class Finished:
+    status: int
+    text: str
+    folder: Path
+
+    @property
+    def report(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads((self.folder / "report.json").read_text())
+        return loaded
+
+    def entry(self, case: str) -> dict[str, Any]:
+        return next(entry for entry in self.report["cases"] if entry["id"] == case)
+
+
+def command(folder: Path, *words: str) -> Finished:
+    """``vendor-sdk WORDS`` in ``folder``."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from vendor_sdk.cli import main; main(prog_name='vendor-sdk')", *words],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout + done.stderr, folder / "out")
+
+
+@pytest.fixture(scope="module")
+def buggy(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("buggy")
+    (folder / "chip.py").write_text(CHIP)
+    prims = "add,atan,tanh,erf,mul,sub,maximum,reciprocal,neg,abs,sin,cos,sqrt,log,exp,minimum"
+    return command(
+        folder, "conformance", "--backend", "buggy", "--plugin", "chip.py", "--prims", prims, "--dtypes", "float32",
+        "--seed", "3", "--timeout", "4", "-n", "2", "--output", "out",
+    )  # fmt: skip
+
+
+def test_a_run_with_broken_claims_exits_with_one(buggy: Finished) -> None:
+    assert buggy.status == 1, buggy.text
+    assert "claims broken" in buggy.text
+    assert not buggy.report["summary"]["claims_hold"]
+
+
+@pytest.mark.parametrize(
+    ("prim", "verdict", "kind", "says"),
+    [
+        ("mul", "fail", "value", "0.0 at"),
+        ("exp", "fail", "value", "times the allowed error"),
+        ("sin", "fail", "second-call", "second call, other values"),
+        ("cos", "fail", "overwritten", "overwrote the results of the first"),
+        ("abs", "fail", "input-modified", "an input tensor was modified"),
+        ("sub", "error", "exception", "no more registers"),
+        ("sqrt", "error", "exception", "torch.float64"),
+        ("log", "error", "exception", "log"),
+        ("maximum", "crash", "crash", "SIGABRT"),
+        ("reciprocal", "crash", "crash", "exited with status 0"),
+        ("neg", "timeout", "timeout", "no result within 4 s"),
+    ],
+)
+def test_a_planted_bug_is_caught_by_the_check_meant_for_it(
+    buggy: Finished, prim: str, verdict: str, kind: str, says: str
+) -> None:
+    entry = buggy.entry(f"{prim}[float32]")
+    assert entry["verdict"] == verdict, entry
+    assert {failure["kind"] for failure in entry["failures"]} == {kind}, entry["failures"]
+    assert says in entry["failures"][0]["message"]
+    assert entry["failures"][0]["reproducer"] in buggy.text
+
+
+def test_a_right_kernel_passes_as_native_beside_the_crashing_ones(buggy: Finished) -> None:
+    for prim in ("add", "atan"):
+        entry = buggy.entry(f"{prim}[float32]")
+        assert (entry["verdict"], entry["placement"], entry["failures"]) == ("pass", "native", [])
+        assert entry["samples"]["compared"] > 0
+        assert entry["samples"]["second_call"] > 0
+    assert buggy.entry("atan[float32]")["worst_error"] > 0
+
+
+def test_the_host_is_not_coverage_and_gives_the_vendors_reason(buggy: Finished) -> None:
+    entry = buggy.entry("erf[float32]")
+    assert (entry["verdict"], entry["placement"], entry["reason"]) == ("pass", "host", "the erf unit is fused off")
+    summary = buggy.report["summary"]
+    assert summary["passed_by_placement"] == {"native": 2, "host": 1}
+    assert summary["native_passed"] == 2
+    assert summary["coverage"] == round(2 / 16, 4)
+    assert "the erf unit is fused off" in buggy.text
+
+
+def test_expected_failures_are_strict_both_ways(buggy: Finished) -> None:
+    assert buggy.entry("minimum[float32]")["verdict"] == "expected-failure"
+    assert buggy.entry("tanh[float32]")["verdict"] == "unexpected-pass"
+    assert buggy.report["summary"]["stale_expected_failures"] == ["gather[float99]"]
+    assert "gather[float99]: names no case" in buggy.text
+
+
+def test_the_log_of_a_hang_shows_what_was_printed_and_where_it_hangs(buggy: Finished) -> None:
+    path = buggy.entry("neg[float32]")["log"]
+    assert path is not None
+    log = (buggy.folder / path).read_text()
+    assert "entering the endless loop" in log
+    assert "in hangs" in log, "the stack at the time of the kill"
+
+
+def test_a_crash_names_the_sample_and_its_reproducer_crashes(buggy: Finished) -> None:
+    (failure,) = buggy.entry("maximum[float32]")["failures"]
+    sample = cases.draw(Case("maximum", "float32"), vendor_sdk.Effort.STANDARD, 3)[failure["sample"]]
+    assert sample.args[0].dim() == 0
+    again = command(buggy.folder.parent, *shlex.split(failure["reproducer"])[1:])
+    assert again.status == 1
+    assert "SIGABRT" in again.text
+
+
+def test_a_reproducer_shows_the_same_wrong_value(buggy: Finished) -> None:
+    failure = buggy.entry("exp[float32]")["failures"][0]
+    before = (buggy.folder / "report.json").read_bytes()
+    again = command(buggy.folder.parent, *shlex.split(failure["reproducer"])[1:])
+    assert again.status == 1
+    assert failure["message"] in again.text
+    assert (buggy.folder / "report.json").read_bytes() == before, "a reproducer leaves the report alone"
+
+
+def test_the_report_meets_its_schema(buggy: Finished) -> None:
+    validator = jsonschema.Draft202012Validator(report.schema())
+    validator.check_schema(report.schema())
+    validator.validate(buggy.report)
+    run = buggy.report["run"]
+    assert run["backend"]["name"] == "buggy"
+    assert run["versions"]["torch"] == torch.__version__
+    assert (run["seed"], run["effort"], run["workers"]) == (3, "standard", 2)
+    changed = buggy.report
+    changed["cases"][0]["verdict"] = "splendid"
+    with pytest.raises(jsonschema.ValidationError):
+        validator.validate(changed)
+
+
+def test_junit_counts_as_the_report_does(buggy: Finished) -> None:
+    (suite,) = ElementTree.parse(buggy.folder / "junit.xml").getroot().iter("testsuite")
+    broken = sum(report.broken(entry) for entry in buggy.report["cases"])
+    assert int(suite.get("tests", 0)) == len(buggy.report["cases"]) == 16
+    assert int(suite.get("failures", 0)) == broken == 12
+    assert int(suite.get("skipped", 0)) == 1, "the expected failure"
+
+
+def test_claims_that_hold_exit_with_zero_in_pytest_too(tmp_path: Path) -> None:
+    (tmp_path / "chip.py").write_text(CHIP.replace('"tanh[*]": "was thought to fail", "gather[float99]": "no such dtype"', ""))
+    words = ["--backend", "buggy", "--plugin", "chip.py", "--prims", "add,minimum", "--dtypes", "float32", "--effort", "quick"]
+    pytest_words = ["-p", "conformance.plugin", "-p", "no:cacheprovider", "--workers", "1", "--output", "out"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--pyargs", "conformance", *pytest_words, *words],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed, 1 xfailed" in done.stdout
+    assert "native coverage 50.0%" in done.stdout
+    jsonschema.validate(json.loads((tmp_path / "out" / "report.json").read_text()), report.schema())
+
+
+def test_an_empty_result_is_no_pass(tmp_path: Path) -> None:
+    drawn = cases.draw(Case("add", "float32"), vendor_sdk.Effort.STANDARD, 0)
+    empty = next(i for i, sample in enumerate(drawn) if any(t.numel() == 0 for t in program.tensors(sample)))
+    words = ["--prims", "add", "--dtypes", "float32", "--seed", "0", "--sample", str(empty), "-n", "1", "--output", "out"]
+    done = command(tmp_path, "conformance", "--backend", "torch:eager", *words)
+    assert done.status == 5, done.text
+    assert done.entry("add[float32]")["verdict"] == "empty"
+    assert done.report["summary"]["verdicts"]["pass"] == 0
+    assert "nothing was shown" in done.text
+
+
+def test_a_torch_compile_backend_is_judged_with_unknown_placement(tmp_path: Path) -> None:
+    (tmp_path / "zeros.py").write_text(
+        "import torch\n"
+        "def zeros(module, inputs):\n"
+        "    return lambda *args: [torch.zeros_like(result) for result in module(*args)]\n"
+        "torch._dynamo.register_backend(zeros, 'zeros')\n"
+    )
+    words = ["--prims", "add,mm,view", "--dtypes", "float32,int64", "--effort", "quick", "-n", "1", "--output", "out"]
+    good = command(tmp_path, "conformance", "--backend", "torch:eager", *words)
+    assert good.status == 0, good.text
+    assert good.report["summary"]["passed_by_placement"] == {"opaque": good.report["summary"]["cases"]}
+    assert good.report["summary"]["coverage"] == 0
+    bad = command(tmp_path, "conformance", "--backend", "torch:zeros", "--plugin", "zeros.py", *words)
+    assert bad.status == 1, bad.text
+    assert {entry["verdict"] for entry in bad.report["cases"]} == {"fail"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--backend", "nosuchchip"], "nosuchchip"),
+        (["--backend", "torch:nosuchcompiler"], "torch.compile knows no backend 'nosuchcompiler'"),
+        (["--backend", "torch:eager", "--prims", "nosuchprim"], "no prim of the opset matches 'nosuchprim'"),
+        (["--backend", "torch:eager", "--dtypes", "float31"], "unknown dtype 'float31'"),
+        (["--backend", "torch:eager", "--plugin", "dies.py"], "was killed by SIGABRT while it loaded the backend"),
+    ],
+)
+def test_wrong_usage_exits_with_four_and_says_why(tmp_path: Path, words: list[str], says: str) -> None:
+    (tmp_path / "dies.py").write_text("import os\nos.abort()\n")
+    done = command(tmp_path, "conformance", *words, "-n", "1", "--output", "out")
+    assert done.status == 4, done.text
+    assert says in done.text
+
+
+def test_a_backend_that_refuses_to_load_is_a_start_error(tmp_path: Path) -> None:
+    pool = Pool(Settings("nosuchchip"), 1, 10, tmp_path)
+    with pytest.raises(StartError, match="nosuchchip"):
+        pool.describe()
+    pool.close()
+
+
+def test_ids_match_literally_and_by_star() -> None:
+    case = Case("erfinv", "float16")
+    assert cases.expectation(case, {"erfinv[float16]": "why"}) == "why"
+    assert cases.expectation(case, {"erf*[float16]": "why"}) == "why"
+    assert cases.expectation(case, {"erfinv[float1?]": "why"}) == "why"
+    assert cases.expectation(case, {"erfinvf": "a bracket expression would match", "erf[float16]": "other prim"}) is None
+    assert cases.expectation(case, {"*": "any", "erfinv[float16]": "exact wins"}) == "exact wins"
+
+
+def test_every_prim_and_dtype_of_the_opset_is_a_case() -> None:
+    wanted = {(row.name, dtype) for row in vendor_sdk.OPSET.values() for dtype in row.dtypes if dtype in vendor_sdk.ALL}
+    found = [(case.prim, cases.DTYPES[case.dtype]) for case in cases.select()]
+    assert len(found) == len(set(found))
+    assert set(found) == wanted
+
+
+def test_samples_follow_from_the_seed_alone() -> None:
+    case, effort = Case("add", "float32"), vendor_sdk.Effort.QUICK
+
+    def bits(seed: int, purpose: str) -> list[torch.Tensor]:
+        return [tensor for sample in cases.draw(case, effort, seed, purpose) for tensor in program.tensors(sample)]
+
+    first, again, other, second = bits(1, "first"), bits(1, "first"), bits(2, "first"), bits(1, "second call")
+    assert all(certify.same_bits(one, two) for one, two in zip(first, again, strict=True))
+    assert not all(certify.same_bits(one, two) for one, two in zip(first, other, strict=True))
+    assert not all(certify.same_bits(one, two) for one, two in zip(first, second, strict=True))
+
+
+def test_a_second_draw_is_used_only_where_the_program_fits_it() -> None:
+    x, y = torch.rand(3, 4), torch.rand(3, 4)
+    sample = vendor_sdk.Sample((x, [y, 2], None), {"alpha": float("nan")})
+    assert program.interchangeable(sample, vendor_sdk.Sample((y, [x, 2], None), {"alpha": float("nan")}))
+    for other in (
+        vendor_sdk.Sample((x, [y, 3], None), {"alpha": float("nan")}),
+        vendor_sdk.Sample((x, [y, 2], None), {"alpha": 1.0}),
+        vendor_sdk.Sample((x.T, [y, 2], None), {"alpha": float("nan")}),
+        vendor_sdk.Sample((x, [x, 2], None), {"alpha": float("nan")}),
+        vendor_sdk.Sample((x.double(), [y, 2], None), {"alpha": float("nan")}),
+    ):
+        assert not program.interchangeable(sample, other)
+
+
+def test_a_program_runs_its_samples_and_splits_their_results() -> None:
+    x = torch.rand(5, 6)
+    samples = [vendor_sdk.Sample((x, 1)), vendor_sdk.Sample((x.T, 0, True))]
+    made = program.build(aten.max.dim, samples, [(x, x), (x, x)], torch.device("cpu"))
+    assert [tuple(tensor.shape) for tensor in made.inputs] == [(5, 6), (6, 5)]
+    assert made.owners == [0, 1]
+    first, second = made.split(made.module(*made.inputs))
+    assert torch.equal(first[0], x.amax(1))
+    assert torch.equal(second[1], x.T.argmax(0, keepdim=True))
+    with pytest.raises(ValueError, match="3 results came back, 4 were asked for"):
+        made.split([x, x, x])
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        (torch.full((2, 3), 2.0), ""),
+        (torch.full((2, 3), 2.0 + 2e-3), "value"),
+        (torch.full((2, 3), 2.0, dtype=torch.float64), "dtype"),
+        (torch.full((3, 2), 2.0), "shape"),
+        (torch.full((2, 3), float("nan")), "value"),
+    ],
+)
+def test_a_result_is_judged_by_dtype_shape_and_value(result: torch.Tensor, kind: str) -> None:
+    row, sample = vendor_sdk.OPSET["add"], vendor_sdk.Sample((torch.ones(2, 3), torch.ones(2, 3)))
+    judgement = judge.judge(row, sample, judge.expected_result(row, sample), [result])
+    assert judgement.kind == kind
+    assert bool(judgement.problem) == bool(kind)
+    assert judgement.elements == (6 if kind in ("", "value") else 0)
+
+
+@pytest.mark.parametrize("kinds", [["native", "host"], ["host", "native"], ["native", "decomposed"], ["view", "native"]])
+def test_a_case_has_the_weakest_placement_of_its_nodes(kinds: list[str]) -> None:
+    placed = [certify.Placed(f"n{i}", "add", kind, "") for i, kind in enumerate(kinds)]
+    kind, _ = certify.placement(Case("add", "float32"), [*placed, certify.Placed("other", "mul", "host", "")])
+    assert kind == max(kinds, key=certify.STRENGTH.index) != "native"
+
+
+def test_a_prim_that_was_compiled_away_is_absent() -> None:
+    kind, reason = certify.placement(Case("add", "float32"), [certify.Placed("n", "mul", "native", "")])
+    assert kind == "absent"
+    assert reason
+
+
+@pytest.mark.parametrize(
+    ("verdict", "placement", "compared"),
+    [
+        ("pass", "host", 5),
+        ("pass", "native", 0),
+        ("empty", "native", 0),
+        ("fail", "native", 5),
+        ("expected-failure", "native", 5),
+        ("pass", "opaque", 5),
+        ("pass", "decomposed", 5),
+    ],
+)
+def test_only_compared_native_passes_count(verdict: str, placement: str, compared: int) -> None:
+    outcome = {"placement": placement, "reason": "", "worst": 0.0, "samples": 5, "fresh": 0, "seconds": 0.1, "failures": []}
+    run = report.Run(Settings("chip"))
+    given = "pass" if verdict == "expected-failure" else verdict
+    entry = report.finished(Result(Case("add", "float32"), {**outcome, "verdict": given, "compared": compared}, ""), {}, run)
+    entry["verdict"] = verdict
+    assert report.summarize([entry], [])["native_passed"] == 0
+    entry.update(verdict="pass", placement="native", samples={"total": 5, "compared": 5, "second_call": 0})
+    assert report.summarize([entry], [])["native_passed"] == 1
+
+
+def test_the_suite_is_a_client_of_the_public_contract() -> None:
+    """It imports nothing of a backend, and of the SDK what is exported or describes prims."""
+    for path in (ROOT / "conformance").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            for name in names:
+                assert not name.startswith("reference_backends"), f"{path.name} imports {name}"
+                allowed = name in ("vendor_sdk", "vendor_sdk.prims.bounds", "vendor_sdk.prims.reference")
+                assert allowed or not name.startswith("vendor_sdk"), f"{path.name} imports {name}"

@@ -1,0 +1,196 @@
+"""The import graph: data flows one way, siblings do not meet, the core names no backend, clients use public names."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vendor_sdk
+from vendor_sdk.pages import CLASSES
+
+ROOT = Path(__file__).resolve().parent.parent
+
+STAGES = ("capture", "normalize", "partition", "lower", "schedule", "plan", "codegen", "run")
+LAYERS = (
+    ("errors", "torch_private"),
+    ("prims",),
+    ("ir",),
+    ("contract",),
+    STAGES,
+    ("pipeline",),
+    ("debug", "dynamo", "explain"),
+    ("pages",),
+    ("cli",),
+)
+"""What a part of ``vendor_sdk`` may import: itself and any lower layer, and never another part of its own layer, save that
+``torch_private`` may be imported by all."""
+
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+BACKENDS = ("cpp_cpu", "triton_gpu", "onnxruntime", "mychip")
+
+
+def files(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[int, str, str]]:
+    """(line, module, name) of everything that a file imports, inside functions and for types too; no name for a module."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            yield from ((node.lineno, node.module or "", alias.name) for alias in node.names)
+
+
+def part_of(path: Path) -> str:
+    """``"prims"`` for vendor_sdk/prims/row.py, ``"errors"`` for vendor_sdk/errors.py."""
+    return path.relative_to(ROOT / "vendor_sdk").parts[0].removesuffix(".py")
+
+
+def parts_imported(module: str, name: str) -> str | None:
+    """The part of ``vendor_sdk`` that an import reaches, None for other packages."""
+    steps = [*module.split("."), *([name] if name else [])]
+    if steps[0] != "vendor_sdk":
+        return None
+    return steps[1] if len(steps) > 1 and steps[1] in LEVEL else "__init__"
+
+
+def violations(path: Path) -> list[str]:
+    """Imports of one file of ``vendor_sdk`` that go up or sideways."""
+    part, wrong = part_of(path), []
+    for line, module, name in imports(path):
+        target = parts_imported(module, name)
+        if target is None or target in (part, "torch_private"):
+            continue
+        if (module, name) != ("vendor_sdk", "__version__") and (target == "__init__" or LEVEL[target] >= LEVEL[part]):
+            wrong.append(f"{path.relative_to(ROOT)}:{line}: {part} imports {target} ({module} {name})")
+    return wrong
+
+
+def test_every_part_has_its_place() -> None:
+    parts = {part_of(path) for path in files("vendor_sdk")} - {"__init__"}
+    assert parts <= set(LEVEL), f"say in LAYERS what {parts - set(LEVEL)} may import"
+
+
+def test_imports_go_one_way_and_siblings_do_not_meet() -> None:
+    paths = [path for path in files("vendor_sdk") if part_of(path) != "__init__"]
+    assert len(paths) > 40
+    assert not [wrong for path in paths for wrong in violations(path)]
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("prims/x.py", "from vendor_sdk.ir.loop import LoopKernel"),
+        ("lower/x.py", "from vendor_sdk.capture import graph"),
+        ("contract/x.py", "def f():\n    from vendor_sdk import pipeline"),
+        ("run/x.py", "import vendor_sdk.pipeline"),
+        ("errors.py", "from vendor_sdk.prims.row import Prim"),
+        ("codegen/x.py", "from vendor_sdk import Backend"),
+    ],
+)
+def test_the_check_finds_a_planted_violation(place: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    path = tmp_path / "vendor_sdk" / place
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert len(violations(path)) == 1
+
+
+@pytest.mark.parametrize("client", ["reference_backends", "conformance", "examples"])
+def test_clients_import_public_names_only(client: str) -> None:
+    wrong = []
+    for path in files(client):
+        for line, module, name in imports(path):
+            if module.split(".")[0] != "vendor_sdk":
+                continue
+            public = module == "vendor_sdk" and (not name or name in vendor_sdk.__all__)
+            if not public:
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {module} {name}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("client", ["reference_backends", "conformance", "examples"])
+def test_clients_use_public_attributes_only(client: str) -> None:
+    wrong = []
+    for path in files(client):
+        for node in ast.walk(ast.parse(path.read_text())):
+            of_sdk = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "vendor_sdk"
+            if of_sdk and isinstance(node, ast.Attribute) and node.attr not in vendor_sdk.__all__:
+                wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}: vendor_sdk.{node.attr}")
+    assert not wrong
+
+
+def test_conformance_and_the_core_never_import_a_backend() -> None:
+    for package in ("conformance", "vendor_sdk"):
+        for path in files(package):
+            packages = {module.split(".")[0] for _, module, _ in imports(path)}
+            assert not packages & {"reference_backends", "examples", "mychip"}, path
+
+
+def test_backends_do_not_import_each_other() -> None:
+    for path in files("reference_backends"):
+        own = path.relative_to(ROOT / "reference_backends").parts[0]
+        for line, module, _ in imports(path):
+            steps = module.split(".")
+            assert steps[0] != "reference_backends" or steps[1:2] in ([own], []), f"{path}:{line} imports {module}"
+
+
+def test_the_core_names_no_backend() -> None:
+    for package in ("vendor_sdk", "conformance"):
+        for path in files(package):
+            for node in ast.walk(ast.parse(path.read_text())):
+                words = [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+                words += [node.id] if isinstance(node, ast.Name) else []
+                named = [name for word in words for name in BACKENDS[:3] if name in word]
+                assert not named, f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 0)} names {named}"
+
+
+def test_only_one_module_touches_private_torch_names() -> None:
+    wrong = []
+    for path in files("vendor_sdk"):
+        if part_of(path) == "torch_private":
+            continue
+        for line, module, name in imports(path):
+            steps = [*module.split("."), name]
+            # torch._dynamo.register_backend, list_backends and reset are documented for backend authors.
+            if steps[0] == "torch" and any(step.startswith("_") for step in steps) and steps[1] != "_dynamo":
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {module} {name}")
+    assert not wrong
+
+
+def test_public_names_resolve_and_are_told_three_times_alike() -> None:
+    for name in vendor_sdk.__all__:
+        assert getattr(vendor_sdk, name) is not None
+    assert len(set(vendor_sdk.__all__)) == len(vendor_sdk.__all__)
+    lazy = {name for names in vendor_sdk._HOMES.values() for name in names.split()} | set(vendor_sdk._MODULES)
+    assert lazy | {"__version__"} == set(vendor_sdk.__all__)
+    typed = {
+        name: module for _, module, name in imports(ROOT / "vendor_sdk" / "__init__.py") if module.startswith("vendor_sdk")
+    }
+    for module, names in vendor_sdk._HOMES.items():
+        for name in names.split():
+            assert typed[name] == module
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = vendor_sdk.no_such_name
+
+
+def test_public_functions_survive_the_import_of_a_module_of_their_name() -> None:
+    program = "import vendor_sdk; vendor_sdk.Explanation; assert callable(vendor_sdk.explain), vendor_sdk.explain"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_documented_classes_are_public() -> None:
+    for cls in CLASSES:
+        assert getattr(vendor_sdk, cls.__name__) is cls
+
+
+def test_import_of_the_package_imports_no_torch() -> None:
+    program = "import sys, vendor_sdk; dir(vendor_sdk); sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

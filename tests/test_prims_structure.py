@@ -1,0 +1,121 @@
+"""The op table as a whole: size, names, targets, and decompositions that say the same as their rows in prims alone."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from vendor_sdk.prims.bounds import Distribution, violations
+from vendor_sdk.prims.derived import DERIVED
+from vendor_sdk.prims.opset import BY_TARGET, FAMILY_MODULES, OPSET
+from vendor_sdk.prims.reference import reference
+from vendor_sdk.prims.row import ALL, Family, Prim, Result
+from vendor_sdk.prims.samples import Effort, Sample, SampleContext
+
+DECOMPOSED = [row for row in (*OPSET.values(), *DERIVED.values()) if row.decomposition is not None]
+
+NOT_CALLABLE_ALONE = {
+    "all_reduce",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+    "broadcast",
+    "wait_tensor",
+    "cond",
+    "while_loop",
+    "invoke_subgraph",
+    "run_and_save_rng_state",
+    "run_with_rng_state",
+    "_assert_async",
+    "_assert_scalar",
+}
+"""Rows without samples; their modules say why."""
+
+
+def test_opset_size() -> None:
+    assert 240 <= len(OPSET) <= 260
+
+
+def test_names_and_targets_are_unique() -> None:
+    # The two tables refuse duplicates when they are built; a row lost between them would show here.
+    assert len(BY_TARGET) == len(OPSET)
+    assert not set(DERIVED) & set(BY_TARGET)
+
+
+def test_every_family_has_rows_of_its_own() -> None:
+    assert {str(row.family) for row in OPSET.values()} == set(FAMILY_MODULES) == {str(family) for family in Family}
+
+
+@pytest.mark.parametrize("row", OPSET.values(), ids=lambda row: row.name)
+def test_row_is_well_formed(row: Prim) -> None:
+    assert callable(row.target)
+    assert row.summary
+    assert not row.summary.endswith(".")
+    assert len(set(row.dtypes)) == len(row.dtypes)
+    assert set(row.dtypes) <= set(ALL)
+    assert (row.family == Family.SYMBOLIC) == (not row.dtypes) == (row.result == Result.SCALAR)
+
+
+@pytest.mark.parametrize("row", OPSET.values(), ids=lambda row: row.name)
+def test_row_has_samples(row: Prim) -> None:
+    for dtype in row.dtypes or (torch.int64,):
+        quick = list(row.samples(SampleContext.make(dtype, Effort.QUICK)))
+        assert bool(quick) == (row.name not in NOT_CALLABLE_ALONE), dtype
+
+
+def _samples(row: Prim) -> Iterator[tuple[torch.dtype, Sample]]:
+    # float32 too: there a decomposition that promotes would show, which it cannot in float64.
+    for dtype in (torch.float64, torch.float32, torch.int64, torch.bool):
+        if dtype in row.dtypes:
+            for sample in row.samples(SampleContext.make(dtype, Effort.STANDARD)):
+                yield dtype, sample
+
+
+@pytest.mark.parametrize("row", DECOMPOSED, ids=lambda row: row.name)
+def test_decomposition_meets_the_bound_of_its_row(row: Prim) -> None:
+    assert row.decomposition is not None
+    if isinstance(row.bound, Distribution):
+        pytest.skip("random: checked with its distribution")
+    tried = 0
+    for dtype, sample in _samples(row):
+        if row.decomposition_cost and sample.special:
+            continue
+        result = row.decomposition(*sample.args, **sample.kwargs)
+        verdict = violations(row.bound, row, sample, result, reference(row, sample))
+        # A stated cost is worth a few roundings of float64, never more.
+        if row.decomposition_cost and dtype is not torch.float64:
+            continue
+        allowed = 64.0 if row.decomposition_cost else 1.0
+        assert verdict.ok or verdict.error <= allowed, f"{dtype} {sample.label}: {verdict.message}"
+        tried += 1
+    assert tried
+
+
+def _traced(row: Prim, sample: Sample) -> torch.fx.GraphModule:
+    """The decomposition as a graph of what it calls, with the sample's tensors as inputs."""
+    leaves, structure = torch.utils._pytree.tree_flatten((sample.args, sample.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def call(*inputs: torch.Tensor) -> Any:
+        left = iter(inputs)
+        filled = [next(left) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        args, kwargs = torch.utils._pytree.tree_unflatten(filled, structure)
+        assert row.decomposition is not None
+        return row.decomposition(*args, **kwargs)
+
+    # Sizes that depend on data (masked_select) have no fake value; those rows are traced on real tensors.
+    return make_fx(call, tracing_mode="real", _allow_non_fake_inputs=True)(*tensors)
+
+
+@pytest.mark.parametrize("row", DECOMPOSED, ids=lambda row: row.name)
+def test_decomposition_uses_only_prims(row: Prim) -> None:
+    for _, sample in _samples(row):
+        targets = [node.target for node in _traced(row, sample).graph.nodes if node.op == "call_function"]
+        foreign = {str(target) for target in targets if target not in BY_TARGET and target is not operator.getitem}
+        assert not foreign, f"{sample.label}: {foreign}"
+        assert row.target not in targets, f"{sample.label}: calls itself"

@@ -1,0 +1,198 @@
+"""Plug a chip into PyTorch: everything public, importable from here.
+
+Names resolve on first use, so ``import vendor_sdk`` imports neither torch nor any backend.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vendor_sdk import errors
+    from vendor_sdk.contract.backend import (
+        CONTRACT_VERSION,
+        Backend,
+        Decline,
+        Legalization,
+        NodeContext,
+        Option,
+        Support,
+        Supported,
+        TensorInfo,
+    )
+    from vendor_sdk.contract.cache import cache_dir
+    from vendor_sdk.contract.device import Device, DeviceProperties, DeviceTensor, MemoryStats, TorchDevice, contiguous_strides
+    from vendor_sdk.contract.emitter import Emitter, Launch
+    from vendor_sdk.contract.graph import GraphCompiler
+    from vendor_sdk.contract.hookspecs import HOOKS, hookimpl
+    from vendor_sdk.contract.kernel import Kernel, destination
+    from vendor_sdk.contract.loader import LoadedBackend, Session, extend, load, register, unregister
+    from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
+    from vendor_sdk.errors import (
+        BackendNameCollisionError,
+        BackendNotFoundError,
+        CaptureError,
+        CompilerError,
+        ContractError,
+        DeviceError,
+        GraphError,
+        KernelError,
+        LoweringError,
+        OptionError,
+        PluginLoadError,
+        UnsupportedPrimError,
+        VendorSDKError,
+        VersionMismatchError,
+    )
+    from vendor_sdk.explain import Explanation, explain
+    from vendor_sdk.ir import index, loop
+    from vendor_sdk.ir.loop import LoopKernel
+    from vendor_sdk.ir.primgraph import PrimGraph
+    from vendor_sdk.pipeline import compile_graph, trace
+    from vendor_sdk.prims.bounds import Accumulated, Bound, Distribution, Exact, Property, Ulp, Verdict, violations
+    from vendor_sdk.prims.opset import COMPOSITES, OPSET, OPSET_VERSION
+    from vendor_sdk.prims.reference import Expected, outlined, reference, target_of
+    from vendor_sdk.prims.row import ALL, BOOL, FLOATS, HALVES, INTS, NUMBERS, Composite, Family, Prim, Result, Shape
+    from vendor_sdk.prims.samples import Effort, Sample, SampleContext
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "vendor_sdk.contract.backend": (
+        "CONTRACT_VERSION Backend Decline Legalization NodeContext Option Support Supported TensorInfo"
+    ),
+    "vendor_sdk.contract.cache": "cache_dir",
+    "vendor_sdk.contract.device": "Device DeviceProperties DeviceTensor MemoryStats TorchDevice contiguous_strides",
+    "vendor_sdk.contract.emitter": "Emitter Launch",
+    "vendor_sdk.contract.graph": "GraphCompiler",
+    "vendor_sdk.contract.hookspecs": "HOOKS hookimpl",
+    "vendor_sdk.contract.kernel": "Kernel destination",
+    "vendor_sdk.contract.loader": "LoadedBackend Session extend load register unregister",
+    "vendor_sdk.contract.placement": "Kind NodePlacement Placement Route",
+    "vendor_sdk.errors": (
+        "BackendNameCollisionError BackendNotFoundError CaptureError CompilerError ContractError DeviceError GraphError "
+        "KernelError LoweringError OptionError PluginLoadError UnsupportedPrimError VendorSDKError "
+        "VersionMismatchError"
+    ),
+    "vendor_sdk.explain": "Explanation explain",
+    "vendor_sdk.ir.loop": "LoopKernel",
+    "vendor_sdk.ir.primgraph": "PrimGraph",
+    "vendor_sdk.pipeline": "compile_graph trace",
+    "vendor_sdk.prims.bounds": "Accumulated Bound Distribution Exact Property Ulp Verdict violations",
+    "vendor_sdk.prims.reference": "Expected outlined reference target_of",
+    "vendor_sdk.prims.opset": "COMPOSITES OPSET OPSET_VERSION",
+    "vendor_sdk.prims.row": "ALL BOOL FLOATS HALVES INTS NUMBERS Composite Family Prim Result Shape",
+    "vendor_sdk.prims.samples": "Effort Sample SampleContext",
+}
+"""Where each public name is defined."""
+
+_MODULES = {"errors": "vendor_sdk.errors", "index": "vendor_sdk.ir.index", "loop": "vendor_sdk.ir.loop"}
+"""Public modules: vocabularies too large to repeat here."""
+
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+
+__all__ = [
+    "ALL",
+    "BOOL",
+    "COMPOSITES",
+    "CONTRACT_VERSION",
+    "FLOATS",
+    "HALVES",
+    "HOOKS",
+    "INTS",
+    "NUMBERS",
+    "OPSET",
+    "OPSET_VERSION",
+    "Accumulated",
+    "Backend",
+    "BackendNameCollisionError",
+    "BackendNotFoundError",
+    "Bound",
+    "CaptureError",
+    "CompilerError",
+    "Composite",
+    "ContractError",
+    "Decline",
+    "Device",
+    "DeviceError",
+    "DeviceProperties",
+    "DeviceTensor",
+    "Distribution",
+    "Effort",
+    "Emitter",
+    "Exact",
+    "Expected",
+    "Explanation",
+    "Family",
+    "GraphCompiler",
+    "GraphError",
+    "Kernel",
+    "KernelError",
+    "Kind",
+    "Launch",
+    "Legalization",
+    "LoadedBackend",
+    "LoopKernel",
+    "LoweringError",
+    "MemoryStats",
+    "NodeContext",
+    "NodePlacement",
+    "Option",
+    "OptionError",
+    "Placement",
+    "PluginLoadError",
+    "Prim",
+    "PrimGraph",
+    "Property",
+    "Result",
+    "Route",
+    "Sample",
+    "SampleContext",
+    "Session",
+    "Shape",
+    "Support",
+    "Supported",
+    "TensorInfo",
+    "TorchDevice",
+    "Ulp",
+    "UnsupportedPrimError",
+    "VendorSDKError",
+    "Verdict",
+    "VersionMismatchError",
+    "__version__",
+    "cache_dir",
+    "compile_graph",
+    "contiguous_strides",
+    "destination",
+    "errors",
+    "explain",
+    "extend",
+    "hookimpl",
+    "index",
+    "load",
+    "loop",
+    "outlined",
+    "reference",
+    "register",
+    "target_of",
+    "trace",
+    "unregister",
+    "violations",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        globals()[name] = importlib.import_module(_MODULES[name])
+    elif name in _HOME_OF:
+        # All names of the module at once: importing a submodule binds its name here, which may be that of a function.
+        home = importlib.import_module(_HOME_OF[name])
+        globals().update({each: getattr(home, each) for each in _HOMES[_HOME_OF[name]].split()})
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

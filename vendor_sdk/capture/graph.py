@@ -1,0 +1,142 @@
+"""Capture: from an ATen graph (AOTAutograd's, or a plain function's) to a prim graph.
+
+Two stages (AOTAutograd gets the core ATen table, so that min-cut's recompute rules still recognise the operators; the prim table is
+applied afterwards, here, inside the forward and backward compilers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from vendor_sdk import torch_private
+from vendor_sdk.errors import CaptureError
+from vendor_sdk.ir.primgraph import OutputLayout, PrimGraph, describe, tensors_of
+
+Table = Mapping[Any, Callable[..., Any]]
+
+
+def to_prim_graph(
+    module: fx.GraphModule,
+    fake_inputs: Sequence[Any],
+    table: Table,
+    *,
+    backward: bool = False,
+    static_inputs: frozenset[int] = frozenset(),
+) -> PrimGraph:
+    """Decomposes ``module`` with ``table`` and records what the caller was promised about the outputs.
+
+    Args:
+        module: a functional ATen graph; its placeholders match ``fake_inputs`` in order.
+        fake_inputs: fake tensors, symbolic or plain integers.
+        table: ATen overload to decomposition.
+        backward: whether the graph is a backward graph.
+        static_inputs: indices of inputs that are the same tensors at every call.
+    """
+    layouts = _output_layouts(module, fake_inputs)
+    fake_mode = torch_private.fake_mode_of(fake_inputs)
+    with torch_private.real_tensors():
+        module, constants = _lift_constants(module)
+    fake_constants = [fake_mode.from_tensor(value, static_shapes=True) for value in constants.values()]
+    with fake_mode:
+        traced = torch_private.decompose(module, [*fake_inputs, *fake_constants], table)
+    names = [node.name for node in traced.graph.nodes if node.op == "placeholder"][len(fake_inputs) :]
+    graph = PrimGraph(
+        traced,
+        constants=dict(zip(names, constants.values(), strict=True)),
+        output_layouts=layouts,
+        backward=backward,
+        static_inputs=static_inputs,
+    )
+    _flatten_outputs(graph)
+    _check_outputs(module, graph)
+    return graph
+
+
+def _check_outputs(module: fx.GraphModule, graph: PrimGraph) -> None:
+    """A decomposition that changes a shape or dtype is found here, not in the user's numbers."""
+    values = module.graph.output_node().args[0]
+    for before, after in zip(values if isinstance(values, list | tuple) else (values,), graph.outputs, strict=True):
+        old, new = (item.meta.get("val") if isinstance(item, fx.Node) else item for item in (before, after))
+        if isinstance(old, torch.Tensor) and (old.dtype != new.dtype or old.dim() != new.dim()):
+            raise CaptureError(
+                f"output {before} was {describe(old)} in the captured graph and is {describe(new)} in prims",
+                why="a decomposition on the way to it returns another shape or dtype than its operator",
+                fix="compare the decompositions of this graph's operators with torch (`vendor-sdk conformance` does)",
+            )
+
+
+def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Table) -> PrimGraph:
+    """The prim graph of a plain function of tensors (no autograd, static shapes), for conformance cases and passes' tests."""
+    with torch_private.new_fake_mode() as fake_mode:
+        fakes = [fake_mode.from_tensor(value, static_shapes=True) for value in inputs]
+    with fake_mode:
+        traced = torch_private.functional_trace(function, fakes)
+    return to_prim_graph(traced, fakes, table)
+
+
+def _flatten_outputs(graph: PrimGraph) -> None:
+    (output,) = (node for node in graph.graph.nodes if node.op == "output")
+    value = output.args[0]
+    output.args = (tuple(value) if isinstance(value, list | tuple) else (value,),)
+    graph.module.recompile()
+
+
+def _lift_constants(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, torch.Tensor]]:
+    """Tensor attributes become trailing placeholders; the module itself is left as it was."""
+    constants: dict[str, torch.Tensor] = {}
+    names = {
+        str(node.target)
+        for node in module.graph.nodes
+        if node.op == "get_attr" and isinstance(torch_private.attribute(module, str(node.target)), torch.Tensor)
+    }
+    if not names:
+        return module, constants
+    graph = fx.Graph()
+    graph.graph_copy(module.graph, values := {})
+    last = [node for node in graph.nodes if node.op == "placeholder"]
+    outputs = next(node for node in module.graph.nodes if node.op == "output")
+    graph.output(fx.node.map_arg(outputs.args[0], lambda node: values[node]))
+    placeholders: dict[str, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "get_attr" or str(node.target) not in names:
+            continue
+        name = str(node.target)
+        if name not in placeholders:
+            anchor = last[-1] if last else None
+            with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before(next(iter(graph.nodes))):
+                placeholders[name] = graph.placeholder("constant_" + name.replace(".", "_").strip("_"))
+            last.append(placeholders[name])
+            constants[name] = torch_private.attribute(module, name).detach()
+        node.replace_all_uses_with(placeholders[name])
+        graph.erase_node(node)
+    return fx.GraphModule(module, graph), constants
+
+
+def _output_layouts(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[OutputLayout]:
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    values = output.args[0] if isinstance(output.args[0], list | tuple) else (output.args[0],)
+    owners: dict[Any, list[tuple[str, int]]] = {}
+    for index, value in enumerate(fake_inputs):
+        for tensor in tensors_of(value):
+            owners.setdefault(torch_private.storage_key(tensor), []).append(("input", index))
+    layouts = []
+    for index, item in enumerate(values):
+        value = item.meta.get("val") if isinstance(item, fx.Node) else item
+        if not isinstance(value, torch.Tensor):
+            layouts.append(OutputLayout(None))
+            continue
+        if value.layout is not torch.strided:
+            raise CaptureError(
+                f"output {index} of a captured graph has layout {value.layout}",
+                why="prim graphs hold strided tensors only",
+                fix="convert to a dense tensor before the end of the compiled function, or exclude that part with "
+                "torch.compiler.disable",
+            )
+        key = torch_private.storage_key(value)
+        layouts.append(OutputLayout(tuple(value.stride()), frozenset(owners.get(key, ()))))
+        owners.setdefault(key, []).append(("output", index))
+    return layouts

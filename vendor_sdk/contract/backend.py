@@ -1,0 +1,131 @@
+"""Identity and limits of a backend, and what it wants removed from graphs before it sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+CONTRACT_VERSION = (1, 0)
+"""Version of the hooks and classes in ``vendor_sdk.contract``: the major number changes when a plugin must change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Legalization:
+    """What a backend does *not* want to handle; the SDK removes it before the backend sees the graph.
+
+    Attributes:
+        explicit_broadcast: operands of one pointwise prim have equal shapes (the SDK inserts ``expand``).
+        explicit_promotion: operands of one pointwise prim have equal dtypes (the SDK inserts ``_to_copy``).
+        no_scalars: no Python number stands where a tensor can (the SDK inserts ``full``).
+        contiguous_inputs: kernels receive row-major contiguous tensors with no gaps (the SDK inserts ``clone``).
+        no_float64: no float64 tensor reaches the device. Float64 arithmetic runs on the host.
+        no_int64: no int64 tensor reaches the device: int64 values are int32 there, range-checked on the way in.
+    """
+
+    explicit_broadcast: bool = False
+    explicit_promotion: bool = False
+    no_scalars: bool = False
+    contiguous_inputs: bool = False
+    no_float64: bool = False
+    no_int64: bool = False
+
+
+@dataclass(frozen=True)
+class Supported:
+    """The backend takes this node."""
+
+
+@dataclass(frozen=True)
+class Decline:
+    """The backend does not take this node; ``reason`` is shown wherever the placement is (``"k > 4096"``)."""
+
+    reason: str
+
+
+Support = Supported | Decline
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeContext:
+    """A node as the ``supports`` hook sees it: the prim with everything a backend may base its answer on.
+
+    Attributes:
+        prim: name of the prim or claimed composite (``"add"``, ``"softmax"``).
+        args, kwargs: the node's arguments; tensors stand as ``TensorInfo``.
+        outputs: the results, one ``TensorInfo`` each.
+        backward: whether the node belongs to a backward graph.
+        where: the user's source line, ``""`` when unknown.
+    """
+
+    prim: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: tuple[TensorInfo, ...]
+    backward: bool
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Shape, dtype and layout of a tensor at compile time. Sizes are ``int``, or ``torch.SymInt`` where dynamic."""
+
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
+    contiguous: bool = True
+
+    @property
+    def symbolic(self) -> bool:
+        return any(not isinstance(size, int) for size in self.shape)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One entry a user may pass in ``torch.compile(options={...})``.
+
+    Attributes:
+        default: value when absent; its type is the option's type unless ``check`` says otherwise.
+        help: one line for ``vendor-sdk list`` and error messages.
+        choices: the legal values, empty for any.
+    """
+
+    default: Any
+    help: str
+    choices: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """Identity and limits, answered once by the ``backend`` hook.
+
+    Attributes:
+        name: what users write in ``torch.compile(backend=...)``; must equal the entry point's name.
+        version: of the plugin; part of every cache key.
+        contract: contract version the plugin was written for, ``(major, minor)``.
+        opset: opset version the plugin was written for.
+        dtypes: dtypes the device computes in; nodes with others go to the host, with that reason.
+        legalize: what the SDK removes from graphs first.
+        requires: called at load; returns ``""`` when the machine has what the backend needs, else what is missing and how to
+            install it (``"no C++ compiler on PATH: install g++"``). ``vendor-sdk list`` shows it.
+        options: the backend's own compile options, beside the SDK's.
+        composites: composites the backend wants whole; each still passes through ``supports``.
+        deterministic: whether two runs on equal inputs give equal bits.
+        notes: declared numerics in free text by topic (``{"float32 matmul": "accumulates in float32"}``).
+    """
+
+    name: str
+    version: str
+    contract: tuple[int, int] = CONTRACT_VERSION
+    opset: int = 1
+    dtypes: frozenset[torch.dtype]
+    legalize: Legalization = Legalization()
+    requires: Callable[[], str] = lambda: ""
+    options: Mapping[str, Option] = field(default_factory=dict)
+    composites: frozenset[str] = frozenset()
+    deterministic: bool = True
+    notes: Mapping[str, str] = field(default_factory=dict)

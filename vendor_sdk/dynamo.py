@@ -1,0 +1,36 @@
+"""What a vendor's ``torch_dynamo_backends`` line points to: ``mychip = "vendor_sdk.dynamo:mychip"``, with no function to write.
+
+Every attribute of this module that is the name of an installed or registered backend is a torch.compile backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vendor_sdk.contract import loader
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if not loader.known(name):
+        raise AttributeError(str(loader.not_found(name)))
+    # One object per name: torch recompiles when the backend it is given is a different object.
+    backend: Callable[..., Any] = globals().setdefault(name, _compile_with(name))
+    return backend
+
+
+def _compile_with(name: str) -> Callable[..., Any]:
+    def compile_with(
+        gm: Any, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
+    ) -> Callable[..., Any]:
+        from vendor_sdk import pipeline
+
+        merged = loader.load(name).with_mode(options, mode)
+        compiled: Callable[..., Any] = pipeline.compile_dynamo(gm, example_inputs, backend=name, options=merged)
+        return compiled
+
+    compile_with.__name__ = compile_with.__qualname__ = name
+    compile_with.__doc__ = f"torch.compile(backend={name!r})"
+    return compile_with

@@ -1,0 +1,232 @@
+"""``vendor_sdk.explain``: what a backend does with a model, prim by prim, and why."""
+
+from __future__ import annotations
+
+import collections
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from vendor_sdk import pipeline, torch_private
+from vendor_sdk.contract.placement import Kind, NodePlacement
+from vendor_sdk.ir.primgraph import tensors_of
+from vendor_sdk.ir.transfer import to_device, to_host
+from vendor_sdk.run.compiled import CompiledGraph
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that cross between host and device in one call of a graph, by direction; ``None`` where sizes are symbolic.
+
+    Parameters and other values that are resident from an earlier call do not cross again; they count here as if they did, so
+    this is what a first call moves.
+    """
+
+    to_device: int | None
+    to_host: int | None
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """One compiled graph.
+
+    Attributes:
+        name: ``"forward 0"``, ``"backward 0"``, in order of compilation.
+        placements: one entry per node as captured.
+        traffic: bytes that cross.
+        source: the generated wrapper.
+    """
+
+    name: str
+    placements: tuple[NodePlacement, ...]
+    traffic: Traffic
+    source: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``explain`` found.
+
+    Attributes:
+        backend: name.
+        graphs: compiled graphs in order.
+        graph_breaks: reason of each graph break, in order.
+        recompiles: reason of each recompilation (a guard that failed), in order.
+        measured: bytes that really crossed during the explained call, ``None`` on torch's own devices.
+    """
+
+    backend: str
+    graphs: tuple[GraphReport, ...]
+    graph_breaks: tuple[str, ...]
+    recompiles: tuple[str, ...]
+    measured: Traffic | None = None
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def placements(self) -> list[NodePlacement]:
+        """All graphs' placements in one list."""
+        return [placement for graph in self.graphs for placement in graph.placements]
+
+    def to_json(self) -> str:
+        """The explanation as JSON text."""
+        return json.dumps(
+            {
+                "backend": self.backend,
+                "counts": self.counts,
+                "graph_breaks": self.graph_breaks,
+                "recompiles": self.recompiles,
+                "graphs": [
+                    {
+                        "name": graph.name,
+                        "to_device_bytes": graph.traffic.to_device,
+                        "to_host_bytes": graph.traffic.to_host,
+                        "placements": [
+                            {
+                                "node": p.name,
+                                "prim": p.prim,
+                                "kind": str(p.placement.kind),
+                                "route": str(p.placement.route),
+                                "reason": p.placement.reason,
+                                "operands": p.operands,
+                                "where": p.where,
+                            }
+                            for p in graph.placements
+                        ],
+                    }
+                    for graph in self.graphs
+                ],
+            },
+            indent=2,
+        )
+
+    def print(self, console: Console | None = None) -> None:
+        """Prints the tables: prims by placement, reasons, bytes that cross, graph breaks and recompilations."""
+        console = console or Console()
+        console.print(self._placement_table())
+        reasons = self._reason_table()
+        if reasons.row_count:
+            console.print(reasons)
+        console.print(self._graph_table())
+        for title, lines in (("Graph breaks", self.graph_breaks), ("Recompilations", self.recompiles)):
+            console.print(f"{title}: {len(lines)}")
+            for line in lines:
+                console.print(f"  {line}", markup=False, highlight=False)
+
+    def _placement_table(self) -> Table:
+        table = Table(title=f"{self.backend}: prims by placement")
+        for column in ("prim", *Kind):
+            table.add_column(str(column), justify="left" if column == "prim" else "right")
+        by_prim: dict[str, collections.Counter[Kind]] = {}
+        for placement in self.placements():
+            by_prim.setdefault(placement.prim, collections.Counter())[placement.placement.kind] += 1
+        for prim, kinds in sorted(by_prim.items(), key=lambda item: (-item[1].total(), item[0])):
+            table.add_row(prim, *(str(kinds[kind]) if kinds[kind] else "" for kind in Kind))
+        table.add_section()
+        table.add_row("all", *(str(self.counts.get(str(kind), 0)) for kind in Kind))
+        return table
+
+    def _reason_table(self) -> Table:
+        table = Table(title="why not native")
+        for column in ("count", "prim", "placement", "reason", "first at"):
+            table.add_column(column, overflow="fold")
+        groups: dict[tuple[str, str, str], list[NodePlacement]] = {}
+        for p in self.placements():
+            if p.placement.reason:
+                groups.setdefault((p.prim, str(p.placement.kind), p.placement.reason), []).append(p)
+        for (prim, kind, reason), members in sorted(groups.items(), key=lambda item: -len(item[1])):
+            table.add_row(str(len(members)), prim, kind, reason, members[0].where)
+        return table
+
+    def _graph_table(self) -> Table:
+        table = Table(title="graphs")
+        for column in ("graph", "nodes", "to device", "to host"):
+            table.add_column(column, justify="left" if column == "graph" else "right")
+        for graph in self.graphs:
+            table.add_row(
+                graph.name, str(len(graph.placements)), _bytes(graph.traffic.to_device), _bytes(graph.traffic.to_host)
+            )
+        return table
+
+
+def explain(
+    model: Any, *inputs: Any, backend: str, options: dict[str, Any] | None = None, show: bool = True, **kwargs: Any
+) -> Explanation:
+    """Compiles ``model`` for ``backend``, runs it once on ``inputs`` (backward too when an output wants gradients), and tells
+    what ran where.
+
+    The model's parameters and gradients are left as they were.
+
+    Args:
+        model: a module or function.
+        inputs, kwargs: what it is called with.
+        backend: name of an SDK backend.
+        options: as in ``torch.compile``.
+        show: print the tables.
+    """
+    graphs: list[CompiledGraph] = []
+    torch._dynamo.reset()
+    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
+    gradients = [parameter.grad for parameter in parameters]
+    buffers = [(b, b.detach().clone()) for b in model.buffers()] if isinstance(model, torch.nn.Module) else []
+    with pipeline.recording(graphs.append), torch_private.dynamo_events() as events:
+        outputs = torch.compile(model, backend=backend, options=options)(*inputs, **kwargs)
+        wanted = [t for t in _leaves(outputs) if t.requires_grad]
+        if wanted:
+            for parameter in parameters:
+                parameter.grad = None
+            torch.autograd.backward(wanted, [torch.ones_like(t) for t in wanted])
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    with torch.no_grad():
+        for buffer, value in buffers:
+            buffer.copy_(value)
+    memory = next((graph.memory for graph in graphs if graph.memory is not None), None)
+    stats = memory.stats if memory is not None else None
+    reports = tuple(_report(graph, index) for index, graph in enumerate(graphs))
+    counts = collections.Counter(str(p.placement.kind) for report in reports for p in report.placements)
+    explanation = Explanation(
+        backend=backend,
+        graphs=reports,
+        graph_breaks=tuple(events.graph_breaks),
+        recompiles=tuple(events.recompiles),
+        measured=Traffic(stats.uploaded_bytes, stats.downloaded_bytes) if stats is not None else None,
+        counts=dict(counts),
+    )
+    if show:
+        explanation.print()
+    return explanation
+
+
+def _report(graph: CompiledGraph, index: int) -> GraphReport:
+    direction = "backward" if graph.graph.backward else "forward"
+    return GraphReport(f"{direction} ({index})", graph.placements, _traffic(graph), graph.source)
+
+
+def _traffic(graph: CompiledGraph) -> Traffic:
+    totals: dict[Any, int | None] = {to_device: 0, to_host: 0}
+    for node in graph.graph.calls():
+        if node.target in totals:
+            (value,) = tensors_of(node.meta["val"])
+            size = value.numel() * value.element_size()
+            total = totals[node.target]
+            totals[node.target] = total + size if isinstance(size, int) and total is not None else None
+    return Traffic(totals[to_device], totals[to_host])
+
+
+def _leaves(value: Any) -> Sequence[torch.Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes(count: int | None) -> str:
+    if count is None:
+        return "dynamic"
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.4g} {unit}"

@@ -1,0 +1,218 @@
+"""Loop IR: what emitters see. Straight-line bodies inside rectangular loops over integer ranges.
+
+Grammar (one screen; every name is a class below, every tuple is ordered):
+
+    kernel  = LoopKernel(name, params, symbols, body=(nest, ...))     nests run one after the other
+    param   = Param(name, dtype, size, role)     role: "in" | "out" | "inout"; a flat buffer of `size` elements
+    symbol  = Symbol(name, dtype, role, lower, upper)   a run-time number: "size" (a shape symbol), "scalar" (a number of the
+                                                 graph, int64 or float64), "seed" (drawn per call from the host's generator)
+    nest    = Nest(ranges, body)                 ranges are independent: any order, in parallel
+    range   = Range(var, size)                   0 <= var < size
+    stmt    = Load(to, param, index, dtype, mask, other)    to = mask ? param[index] : other   (mask None: always)
+            | Const(to, value, dtype)
+            | Scalar(to, symbol, dtype)          a "scalar" or "seed" symbol as a value
+            | Index(to, index)                   an index expression as an int64 value
+            | Compute(to, op, args, dtype)       op from the table `loop_ops.OPS`; args name values of this or an outer body
+            | Reduce(ranges, body, accumulators) runs over `ranges`, in any order; each
+                  Accumulator(to, op, args, dtype)    is `to = op over all iterations of args`, visible after the Reduce
+            | Scan(range, body, accumulators, then)   runs along `range`, in order; `then` sees the running value, per element
+            | Nest(ranges, body)                 an inner loop, once per iteration of the outer one
+            | Store(param, index, value, mode, mask)  mode: "set" | "add" | "mul" | "max" | "min" (combining modes are atomic)
+    index   = an expression of `vendor_sdk.ir.index` over loop variables, symbols of role "size" and int64 values of the body
+
+Values are single-assignment, named, and typed by `dtype`. A body is a tuple of statements. Buffers never overlap, except that
+an "inout" param is its own old content. Halves are values of their dtype and are only loaded, stored and converted: lowering
+inserts the conversions, so `Compute` sees float32, float64, integers and bool. A Reduce over zero iterations gives the
+operation's identity; accumulators of "argmax" and "argmin" have two results, value and int64 position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from vendor_sdk.ir.index import Int
+
+Role = Literal["in", "out", "inout"]
+SymbolRole = Literal["size", "scalar", "seed"]
+StoreMode = Literal["set", "add", "mul", "max", "min"]
+
+
+@dataclass(frozen=True)
+class Param:
+    """A flat buffer of ``size`` elements of ``dtype``, its first element at index 0."""
+
+    name: str
+    dtype: torch.dtype
+    size: Int
+    role: Role
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A run-time number: int64, or float64 for a floating "scalar". ``lower`` and ``upper`` are what is known of a "size"."""
+
+    name: str
+    dtype: torch.dtype = torch.int64
+    role: SymbolRole = "size"
+    lower: int | None = 0
+    upper: int | None = None
+
+
+@dataclass(frozen=True)
+class Range:
+    """``0 <= var < size``; ``var`` names the loop variable, which index expressions use as ``index.variable(var, size)``."""
+
+    var: str
+    size: Int
+
+
+@dataclass(frozen=True)
+class Load:
+    """``to = param[index]``; with ``mask`` (a bool value) false, ``to = other`` (a value) and memory is not touched."""
+
+    to: str
+    param: str
+    index: Int
+    dtype: torch.dtype
+    mask: str | None = None
+    other: str | None = None
+
+
+@dataclass(frozen=True)
+class Const:
+    """``to = value``, a Python number representable in ``dtype`` (floats may be infinite or NaN)."""
+
+    to: str
+    value: bool | int | float
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """``to`` = the run-time number ``symbol``, of role "scalar" or "seed"; ``dtype`` is the symbol's."""
+
+    to: str
+    symbol: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Index:
+    """``to`` = an index expression, int64."""
+
+    to: str
+    index: Int
+
+    dtype = torch.int64
+
+
+@dataclass(frozen=True)
+class Compute:
+    """``to = op(args)``, of ``dtype``; what dtypes ``op`` takes and gives is in ``loop_ops.OPS``."""
+
+    to: str
+    op: str
+    args: tuple[str, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """One running result of a ``Reduce`` or ``Scan``.
+
+    Attributes:
+        to: names of its results; one, or (value, position) for "argmax" and "argmin".
+        op: "sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "logaddexp" (the last for scans only).
+        args: values that the body computes; one, or (value, position).
+        dtype: of the first result; positions are int64.
+    """
+
+    to: tuple[str, ...]
+    op: str
+    args: tuple[str, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """Loops whose iterations are combined by ``accumulators``; the order of combination is free (rounding may differ)."""
+
+    ranges: tuple[Range, ...]
+    body: tuple[Stmt, ...]
+    accumulators: tuple[Accumulator, ...]
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A loop in order; after each iteration of ``body`` the accumulators advance and ``then`` runs with their values."""
+
+    range: Range
+    body: tuple[Stmt, ...]
+    accumulators: tuple[Accumulator, ...]
+    then: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Store:
+    """``param[index] = value`` or the atomic combination ``mode``; nothing happens where ``mask`` is false."""
+
+    param: str
+    index: Int
+    value: str
+    mode: StoreMode = "set"
+    mask: str | None = None
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Independent loops: iterations run in any order and in parallel."""
+
+    ranges: tuple[Range, ...]
+    body: tuple[Stmt, ...]
+
+
+Stmt = Load | Const | Scalar | Index | Compute | Reduce | Scan | Nest | Store
+
+
+@dataclass(frozen=True)
+class LoopKernel:
+    """One kernel: nests that run one after the other over flat buffers."""
+
+    name: str
+    params: tuple[Param, ...]
+    symbols: tuple[Symbol, ...]
+    body: tuple[Nest, ...]
+
+    def param(self, name: str) -> Param:
+        return next(p for p in self.params if p.name == name)
+
+
+def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """All statements of a body, inner ones after the statement that holds them."""
+    for stmt in body:
+        yield stmt
+        if isinstance(stmt, Reduce | Nest):
+            yield from walk(stmt.body)
+        elif isinstance(stmt, Scan):
+            yield from walk(stmt.body)
+            yield from walk(stmt.then)
+
+
+def required_ops(kernel: LoopKernel) -> frozenset[str]:
+    """What an emitter must have for this kernel: names of computed ops, ``reduce.OP``, ``scan.OP``, and ``store.MODE`` for
+    combining stores."""
+    found: set[str] = set()
+    for stmt in walk(kernel.body):
+        if isinstance(stmt, Compute):
+            found.add(stmt.op)
+        elif isinstance(stmt, Reduce):
+            found.update(f"reduce.{a.op}" for a in stmt.accumulators)
+        elif isinstance(stmt, Scan):
+            found.update(f"scan.{a.op}" for a in stmt.accumulators)
+        elif isinstance(stmt, Store) and stmt.mode != "set":
+            found.add(f"store.{stmt.mode}")
+    return frozenset(found)

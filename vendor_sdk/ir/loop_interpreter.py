@@ -1,0 +1,149 @@
+"""Runs loop kernels on flat CPU tensors with torch operators: the executable definition of the loop IR.
+
+A value at loop depth ``d`` is a tensor with ``d`` dims, one a loop, outer first, of size 1 where it does not vary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from vendor_sdk.ir import index as ix
+from vendor_sdk.ir.loop import Compute, Const, Index, Load, LoopKernel, Nest, Range, Reduce, Scalar, Scan, Stmt, Store
+from vendor_sdk.ir.loop_ops import COMBINE, OPS
+
+_COMBINING = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+
+
+def interpret(kernel: LoopKernel, buffers: Sequence[torch.Tensor], symbols: Sequence[int | float] = ()) -> None:
+    """Runs ``kernel``. ``buffers``: flat CPU tensors in the order of ``kernel.params``; those of role "out" and "inout" are
+    written. ``symbols``: values in the order of ``kernel.symbols``."""
+    memory = {p.name: b for p, b in zip(kernel.params, buffers, strict=True)}
+    numbers = {s.name: v for s, v in zip(kernel.symbols, symbols, strict=True)}
+    for nest in kernel.body:
+        _Frame(memory, numbers).nest(nest)
+
+
+@dataclass
+class _Frame:
+    memory: Mapping[str, torch.Tensor]
+    numbers: Mapping[str, int | float]
+    shape: tuple[int, ...] = ()
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    scope: dict[str, Any] = field(default_factory=dict)
+
+    def enter(self, ranges: Sequence[Range]) -> _Frame:
+        inner = _Frame(self.memory, self.numbers, self.shape, dict(self.values), dict(self.scope))
+        for r in ranges:
+            size = int(self.index(r.size))
+            depth = len(inner.shape)
+            inner.shape = (*inner.shape, size)
+            inner.scope[r.var] = torch.arange(size).reshape((1,) * depth + (size,))
+        return inner
+
+    def read(self, name: str) -> torch.Tensor:
+        value = self.values[name]
+        return value.reshape(value.shape + (1,) * (len(self.shape) - value.dim()))
+
+    def index(self, expression: ix.Int) -> Any:
+        env: dict[str, Any] = {}
+        for name in ix.symbols(expression):
+            if name in self.scope:
+                value = self.scope[name]
+                env[name] = value.reshape(value.shape + (1,) * (len(self.shape) - value.dim()))
+            elif name in self.values:
+                env[name] = self.read(name)
+            else:
+                env[name] = self.numbers[name]
+        return ix.evaluate(expression, env)
+
+    def full(self, value: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.as_tensor(value, dtype=dtype).expand(self.shape)
+
+    def nest(self, nest: Nest) -> None:
+        inner = self.enter(nest.ranges)
+        if 0 not in inner.shape:
+            inner.run(nest.body)
+
+    def run(self, body: Sequence[Stmt]) -> None:
+        for stmt in body:
+            self.step(stmt)
+
+    def step(self, stmt: Stmt) -> None:
+        if isinstance(stmt, Load):
+            self.values[stmt.to] = self.load(stmt)
+        elif isinstance(stmt, Const):
+            self.values[stmt.to] = torch.tensor(stmt.value, dtype=stmt.dtype).reshape((1,) * len(self.shape))
+        elif isinstance(stmt, Scalar):
+            value = torch.tensor(self.numbers[stmt.symbol], dtype=stmt.dtype)
+            self.values[stmt.to] = value.reshape((1,) * len(self.shape))
+        elif isinstance(stmt, Index):
+            value = torch.as_tensor(self.index(stmt.index), dtype=torch.int64)
+            self.values[stmt.to] = value.reshape((1,) * (len(self.shape) - value.dim()) + value.shape)
+        elif isinstance(stmt, Compute):
+            row = OPS[stmt.op]
+            extra = {"dtype": stmt.dtype} if row.result == "given" else {}
+            self.values[stmt.to] = row.reference(*(self.read(a) for a in stmt.args), **extra)
+        elif isinstance(stmt, Reduce):
+            inner = self.enter(stmt.ranges)
+            if 0 not in inner.shape:
+                inner.run(stmt.body)
+            for accumulator in stmt.accumulators:
+                row = COMBINE[accumulator.op]
+                assert row.reduce is not None, f"{accumulator.op} is a scan only"
+                if 0 in inner.shape:
+                    dtypes = (accumulator.dtype, torch.int64)
+                    operands = [torch.empty(inner.shape, dtype=d) for d, _ in zip(dtypes, accumulator.args, strict=False)]
+                else:
+                    operands = [inner.read(a).expand(inner.shape) for a in accumulator.args]
+                results = row.reduce(*operands, len(stmt.ranges))
+                for to, result in zip(accumulator.to, results if row.results > 1 else (results,), strict=True):
+                    self.values[to] = result
+        elif isinstance(stmt, Scan):
+            inner = self.enter((stmt.range,))
+            if 0 in inner.shape:
+                return
+            inner.run(stmt.body)
+            for accumulator in stmt.accumulators:
+                row = COMBINE[accumulator.op]
+                assert row.scan is not None, f"{accumulator.op} is a reduction only"
+                results = row.scan(*(inner.read(a).expand(inner.shape) for a in accumulator.args))
+                for to, result in zip(accumulator.to, results if row.results > 1 else (results,), strict=True):
+                    inner.values[to] = result
+            inner.run(stmt.then)
+        elif isinstance(stmt, Nest):
+            self.nest(stmt)
+        else:
+            self.store(stmt)
+
+    def load(self, stmt: Load) -> torch.Tensor:
+        memory = self.memory[stmt.param]
+        position = torch.as_tensor(self.index(stmt.index), dtype=torch.int64)
+        if position.dim() < len(self.shape):
+            position = position.reshape((1,) * (len(self.shape) - position.dim()) + position.shape)
+        if stmt.mask is None:
+            return memory[position]
+        assert stmt.other is not None, f"{stmt.to}: a masked load needs a value for where the mask is false"
+        mask, other = self.read(stmt.mask), self.read(stmt.other)
+        position, mask = torch.broadcast_tensors(position, mask)
+        if memory.numel() == 0:
+            return other.expand(mask.shape)
+        return torch.where(mask, memory[torch.where(mask, position, 0)], other)
+
+    def store(self, stmt: Store) -> None:
+        memory = self.memory[stmt.param]
+        position = torch.as_tensor(self.index(stmt.index), dtype=torch.int64)
+        if position.dim() < len(self.shape):
+            position = position.reshape((1,) * (len(self.shape) - position.dim()) + position.shape)
+        position = position.expand(self.shape).reshape(-1)
+        value = self.read(stmt.value).expand(self.shape).reshape(-1)
+        if stmt.mask is not None:
+            mask = self.read(stmt.mask).expand(self.shape).reshape(-1)
+            position, value = position[mask], value[mask]
+        if stmt.mode == "set":
+            memory[position] = value
+        else:
+            memory.scatter_reduce_(0, position, value, reduce=_COMBINING[stmt.mode], include_self=True)

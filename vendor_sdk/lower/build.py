@@ -1,0 +1,495 @@
+"""Building one loop kernel from one prim node: params, symbols, statements, and access to inputs through views."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vendor_sdk.errors import LoweringError
+from vendor_sdk.ir import index as ix
+from vendor_sdk.ir.index import Int
+from vendor_sdk.ir.loop import (
+    Accumulator,
+    Compute,
+    Const,
+    Index,
+    Load,
+    LoopKernel,
+    Nest,
+    Param,
+    Range,
+    Reduce,
+    Role,
+    Scalar,
+    Scan,
+    Stmt,
+    Store,
+    StoreMode,
+    Symbol,
+)
+from vendor_sdk.ir.loop_ops import ACCEPTS, HALVES, OPS
+from vendor_sdk.lower.view import read_through
+
+Node = torch.fx.Node
+Argument = Any
+"""What stands in a node's arguments: a ``Node``, a Python number, a list of these, a dtype, None."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a materialised value lies in its buffer: strides in elements, from the buffer's first element."""
+
+    strides: tuple[Int, ...]
+
+
+LayoutOf = Callable[[Node], Layout | None]
+"""``None`` for a view node, to be folded into the index map of whoever reads it."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of a result, which is contiguous."""
+
+    shape: tuple[Int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A node as a kernel.
+
+    Attributes:
+        kernel: its params are ``inputs`` (role "in") followed by ``outputs`` (role "out").
+        inputs: the materialised nodes to pass, each once.
+        outputs: the results, in the order of the operator's.
+        symbols: names of ``kernel.symbols``: shape symbols (role "size"), fx nodes that hold a number (role "scalar"), and
+            "seed" numbers to draw for each call (role "seed").
+    """
+
+    kernel: LoopKernel
+    inputs: tuple[Node, ...]
+    outputs: tuple[TensorSpec, ...]
+    symbols: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Value:
+    """A typed value of the body under construction."""
+
+    name: str
+    dtype: torch.dtype
+
+
+def opmath(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that arithmetic on ``dtype`` is done in: float32 for halves, as torch does on the CPU."""
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def contiguous_strides(shape: Sequence[Int]) -> tuple[Int, ...]:
+    strides: list[Int] = []
+    step = ix.ONE
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * size
+    return tuple(reversed(strides))
+
+
+def is_tensor(argument: Argument) -> bool:
+    """Whether an argument is a node that stands for a tensor."""
+    return isinstance(argument, Node) and isinstance(argument.meta["val"], torch.Tensor)
+
+
+def fake(argument: Argument) -> Any:
+    """The fake value of a node; anything else as it is."""
+    return argument.meta["val"] if isinstance(argument, Node) else argument
+
+
+def arguments(node: Node) -> dict[str, Argument]:
+    """The node's arguments by the names of its schema, defaults included."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        raise LoweringError(f"'{node.target}' has no operator schema", fix="lower only nodes whose target is an ATen overload")
+    bound: dict[str, Argument] = {}
+    for position, parameter in enumerate(schema.arguments):
+        if position < len(node.args) and not parameter.kwarg_only:
+            bound[parameter.name] = node.args[position]
+        elif parameter.name in node.kwargs:
+            bound[parameter.name] = node.kwargs[parameter.name]
+        elif parameter.has_default_value():
+            bound[parameter.name] = parameter.default_value
+    return bound
+
+
+class Builder:
+    """One kernel under construction.
+
+    Lowering functions open loops with ``nest``, make values with ``load``, ``const``, ``compute`` and ``reduce``, and write
+    results with ``store``.
+    """
+
+    def __init__(self, node: Node, name: str, layout: LayoutOf) -> None:
+        self.node = node
+        self.name = name
+        self.layout = layout
+        self.args = arguments(node)
+        self.outputs: list[TensorSpec] = [
+            TensorSpec(self.sizes(v.shape), v.dtype) for v in self._results() if isinstance(v, torch.Tensor)
+        ]
+        self._inputs: dict[Node, Param] = {}
+        self._roles: dict[int, Role] = {}
+        self._symbols: dict[str, Symbol] = {}
+        self._nests: list[Nest] = []
+        self._stack: list[list[Stmt]] = []
+        self._constants: list[dict[tuple[Any, ...], Value]] = []
+        self._count = 0
+        self._bound: set[str] = set()
+
+    def _results(self) -> tuple[Any, ...]:
+        value = self.node.meta["val"]
+        return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+    def fail(self, reason: str) -> LoweringError:
+        """The error to raise when this node's case is not lowered."""
+        return LoweringError(f"'{self.node.target}' is not lowered here: {reason}")
+
+    # Sizes and shapes
+
+    def size(self, value: Argument) -> Int:
+        """A size or integer argument (int, SymInt or a node of one) as an index expression."""
+        if isinstance(value, Int):
+            return value
+        value = fake(value)
+        if not isinstance(value, int | torch.SymInt):
+            raise self.fail(f"{value!r} is not an integer")
+        try:
+            return ix.from_size(value)
+        except ValueError as error:
+            raise self.fail(str(error)) from None
+
+    def sizes(self, values: Sequence[Argument]) -> tuple[Int, ...]:
+        return tuple(self.size(v) for v in values)
+
+    def integer(self, value: Argument) -> int:
+        """An integer argument that must be static."""
+        constant = self.size(value).value
+        if constant is None:
+            raise self.fail("a symbolic argument where only a static one is lowered")
+        return constant
+
+    def shape(self, argument: Argument) -> tuple[Int, ...]:
+        return self.sizes(fake(argument).shape)
+
+    def dtype(self, argument: Argument) -> torch.dtype:
+        dtype: torch.dtype = fake(argument).dtype
+        return dtype
+
+    def dims(self, dims: Argument, rank: int, *, empty_is_all: bool = True) -> tuple[int, ...]:
+        """Dimension arguments as sorted non-negative ints; None (or empty, on request) means all."""
+        if isinstance(dims, int):
+            dims = [dims]
+        if dims is None or (empty_is_all and not dims):
+            return tuple(range(rank))
+        return tuple(sorted({d % rank if rank else 0 for d in dims})) if rank else ()
+
+    # Loops
+
+    def _fresh(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count - 1}"
+
+    def _ranges(self, sizes: Sequence[Int], prefix: str) -> tuple[tuple[Range, ...], tuple[Int, ...]]:
+        ranges = tuple(Range(self._fresh(prefix), size) for size in sizes)
+        self._bound.update(r.var for r in ranges)
+        return ranges, tuple(ix.variable(r.var, r.size) for r in ranges)
+
+    @contextmanager
+    def _block(self) -> Iterator[list[Stmt]]:
+        block: list[Stmt] = []
+        self._stack.append(block)
+        self._constants.append({})
+        try:
+            yield block
+        finally:
+            self._stack.pop()
+            self._constants.pop()
+
+    @contextmanager
+    def nest(self, sizes: Sequence[Int]) -> Iterator[tuple[Int, ...]]:
+        """Independent loops over ``sizes``; yields the loop variables. Inside a body it is an inner loop."""
+        ranges, variables = self._ranges(sizes, "i")
+        with self._block() as block:
+            yield variables
+        nest = Nest(ranges, tuple(block))
+        if self._stack:
+            self._stack[-1].append(nest)
+        else:
+            self._nests.append(nest)
+
+    def reduce(
+        self, sizes: Sequence[Int], body: Callable[[tuple[Int, ...]], Sequence[tuple[Any, ...]]]
+    ) -> tuple[Value | tuple[Value, Value], ...]:
+        """Reduces over ``sizes``. ``body`` receives the loop variables and returns ``(op, value)`` or ``(op, value, position)``
+        for each accumulator; the results come back in that order, as pairs for the latter."""
+        ranges, variables = self._ranges(sizes, "r")
+        with self._block() as block:
+            combined = body(variables)
+        accumulators, results = self._accumulators(combined)
+        self._emit(Reduce(ranges, tuple(block), accumulators))
+        return results
+
+    def reduce1(self, sizes: Sequence[Int], op: str, body: Callable[[tuple[Int, ...]], Value]) -> Value:
+        """As ``reduce``, with one accumulator of one result."""
+        (result,) = self.reduce(sizes, lambda r: [(op, body(r))])
+        assert isinstance(result, Value)
+        return result
+
+    def _accumulators(self, combined: Sequence[tuple[Any, ...]]) -> tuple[tuple[Accumulator, ...], tuple[Any, ...]]:
+        accumulators, results = [], []
+        for op, *values in combined:
+            made = tuple(Value(self._fresh("a"), v.dtype) for v in values)
+            self._bound.update(v.name for v in made)
+            accumulators.append(Accumulator(tuple(v.name for v in made), op, tuple(v.name for v in values), values[0].dtype))
+            results.append(made[0] if len(made) == 1 else made)
+        return tuple(accumulators), tuple(results)
+
+    def scan(
+        self,
+        size: Int,
+        body: Callable[[Int], Sequence[tuple[Any, ...]]],
+        then: Callable[[Int, tuple[Any, ...]], None],
+    ) -> None:
+        """Runs along ``size`` in order; ``then`` receives the loop variable and the running results."""
+        (loop,), (variable,) = self._ranges((size,), "r")
+        with self._block() as block:
+            combined = body(variable)
+            accumulators, results = self._accumulators(combined)
+            with self._block() as after:
+                then(variable, results)
+        self._emit(Scan(loop, tuple(block), accumulators, tuple(after)))
+
+    # Values
+
+    def _emit(self, stmt: Stmt) -> None:
+        if not self._stack:
+            raise AssertionError("a statement outside any loop nest")
+        self._stack[-1].append(stmt)
+
+    def _value(self, dtype: torch.dtype) -> Value:
+        value = Value(self._fresh("v"), dtype)
+        self._bound.add(value.name)
+        return value
+
+    def const(self, number: bool | int | float, dtype: torch.dtype) -> Value:
+        """A Python number in ``dtype``, wrapped or rounded as torch does."""
+        if dtype in HALVES:
+            return self.convert(self.const(number, torch.float32), dtype)
+        if dtype == torch.bool:
+            number = bool(number)
+        elif dtype.is_floating_point:
+            number = float(number)
+        elif dtype in ACCEPTS["number"]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise self.fail(f"{number} as {dtype}")
+            bits = dtype.itemsize * 8
+            number = int(number) & ((1 << bits) - 1)
+            if dtype.is_signed and number >> (bits - 1):
+                number -= 1 << bits
+        else:
+            raise self.fail(f"numbers of {dtype}")
+        # repr tells -0.0 from 0.0 and knows NaN, which equality does not.
+        key = (repr(number), dtype)
+        for known in self._constants:
+            if key in known:
+                return known[key]
+        value = self._value(dtype)
+        self._emit(Const(value.name, number, dtype))
+        self._constants[-1][key] = value
+        return value
+
+    def index(self, expression: Int) -> Value:
+        """An index expression as an int64 value."""
+        if expression.value is not None:
+            return self.const(expression.value, torch.int64)
+        value = self._value(torch.int64)
+        self._emit(Index(value.name, expression))
+        return value
+
+    def as_index(self, value: Value, lower: int | None = None, below: Int | None = None) -> Int:
+        """An int64 value as a symbol of index expressions; ``lower`` and ``below`` say what is known of it."""
+        return ix.symbol(value.name, lower, None, below)
+
+    def scalar(self, argument: Argument) -> Value:
+        """A Python number, or a node of a SymInt, SymFloat or SymBool, as an int64, float64 or bool value."""
+        number = fake(argument)
+        if isinstance(number, bool):
+            return self.const(number, torch.bool)
+        if isinstance(number, int):
+            return self.const(number, torch.int64)
+        if isinstance(number, float):
+            return self.const(number, torch.float64)
+        if isinstance(number, torch.SymInt):
+            try:
+                return self.index(ix.from_size(number))
+            except ValueError:
+                pass
+        if isinstance(argument, Node) and isinstance(number, torch.SymInt | torch.SymFloat):
+            dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.float64
+            self._symbols.setdefault(argument.name, Symbol(argument.name, dtype, "scalar", None, None))
+            value = self._value(dtype)
+            self._emit(Scalar(value.name, argument.name, dtype))
+            return value
+        raise self.fail(f"a scalar operand {number!r}")
+
+    def seed(self) -> Value:
+        """An int64 drawn per call from the host's generator; one a kernel."""
+        self._symbols.setdefault("seed", Symbol("seed", torch.int64, "seed", None, None))
+        value = self._value(torch.int64)
+        self._emit(Scalar(value.name, "seed", torch.int64))
+        return value
+
+    def compute(self, op: str, *args: Value, dtype: torch.dtype | None = None) -> Value:
+        """``op`` of the table ``OPS``; ``dtype`` only where the op's result rule is "given"."""
+        row = OPS[op]
+        assert len(args) == row.arity, f"{op} takes {row.arity} operands, not {len(args)}"
+        operands = args[1:] if op == "where" else args
+        for a in operands:
+            if a.dtype not in ACCEPTS[row.kind] and op not in ("convert", "bitcast"):
+                raise self.fail(f"loop op '{op}' on {a.dtype}")
+            if op != "philox" and a.dtype != operands[0].dtype:
+                raise AssertionError(f"{op} on {a.dtype} and {operands[0].dtype}")
+        if row.result == "same":
+            dtype = operands[0].dtype
+        elif row.result != "given":
+            dtype = {"bool": torch.bool, "int64": torch.int64, "int32": torch.int32}[row.result]
+        assert dtype is not None, f"{op} needs a result dtype"
+        value = self._value(dtype)
+        self._emit(Compute(value.name, op, tuple(a.name for a in args), dtype))
+        return value
+
+    def convert(self, value: Value, dtype: torch.dtype) -> Value:
+        """``value`` in another dtype; nothing when it has it already."""
+        if value.dtype == dtype:
+            return value
+        known = (*ACCEPTS["any"], *HALVES)
+        for d in (value.dtype, dtype):
+            if d not in known:
+                raise self.fail(f"values of {d}")
+        if value.dtype in HALVES and dtype not in FLOAT_FROM_HALF:
+            value = self.convert(value, torch.float32)
+        return self.compute("convert", value, dtype=dtype)
+
+    # Memory
+
+    def input(self, root: Node) -> tuple[Param, Layout]:
+        layout = self.layout(root)
+        assert layout is not None
+        if root not in self._inputs:
+            shape = self.shape(root)
+            strides = layout.strides
+            if strides == contiguous_strides(shape):
+                size = ix.product(shape)
+            else:
+                size = ix.ONE
+                for n, step in zip(shape, strides, strict=True):
+                    size = size + (n - 1) * step
+            self._inputs[root] = Param(f"in{len(self._inputs)}", self.dtype(root), size, "in")
+        return self._inputs[root], layout
+
+    def load(
+        self, source: Argument, index: Sequence[Int], mask: Value | None = None, other: bool | int | float | Value = 0
+    ) -> Value:
+        """Element ``index`` (one expression a dimension) of a tensor node, through whatever views are above it. Where ``mask`` is
+        false, ``other`` stands instead and memory is not read. The value has the node's dtype."""
+        root, position = read_through(self, source, tuple(index))
+        param, layout = self.input(root)
+        flat = ix.ZERO
+        for i, step in zip(position, layout.strides, strict=True):
+            flat = flat + i * step
+        if param.dtype not in (*ACCEPTS["any"], *HALVES):
+            raise self.fail(f"elements of {param.dtype}")
+        filler = None
+        if mask is not None:
+            filler = other if isinstance(other, Value) else self.const(other, param.dtype)
+            assert filler.dtype == param.dtype
+        value = self._value(param.dtype)
+        self._emit(
+            Load(value.name, param.name, flat, param.dtype, mask.name if mask else None, filler.name if filler else None)
+        )
+        return value
+
+    def operand(self, argument: Argument, index: Sequence[Int], dtype: torch.dtype | None = None) -> Value:
+        """An operand of a broadcasting op at ``index`` of the result: a tensor node, loaded and converted, or a number."""
+        if not is_tensor(argument):
+            number = fake(argument)
+            if dtype is not None and isinstance(number, bool | int | float):
+                return self.const(number, dtype)
+            value = self.scalar(argument)
+            return value if dtype is None else self.convert(value, dtype)
+        value = self.load(argument, self.broadcast(self.shape(argument), index))
+        return value if dtype is None else self.convert(value, dtype)
+
+    def broadcast(self, shape: Sequence[Int], index: Sequence[Int]) -> tuple[Int, ...]:
+        """The index into a tensor of ``shape`` that broadcasts to where ``index`` points."""
+        aligned = index[len(index) - len(shape) :]
+        return tuple(ix.ZERO if n == 1 else i for n, i in zip(shape, aligned, strict=True))
+
+    def store(
+        self, output: int, index: Sequence[Int], value: Value, mode: StoreMode = "set", mask: Value | None = None
+    ) -> None:
+        """Writes element ``index`` of result number ``output``, converted to its dtype."""
+        spec = self.outputs[output]
+        flat = ix.ZERO
+        for i, step in zip(index, contiguous_strides(spec.shape), strict=True):
+            flat = flat + i * step
+        value = self.convert(value, spec.dtype)
+        if mode != "set":
+            self._roles[output] = "out"
+        self._emit(Store(f"out{output}", flat, value.name, mode, mask.name if mask else None))
+
+    # The finished kernel
+
+    def finish(self) -> Lowered:
+        outputs = tuple(
+            Param(f"out{k}", spec.dtype, ix.product(spec.shape), "out") for k, spec in enumerate(self.outputs)
+        )
+        for spec in self.outputs:
+            if spec.dtype not in (*ACCEPTS["any"], *HALVES):
+                raise self.fail(f"results of {spec.dtype}")
+        params = (*self._inputs.values(), *outputs)
+        sizes = dict[str, ix.Symbol]()
+        for param in params:
+            sizes.update(ix.symbols(param.size))
+        for expression in _expressions(self._nests):
+            sizes.update(ix.symbols(expression))
+        symbols = dict(self._symbols)
+        for name, s in sizes.items():
+            if name not in self._bound:
+                symbols[name] = Symbol(name, torch.int64, "size", s.lower, s.upper)
+        ordered = tuple(sorted(symbols.values(), key=operator.attrgetter("name")))
+        kernel = LoopKernel(self.name, params, ordered, tuple(self._nests))
+        return Lowered(kernel, tuple(self._inputs), tuple(self.outputs), tuple(s.name for s in ordered))
+
+
+FLOAT_FROM_HALF = (torch.float32,)
+
+
+def _expressions(body: Sequence[Stmt]) -> Iterator[Int]:
+    for stmt in body:
+        if isinstance(stmt, Load | Store | Index):
+            yield stmt.index
+        elif isinstance(stmt, Nest | Reduce):
+            yield from (r.size for r in stmt.ranges)
+            yield from _expressions(stmt.body)
+        elif isinstance(stmt, Scan):
+            yield stmt.range.size
+            yield from _expressions((*stmt.body, *stmt.then))
+
+
+Lowering = Callable[[Builder], None]
+Table = Mapping[str, Lowering]

@@ -1,0 +1,536 @@
+"""Pointwise, comparison, bitwise and conversion prims: one value of the result from one value of each operand.
+
+Operands are converted to the dtype the computation is done in (float32 for halves), as torch's CPU kernels do; results are
+rounded once, on the store.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from vendor_sdk.lower.build import Argument, Builder, Lowering, Value, fake, is_tensor, opmath
+
+Body = Callable[..., Value]
+"""``body(builder, *operands)`` gives the result's value."""
+
+
+def tensor_arguments(k: Builder) -> list[str]:
+    """Names of the schema's leading tensor (or number-for-tensor) arguments."""
+    schema = k.node.target._schema  # type: ignore[union-attr]
+    return [p.name for p in schema.arguments if not p.kwarg_only and str(p.type) in ("Tensor", "Optional[Tensor]", "number")]
+
+
+def result_type(*operands: Argument) -> torch.dtype:
+    """torch.result_type over any number of operands: tensors rank by dimension, numbers last."""
+    values = [fake(o) for o in operands]
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    dims = functools.reduce(_promote, (v.dtype for v in tensors if v.dim() > 0), None)
+    zeros = functools.reduce(_promote, (v.dtype for v in tensors if v.dim() == 0), None)
+    result = dims
+    if zeros is not None and (result is None or _category(zeros) > _category(result)):
+        result = _promote(result, zeros)
+    numbers = [_number_dtype(v) for v in values if not isinstance(v, torch.Tensor)]
+    for number in numbers:
+        if result is None or _category(number) > _category(result):
+            result = _promote(result, number)
+    assert result is not None
+    return result
+
+
+def _promote(a: torch.dtype | None, b: torch.dtype) -> torch.dtype:
+    return b if a is None else torch.promote_types(a, b)
+
+
+def _category(dtype: torch.dtype) -> int:
+    return 0 if dtype == torch.bool else 1 if not dtype.is_floating_point and not dtype.is_complex else 2
+
+
+def _number_dtype(value: Any) -> torch.dtype:
+    if isinstance(value, bool | torch.SymBool):
+        return torch.bool
+    return torch.int64 if isinstance(value, int | torch.SymInt) else torch.get_default_dtype()
+
+
+def pointwise(k: Builder, operands: Sequence[Argument], dtype: torch.dtype | None, body: Body) -> None:
+    """Stores ``body`` over broadcast operands, each converted to ``dtype`` first (None: left as it is)."""
+    with k.nest(k.outputs[0].shape) as i:
+        k.store(0, i, body(k, *(k.operand(o, i, dtype) for o in operands)))
+
+
+def promoted(body: Body, *names: str) -> Lowering:
+    """Operands in the result's dtype."""
+
+    def lowering(k: Builder) -> None:
+        operands = [k.args[n] for n in names or tensor_arguments(k)]
+        pointwise(k, operands, opmath(k.outputs[0].dtype), body)
+
+    return lowering
+
+
+def compared(body: Body, *names: str) -> Lowering:
+    """Operands in their common dtype, whatever the result's."""
+
+    def lowering(k: Builder) -> None:
+        operands = [k.args[n] for n in names or tensor_arguments(k)]
+        common = result_type(*operands)
+        with k.nest(k.outputs[0].shape) as i:
+            # Through the common dtype itself: a number next to a half is rounded to that half before it is compared.
+            values = [k.convert(k.operand(o, i, common), opmath(common)) for o in operands]
+            k.store(0, i, body(k, *values))
+
+    return lowering
+
+
+def op(name: str) -> Body:
+    """The loop op itself."""
+    return lambda k, *values: k.compute(name, *values)
+
+
+def for_bool(name: str, on_bool: str) -> Body:
+    """A number op that has a logical meaning on bool."""
+    return lambda k, *values: k.compute(on_bool if values[0].dtype == torch.bool else name, *values)
+
+
+def identity_for_ints(name: str) -> Body:
+    """A rounding op: integers are what they are."""
+    return lambda k, a: k.compute(name, a) if a.dtype.is_floating_point else a
+
+
+def select(k: Builder, condition: Value, a: Value, b: Value) -> Value:
+    return k.compute("where", condition, a, b)
+
+
+def like(k: Builder, value: Value, number: float) -> Value:
+    """A number in the dtype of ``value``."""
+    return k.const(number, value.dtype)
+
+
+def truth(k: Builder, value: Value) -> Value:
+    """Whether a value is not zero (NaN is true)."""
+    return value if value.dtype == torch.bool else k.compute("ne", value, like(k, value, 0))
+
+
+def logical(name: str) -> Body:
+    return lambda k, *values: k.compute(name, *(truth(k, v) for v in values))
+
+
+def _reciprocal(k: Builder, a: Value) -> Value:
+    return k.compute("div", like(k, a, 1), a)
+
+
+def _square(k: Builder, a: Value) -> Value:
+    return k.compute("mul", a, a)
+
+
+def _relu(k: Builder, a: Value) -> Value:
+    return k.compute("max", a, like(k, a, 0))
+
+
+def _abs(k: Builder, a: Value) -> Value:
+    return a if a.dtype == torch.bool else k.compute("abs", a)
+
+
+def _sign(k: Builder, a: Value) -> Value:
+    return a if a.dtype == torch.bool else k.compute("sign", a)
+
+
+def _sinc(k: Builder, a: Value) -> Value:
+    x = k.compute("mul", a, like(k, a, math.pi))
+    return select(k, k.compute("eq", a, like(k, a, 0)), like(k, a, 1), k.compute("div", k.compute("sin", x), x))
+
+
+def _logit(k: Builder) -> None:
+    eps = k.args.get("eps")
+
+    def body(k: Builder, a: Value) -> Value:
+        if eps is not None:
+            low, high = k.operand(eps, (), a.dtype), None
+            high = k.compute("sub", like(k, a, 1), low)
+            a = k.compute("min", k.compute("max", a, low), high)
+        return k.compute("log", k.compute("div", a, k.compute("sub", like(k, a, 1), a)))
+
+    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
+
+
+def _isfinite(k: Builder, a: Value) -> Value:
+    if not a.dtype.is_floating_point:
+        return k.const(True, torch.bool)
+    return k.compute("bitnot", k.compute("bitor", k.compute("isnan", a), k.compute("isinf", a)))
+
+
+def _is(name: str) -> Body:
+    return lambda k, a: k.compute(name, a) if a.dtype.is_floating_point else k.const(False, torch.bool)
+
+
+def _infinite(sign: float) -> Body:
+    def body(k: Builder, a: Value) -> Value:
+        if not a.dtype.is_floating_point:
+            return k.const(False, torch.bool)
+        return k.compute("eq", a, like(k, a, math.inf * sign))
+
+    return body
+
+
+def _signbit(k: Builder, a: Value) -> Value:
+    return k.const(False, torch.bool) if a.dtype == torch.bool else k.compute("signbit", a)
+
+
+def _pow(k: Builder, a: Value, b: Value) -> Value:
+    if a.dtype == torch.bool:
+        return k.compute("bitor", a, k.compute("bitnot", b))
+    return k.compute("pow", a, b)
+
+
+def _pow_lowering(k: Builder) -> None:
+    operands = [k.args[n] for n in tensor_arguments(k)]
+    exponent = fake(operands[1])
+    dtype = opmath(k.outputs[0].dtype)
+    if not isinstance(exponent, torch.Tensor) and exponent in (2, 0.5, 3, 1, -1) and is_tensor(operands[0]):
+        if dtype.is_floating_point:
+            special: dict[float, Body] = {
+                1: lambda k, a: a,
+                2: _square,
+                3: lambda k, a: k.compute("mul", k.compute("mul", a, a), a),
+                # The square root of -inf is NaN, its power infinite; of -0.0 the root is -0.0.
+                -1: _reciprocal,
+            }
+            if exponent in special:
+                pointwise(k, operands[:1], dtype, special[exponent])
+                return
+        elif exponent == 2 and dtype != torch.bool:
+            pointwise(k, operands[:1], dtype, _square)
+            return
+    if not dtype.is_floating_point and not isinstance(exponent, torch.Tensor) and isinstance(exponent, int) and exponent < 0:
+        raise k.fail("an integer to a negative power")
+    pointwise(k, operands, dtype, _pow)
+
+
+def _div_rounded(k: Builder) -> None:
+    mode = k.args.get("rounding_mode")
+    if mode is None:
+        promoted(op("div"))(k)
+        return
+    divide = {"floor": "floordiv", "trunc": "truncdiv"}[mode]
+    _integer_division(divide)(k)
+
+
+def _integer_division(name: str) -> Lowering:
+    def lowering(k: Builder) -> None:
+        dtype = k.outputs[0].dtype
+        if dtype == torch.bool:
+            raise k.fail("division of bools")
+        promoted(op(name))(k)
+
+    return lowering
+
+
+def _clamp(k: Builder) -> None:
+    bounds = [(n, o) for n, o in (("min", "max"), ("max", "min")) if k.args.get(n) is not None]
+
+    def body(k: Builder, a: Value, *limits: Value) -> Value:
+        for (_, combine), limit in zip(bounds, limits, strict=True):
+            a = k.compute(combine, a, limit)
+        return a
+
+    pointwise(k, [k.args["self"], *(k.args[n] for n, _ in bounds)], opmath(k.outputs[0].dtype), body)
+
+
+def _where(k: Builder) -> None:
+    dtype = k.outputs[0].dtype
+    with k.nest(k.outputs[0].shape) as i:
+        condition = truth(k, k.operand(k.args["condition"], i))
+        a, b = (k.operand(k.args[n], i) for n in ("self", "other"))
+        wide = opmath(dtype)
+        k.store(0, i, select(k, condition, k.convert(a, wide), k.convert(b, wide)))
+
+
+def _ternary(k: Builder, first: str, second: str, combine: str) -> None:
+    scale = k.args.get("value", 1)
+    dtype = opmath(k.outputs[0].dtype)
+    with k.nest(k.outputs[0].shape) as i:
+        base, a, b = (k.operand(k.args[n], i, dtype) for n in ("self", first, second))
+        if fake(scale) == 1:
+            scaled = a
+        else:
+            scaled = k.compute("mul", k.operand(scale, i, dtype), a)
+        k.store(0, i, k.compute("add", base, k.compute(combine, scaled, b)))
+
+
+def _lerp(k: Builder) -> None:
+    # torch's formula: exact at both ends, whichever is nearer.
+    def body(k: Builder, a: Value, b: Value, w: Value) -> Value:
+        difference = k.compute("sub", b, a)
+        near = k.compute("lt", k.compute("abs", w), like(k, a, 0.5))
+        low = k.compute("add", a, k.compute("mul", w, difference))
+        high = k.compute("sub", b, k.compute("mul", difference, k.compute("sub", like(k, a, 1), w)))
+        return select(k, near, low, high)
+
+    pointwise(k, [k.args["self"], k.args["end"], k.args["weight"]], opmath(k.outputs[0].dtype), body)
+
+
+def _nan_to_num(k: Builder) -> None:
+    out = k.outputs[0].dtype
+    dtype = opmath(out)
+
+    def body(k: Builder, a: Value) -> Value:
+        if not dtype.is_floating_point:
+            return a
+        limits = torch.finfo(out)
+        nan, high, low = (
+            k.args.get("nan") or 0.0,
+            limits.max if k.args.get("posinf") is None else k.args["posinf"],
+            limits.min if k.args.get("neginf") is None else k.args["neginf"],
+        )
+        result = select(k, k.compute("isnan", a), k.operand(nan, (), dtype), a)
+        result = select(k, k.compute("eq", a, like(k, a, math.inf)), k.operand(high, (), dtype), result)
+        return select(k, k.compute("eq", a, like(k, a, -math.inf)), k.operand(low, (), dtype), result)
+
+    pointwise(k, [k.args["self"]], dtype, body)
+
+
+def _xlogy(inner: str) -> Body:
+    def body(k: Builder, a: Value, b: Value) -> Value:
+        product = k.compute("mul", a, k.compute(inner, b))
+        zero = select(k, k.compute("eq", a, like(k, a, 0)), like(k, a, 0), product)
+        return select(k, k.compute("isnan", b), b, zero)
+
+    return body
+
+
+def _entr(k: Builder, a: Value) -> Value:
+    positive = k.compute("mul", k.compute("neg", a), k.compute("log", a))
+    rest = select(k, k.compute("eq", a, like(k, a, 0)), like(k, a, 0), like(k, a, -math.inf))
+    result = select(k, k.compute("gt", a, like(k, a, 0)), positive, rest)
+    return select(k, k.compute("isnan", a), a, result)
+
+
+def _logaddexp(k: Builder, a: Value, b: Value) -> Value:
+    both = k.compute("bitand", k.compute("isinf", a), k.compute("eq", a, b))
+    top = k.compute("max", a, b)
+    tail = k.compute("log1p", k.compute("exp", k.compute("neg", k.compute("abs", k.compute("sub", a, b)))))
+    return select(k, both, a, k.compute("add", top, tail))
+
+
+def _logaddexp2(k: Builder, a: Value, b: Value) -> Value:
+    both = k.compute("bitand", k.compute("isinf", a), k.compute("eq", a, b))
+    top = k.compute("max", a, b)
+    tail = k.compute("log1p", k.compute("exp2", k.compute("neg", k.compute("abs", k.compute("sub", a, b)))))
+    return select(k, both, a, k.compute("add", top, k.compute("mul", tail, like(k, a, 1 / math.log(2)))))
+
+
+def _heaviside(k: Builder, a: Value, b: Value) -> Value:
+    step = select(k, k.compute("lt", a, like(k, a, 0)), like(k, a, 0), like(k, a, 1))
+    return select(k, k.compute("eq", a, like(k, a, 0)), b, step)
+
+
+def _gcd(k: Builder, a: Value, b: Value) -> Value:
+    raise k.fail("a loop of unknown length per element")
+
+
+def _bitshift(name: str) -> Body:
+    return lambda k, a, b: k.compute(name, a, b)
+
+
+def _frac(k: Builder, a: Value) -> Value:
+    return k.compute("sub", a, k.compute("trunc", a))
+
+
+def _round(k: Builder) -> None:
+    decimals = k.args.get("decimals", 0)
+    if not decimals:
+        promoted(identity_for_ints("round"), "self")(k)
+        return
+    ten = 10.0 ** abs(decimals)
+
+    def body(k: Builder, a: Value) -> Value:
+        if not a.dtype.is_floating_point:
+            return a
+        up, down = ("mul", "div") if decimals > 0 else ("div", "mul")
+        return k.compute(down, k.compute("round", k.compute(up, a, like(k, a, ten))), like(k, a, ten))
+
+    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
+
+
+def _convert(k: Builder) -> None:
+    with k.nest(k.outputs[0].shape) as i:
+        k.store(0, i, k.load(k.args["self"] if "self" in k.args else k.args["a"], i))
+
+
+def _frexp(k: Builder) -> None:
+    with k.nest(k.outputs[0].shape) as i:
+        a = k.load(k.args["self"], i)
+        wide = k.convert(a, opmath(a.dtype))
+        k.store(0, i, k.compute("frexp_mantissa", wide))
+        k.store(1, i, k.compute("frexp_exponent", wide))
+
+
+def _bitcast(k: Builder) -> None:
+    source = k.args["self"]
+    if k.dtype(source).itemsize != k.outputs[0].dtype.itemsize:
+        raise k.fail("reinterpretation as a dtype of another width")
+    with k.nest(k.outputs[0].shape) as i:
+        value = k.load(source, i)
+        target = k.outputs[0].dtype
+        k.store(0, i, value if value.dtype == target else k.compute("bitcast", value, dtype=target))
+
+
+def _gelu(k: Builder) -> None:
+    tanh = k.args.get("approximate", "none") == "tanh"
+
+    def body(k: Builder, a: Value) -> Value:
+        half = k.compute("mul", a, like(k, a, 0.5))
+        if tanh:
+            cube = k.compute("mul", k.compute("mul", a, a), a)
+            inner = k.compute("mul", like(k, a, math.sqrt(2 / math.pi)), _axpy(k, 0.044715, cube, a))
+            return k.compute("mul", half, k.compute("add", like(k, a, 1), k.compute("tanh", inner)))
+        return k.compute("mul", half, k.compute("erfc", k.compute("mul", a, like(k, a, -math.sqrt(0.5)))))
+
+    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
+
+
+def _axpy(k: Builder, scale: float, x: Value, y: Value) -> Value:
+    return k.compute("add", k.compute("mul", like(k, x, scale), x), y)
+
+
+def _silu(k: Builder, a: Value) -> Value:
+    return k.compute("mul", a, k.compute("sigmoid", a))
+
+
+def _log_sigmoid(k: Builder, a: Value) -> Value:
+    low = k.compute("min", a, like(k, a, 0))
+    return k.compute("sub", low, k.compute("log1p", k.compute("exp", k.compute("neg", k.compute("abs", a)))))
+
+
+def _elu(k: Builder) -> None:
+    alpha, scale, inner = (k.args.get(n, 1) for n in ("alpha", "scale", "input_scale"))
+
+    def body(k: Builder, a: Value) -> Value:
+        positive = k.compute("mul", a, k.operand(scale, (), a.dtype))
+        coefficient = k.compute("mul", k.operand(alpha, (), a.dtype), k.operand(scale, (), a.dtype))
+        negative = k.compute("mul", k.compute("expm1", k.compute("mul", a, k.operand(inner, (), a.dtype))), coefficient)
+        return select(k, k.compute("gt", a, like(k, a, 0)), positive, negative)
+
+    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
+
+
+def _leaky_relu(k: Builder) -> None:
+    slope = k.args.get("negative_slope", 0.01)
+
+    def body(k: Builder, a: Value) -> Value:
+        return select(k, k.compute("gt", a, like(k, a, 0)), a, k.compute("mul", a, k.operand(slope, (), a.dtype)))
+
+    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
+
+
+def _hardtanh(k: Builder) -> None:
+    def body(k: Builder, a: Value) -> Value:
+        low, high = (k.operand(k.args.get(n, d), (), a.dtype) for n, d in (("min_val", -1), ("max_val", 1)))
+        return k.compute("min", k.compute("max", a, low), high)
+
+    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
+
+
+_FLOAT_UNARY = {
+    "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log10": "log10", "log1p": "log1p",
+    "sin": "sin", "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh",
+    "cosh": "cosh", "tanh": "tanh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "sqrt": "sqrt", "rsqrt": "rsqrt",
+    "sigmoid": "sigmoid", "erf": "erf", "erfc": "erfc", "erfinv": "erfinv", "lgamma": "lgamma", "digamma": "digamma",
+    "i0": "i0", "special_i0e": "i0e", "special_i1": "i1", "special_i1e": "i1e", "special_ndtri": "ndtri",
+    "special_log_ndtr": "log_ndtr", "special_erfcx": "erfcx", "special_bessel_j0": "bessel_j0",
+    "special_bessel_j1": "bessel_j1", "special_bessel_y0": "bessel_y0", "special_bessel_y1": "bessel_y1",
+}  # fmt: skip
+_FLOAT_BINARY = {
+    "atan2": "atan2", "hypot": "hypot", "copysign": "copysign", "nextafter": "nextafter", "igamma": "igamma",
+    "igammac": "igammac", "special_zeta": "zeta", "ldexp": "ldexp",
+}  # fmt: skip
+
+
+def _true_div(k: Builder, a: Value, b: Value) -> Value:
+    return k.compute("div", a, b)
+
+
+def _float_extreme(name: str, on_ints: str) -> Body:
+    return lambda k, a, b: k.compute(name if a.dtype.is_floating_point else on_ints, a, b)
+
+
+LOWERINGS: Mapping[str, Lowering] = {
+    **{prim: promoted(op(name)) for prim, name in {**_FLOAT_UNARY, **_FLOAT_BINARY}.items()},
+    "add": promoted(for_bool("add", "bitor")),
+    "sub": promoted(op("sub")),
+    "mul": promoted(for_bool("mul", "bitand")),
+    "div": _div_rounded,
+    "div.Tensor_mode": _div_rounded,
+    "div_mode": _div_rounded,
+    "floor_divide": _integer_division("floordiv"),
+    "remainder": _integer_division("mod"),
+    "fmod": _integer_division("fmod"),
+    "pow": _pow_lowering,
+    "maximum": promoted(op("max")),
+    "minimum": promoted(op("min")),
+    "fmax": promoted(_float_extreme("fmax", "max")),
+    "fmin": promoted(_float_extreme("fmin", "min")),
+    "neg": promoted(op("neg")),
+    "abs": promoted(_abs),
+    "sign": promoted(_sign),
+    "sgn": promoted(_sign),
+    "square": promoted(_square),
+    "reciprocal": promoted(_reciprocal),
+    "relu": promoted(_relu),
+    "floor": promoted(identity_for_ints("floor")),
+    "ceil": promoted(identity_for_ints("ceil")),
+    "trunc": promoted(identity_for_ints("trunc")),
+    "round": _round,
+    "round.decimals": _round,
+    "frac": promoted(_frac),
+    "frexp": _frexp,
+    "frexp.Tensor": _frexp,
+    "sinc": promoted(_sinc),
+    "logit": _logit,
+    "nan_to_num": _nan_to_num,
+    "xlogy": promoted(_xlogy("log")),
+    "special_xlog1py": promoted(_xlogy("log1p")),
+    "special_entr": promoted(_entr),
+    "logaddexp": promoted(_logaddexp),
+    "logaddexp2": promoted(_logaddexp2),
+    "heaviside": promoted(_heaviside),
+    "clamp": _clamp,
+    "clamp.Tensor": _clamp,
+    "where": _where,
+    "addcmul": lambda k: _ternary(k, "tensor1", "tensor2", "mul"),
+    "addcdiv": lambda k: _ternary(k, "tensor1", "tensor2", "div"),
+    "lerp": _lerp,
+    "lerp.Tensor": _lerp,
+    "lerp.Scalar": _lerp,
+    "gelu": _gelu,
+    "silu": promoted(_silu, "self"),
+    "log_sigmoid": promoted(_log_sigmoid),
+    "elu": _elu,
+    "leaky_relu": _leaky_relu,
+    "hardtanh": _hardtanh,
+    **{prim: compared(op(prim)) for prim in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "isnan": compared(_is("isnan")),
+    "isinf": compared(_is("isinf")),
+    "isfinite": compared(_isfinite),
+    "isposinf": compared(_infinite(1.0)),
+    "isneginf": compared(_infinite(-1.0)),
+    "signbit": compared(_signbit),
+    "logical_and": compared(logical("bitand")),
+    "logical_or": compared(logical("bitor")),
+    "logical_xor": compared(logical("bitxor")),
+    "logical_not": compared(logical("bitnot")),
+    "bitwise_and": promoted(op("bitand")),
+    "bitwise_or": promoted(op("bitor")),
+    "bitwise_xor": promoted(op("bitxor")),
+    "bitwise_not": promoted(op("bitnot")),
+    "bitwise_left_shift": promoted(op("shl")),
+    "bitwise_right_shift": promoted(op("shr")),
+    "_to_copy": _convert,
+    "to": _convert,
+    "convert_element_type": _convert,
+    "view.dtype": _bitcast,
+}

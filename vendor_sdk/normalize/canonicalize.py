@@ -1,0 +1,139 @@
+"""Canonical form: what follows from values being logical tensors. Copies vanish, equal nodes merge, dead nodes go."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import fx
+
+from vendor_sdk import torch_private
+from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
+from vendor_sdk.prims.opset import BY_TARGET
+from vendor_sdk.prims.row import Family
+
+aten = torch.ops.aten
+
+
+def canonicalize(graph: PrimGraph) -> PrimGraph:
+    """Storage-relative strides made logical, no-ops removed, common subexpressions merged, dead code dropped."""
+    _logical_as_strided(graph)
+    _drop_copies(graph)
+    _merge_equal(graph)
+    drop_dead(graph)
+    graph.module.recompile()
+    return graph
+
+
+def drop_dead(graph: PrimGraph) -> None:
+    """Erases nodes whose value nobody reads, unless they act (assertions, waits) or draw random numbers the caller expects."""
+    for node in reversed(list(graph.calls())):
+        if not node.users and not acts(node):
+            graph.graph.erase_node(node)
+
+
+def acts(node: fx.Node) -> bool:
+    """Whether a node matters though nobody reads its value."""
+    row = BY_TARGET.get(node.target)
+    if row is not None and row.family is Family.CONTROL:
+        return True
+    return node.meta.get("val") is None and node.target is not operator.getitem
+
+
+def _drop_copies(graph: PrimGraph) -> None:
+    """Values are never written, so a copy of a value is the value."""
+    for node in list(graph.calls()):
+        if node.target in (aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default):
+            pass
+        elif node.target is aten._to_copy.default and _same_type(node):
+            pass
+        elif node.target is aten.expand.default and _same_shape(node):
+            pass
+        else:
+            continue
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node.replace_all_uses_with(source)
+        graph.graph.erase_node(node)
+
+
+def _same_type(node: fx.Node) -> bool:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    before, after = source.meta["val"], node.meta["val"]
+    return bool(before.dtype == after.dtype and before.device == after.device)
+
+
+def _same_shape(node: fx.Node) -> bool:
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    before, after = source.meta["val"].shape, node.meta["val"].shape
+    return len(before) == len(after) and all(torch_private.surely_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def _merge_equal(graph: PrimGraph) -> None:
+    seen: dict[Hashable, fx.Node] = {}
+    for node in list(graph.calls()):
+        row = BY_TARGET.get(node.target)
+        if row is None and node.target is not operator.getitem:
+            continue
+        if row is not None and row.family in (Family.RANDOM, Family.COLLECTIVE, Family.CONTROL):
+            continue
+        key = (node.target, _hashable(node.args), _hashable(node.kwargs))
+        if key in seen:
+            node.replace_all_uses_with(seen[key])
+            graph.graph.erase_node(node)
+        else:
+            seen[key] = node
+
+
+def _hashable(value: Any) -> Hashable:
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(item) for item in value)
+    if isinstance(value, dict):
+        return tuple((key, _hashable(item)) for key, item in sorted(value.items()))
+    if isinstance(value, slice):
+        return ("slice", _hashable(value.start), _hashable(value.stop), _hashable(value.step))
+    if isinstance(value, float):
+        return ("float", value.hex())  # 0.0 and -0.0 differ, and so do 1 and 1.0
+    return (type(value).__name__, value) if isinstance(value, bool | int) else value
+
+
+def _logical_as_strided(graph: PrimGraph) -> None:
+    """``as_strided`` counts in the storage as traced; rewrites it to count in the row-major elements of its operand."""
+    for node in list(graph.calls()):
+        if node.target is not aten.as_strided.default:
+            continue
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        root = _storage_root(source)
+        value = root.meta["val"]
+        offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
+        if offset is None:
+            offset = source.meta["val"].storage_offset()
+        shift = value.storage_offset()
+        with graph.graph.inserting_before(node):
+            if not value.is_contiguous():
+                order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), dim))
+                root = graph.graph.call_function(aten.permute.default, (root, order))
+                root.meta["val"] = value.permute(order)
+            logical = graph.graph.call_function(
+                aten.as_strided.default, (root, node.args[1], node.args[2], offset - shift if shift else offset)
+            )
+        logical.meta.update(node.meta)
+        node.replace_all_uses_with(logical)
+        graph.graph.erase_node(node)
+
+
+def _storage_root(node: fx.Node) -> fx.Node:
+    """The earliest value in the graph with the storage of ``node``, reached through first operands."""
+    key = torch_private.storage_key(node.meta["val"])
+    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
+        source = node.args[0]
+        values = tensors_of(source.meta.get("val"))
+        if len(values) != 1 or torch_private.storage_key(values[0]) != key:
+            break
+        node = source
+    return node

@@ -1,0 +1,52 @@
+"""Tables of rules: an ATen overload to a function of the same arguments written in other operators.
+
+A rule that returns ``NotImplemented`` leaves the node as it is: rules of prims use this to change only the spellings that
+are not canonical (``add`` with ``alpha``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from vendor_sdk.prims.widen import cast, computation_dtype, number
+from vendor_sdk.torch_private import OpOverload
+
+__all__ = ["Rule", "Rules", "aten", "cast", "computation_dtype", "full", "named", "number"]
+
+Rule = Callable[..., Any]
+F = TypeVar("F", bound=Rule)
+
+aten = torch.ops.aten
+
+
+class Rules(dict[OpOverload, Rule]):
+    """A table filled by decorating functions."""
+
+    def rule(self, *overloads: OpOverload) -> Callable[[F], F]:
+        """Registers the decorated function for each of ``overloads``."""
+
+        def register(function: F) -> F:
+            for overload in overloads:
+                if overload in self:
+                    raise AssertionError(f"two rules for {overload}")
+                self[overload] = function
+            return function
+
+        return register
+
+
+def named(name: str) -> OpOverload | None:
+    """The overload ``"namespace::op.overload"``, or ``None`` on a torch version that lacks it."""
+    namespace, _, qualified = name.partition("::")
+    op, _, overload = qualified.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), op, None)
+    found = getattr(packet, overload or "default", None) if packet is not None else None
+    return found if isinstance(found, OpOverload) else None
+
+
+def full(value: Any, shape: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
+    """A tensor of ``shape`` filled with the number ``value``, on the device of ``like``."""
+    return aten.full.default(list(shape), value, dtype=dtype, device=like.device)  # type: ignore[no-any-return]

@@ -1,0 +1,205 @@
+"""Placement: one linear pass decides for every node who runs it, and why; what no route takes is decomposed or goes to the host."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from vendor_sdk import torch_private
+from vendor_sdk.contract.backend import Backend, Decline, NodeContext, Support, TensorInfo
+from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
+from vendor_sdk.errors import UnsupportedPrimError
+from vendor_sdk.ir.primgraph import PrimGraph, describe, map_nodes, prim_name, tensors_of, user_line
+from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET
+from vendor_sdk.prims.row import Family
+
+class Routes(Protocol):
+    """What the placement pass asks of a loaded backend's session."""
+
+    backend: Backend
+    fallback: str
+    compiles_graphs: bool
+    table: Mapping[Any, Callable[..., Any]]
+    decomposition: Callable[[Any], Callable[..., Any] | None]
+
+    def route(self, node: fx.Node, name: str) -> Route | Decline:
+        """By which route the backend offers this node, or why by none."""
+
+    def supports(self, node: NodeContext) -> Support: ...
+
+    def legalize(self, graph: PrimGraph) -> None:
+        """Makes a decomposition legal for the backend, as the graph around it already is; in place."""
+
+
+def place(graph: PrimGraph, routes: Routes) -> list[NodePlacement]:
+    """Sets ``meta["placement"]`` on every call node of ``graph``, decomposing in place what is better decomposed.
+
+    Returns one entry per node of the graph as captured: a decomposed node appears once, as decomposed.
+
+    Raises:
+        UnsupportedPrimError: a node would run on the host and the session's fallback is ``"error"``.
+    """
+    placements = []
+    dead: set[fx.Node] = set()
+    for node in list(graph.calls()):
+        if node in dead:
+            continue
+        placement = _decide(node, graph, routes)
+        if placement.kind is Kind.HOST:
+            parts = _decompose(node, graph, routes, dead)
+            if parts is not None:
+                placement = Placement(Kind.DECOMPOSED, reason=f"{placement.reason}; runs as {parts}")
+        if placement.kind is Kind.HOST and routes.fallback == "error":
+            raise unsupported(node, routes.backend.name, placement.reason)
+        node.meta["placement"] = placement
+        if node.target is not operator.getitem:
+            placements.append(_report(node, placement))
+    for node in reversed(list(graph.calls())):
+        if node in dead:
+            graph.graph.erase_node(node)
+    graph.module.recompile()
+    return placements
+
+
+def unsupported(node: fx.Node, backend: str, reason: str) -> UnsupportedPrimError:
+    name = prim_name(node)
+    operands = ", ".join(describe(n.meta.get("val")) for n in node.all_input_nodes)
+    return UnsupportedPrimError(
+        f"{backend}: prim {name!r} on ({operands}) -> {describe(node.meta['val'])} cannot run on the backend",
+        where=user_line(node),
+        why=reason,
+        fix=f"register a kernel for {name!r}, or allow the host with options={{'fallback': 'host'}}",
+    )
+
+
+def _decide(node: fx.Node, graph: PrimGraph, routes: Routes) -> Placement:
+    name = prim_name(node)
+    if name == "getitem":
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return source.meta["placement"]  # type: ignore[no-any-return]
+    row = BY_TARGET.get(node.target)
+    view = row is not None and row.is_view
+    if node.target in _SIZE_READS or (row is not None and row.family is Family.SYMBOLIC and not _dtypes(node)):
+        return Placement(Kind.WRAPPER)
+    if view and not routes.compiles_graphs:
+        return Placement(Kind.VIEW)
+    if row is None and node.target not in COMPOSITE_BY_TARGET:
+        return Placement(Kind.HOST, reason=f"{name} is no prim of the opset")
+    refusal = _dtype_refusal(node, routes.backend)
+    if refusal:
+        return Placement(Kind.HOST, reason=refusal)
+    route = routes.route(node, name)
+    if not isinstance(route, Decline):
+        answer = routes.supports(_context(node, name, graph))
+        if not isinstance(answer, Decline):
+            return Placement(Kind.NATIVE, route)
+        route = answer
+    return Placement(Kind.VIEW if view else Kind.HOST, reason=route.reason)
+
+
+_SIZE_READS = frozenset(
+    {
+        torch.ops.aten.sym_size.int,
+        torch.ops.aten.sym_stride.int,
+        torch.ops.aten.sym_numel.default,
+        torch.ops.aten.sym_storage_offset.default,
+    }
+)
+
+
+def _dtype_refusal(node: fx.Node, backend: Backend) -> str:
+    allowed = set(backend.dtypes)
+    if backend.legalize.no_float64:
+        allowed.discard(torch.float64)
+    if backend.legalize.no_int64 and torch.int32 in allowed:
+        allowed.add(torch.int64)  # stands as int32 on the device
+    elif backend.legalize.no_int64:
+        allowed.discard(torch.int64)
+    for dtype in _dtypes(node):
+        if dtype not in allowed:
+            return f"{str(dtype).removeprefix('torch.')} is not among the backend's dtypes"
+    return ""
+
+
+def _dtypes(node: fx.Node) -> tuple[torch.dtype, ...]:
+    values = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta["val"]]
+    return tuple(dict.fromkeys(tensor.dtype for tensor in tensors_of(values)))
+
+
+def _context(node: fx.Node, name: str, graph: PrimGraph) -> NodeContext:
+    def info(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return TensorInfo(tuple(value.shape), value.dtype, contiguous=value.is_contiguous())
+        return value
+
+    return NodeContext(
+        prim=name,
+        args=map_nodes(node.args, lambda n: info(n.meta["val"])),
+        kwargs=map_nodes(node.kwargs, lambda n: info(n.meta["val"])),
+        outputs=tuple(info(tensor) for tensor in tensors_of(node.meta["val"])),
+        backward=graph.backward,
+        where=user_line(node),
+    )
+
+
+def _decompose(node: fx.Node, graph: PrimGraph, routes: Routes, dead: set[fx.Node]) -> str | None:
+    """Replaces ``node``'s uses by its decomposition when every part of it runs on the backend; returns the parts' names.
+
+    ``node``, and what read its single results, are added to ``dead``.
+    """
+    rule = _rule(node, routes)
+    if rule is None:
+        return None
+    inputs = list(node.all_input_nodes)
+    inner = PrimGraph(
+        torch_private.trace_call(rule, node.args, node.kwargs, inputs, routes.table), backward=graph.backward
+    )
+    routes.legalize(inner)
+    inner_dead: set[fx.Node] = set()
+    for part in list(inner.calls()):
+        if part in inner_dead:
+            continue
+        part.meta["stack_trace"] = node.meta.get("stack_trace")
+        placement = _decide(part, inner, routes)
+        if placement.kind is Kind.HOST and _decompose(part, inner, routes, inner_dead) is None:
+            return None
+        part.meta["placement"] = placement
+    values = dict(zip(inner.placeholders, inputs, strict=True))
+    names = set()
+    with graph.graph.inserting_before(node):
+        for part in inner.calls():
+            if part in inner_dead:
+                continue
+            values[part] = graph.graph.node_copy(part, lambda n: values[n])
+            if part.meta["placement"].kind is Kind.NATIVE:
+                names.add(prim_name(part))
+    result = map_nodes(inner.graph.output_node().args[0], lambda n: values[n])
+    dead.add(node)
+    if isinstance(result, fx.Node):
+        node.replace_all_uses_with(result)
+    else:
+        for user in list(node.users):
+            assert user.target is operator.getitem, f"{node.name} has several results; {user.name} uses it whole"
+            user.replace_all_uses_with(result[user.args[1]])
+            dead.add(user)
+    return ", ".join(sorted(names))
+
+
+def _rule(node: fx.Node, routes: Routes) -> Callable[..., Any] | None:
+    return routes.decomposition(node.target) if node.target in BY_TARGET or node.target in COMPOSITE_BY_TARGET else None
+
+
+def _report(node: fx.Node, placement: Placement) -> NodePlacement:
+    return NodePlacement(
+        name=node.name,
+        prim=prim_name(node),
+        placement=placement,
+        dtypes=_dtypes(node),
+        operands=f"({', '.join(describe(n.meta.get('val')) for n in node.all_input_nodes)}) -> {describe(node.meta['val'])}",
+        where=user_line(node),
+    )

@@ -1,0 +1,314 @@
+"""The stages in order: the table of contents of the compiler.
+
+    capture     Dynamo and AOTAutograd give an ATen graph; it becomes a prim graph          capture/graph.py
+    normalize   composites recognised, copies dropped, equal nodes merged                   normalize/
+    legalize    what the backend does not want to see is spelled out                        normalize/legalize.py
+    place       who runs each node, with the reason; decompose or host where nobody does    partition/place.py
+    partition   nodes on the graph route join into partitions                               partition/segments.py
+    transfer    copies between host and device become nodes                                 partition/transfers.py
+    lower       nodes on the emitter route become loop kernels                              lower/
+    emit        loop kernels become target code, compiled together                          the backend's emitter
+    wrap        one Python function runs it all                                             codegen/wrapper.py
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import operator
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+
+from vendor_sdk import torch_private
+from vendor_sdk.capture.graph import to_prim_graph
+from vendor_sdk.capture.graph import trace as trace_function
+from vendor_sdk.codegen.wrapper import EmittedCall, generate
+from vendor_sdk.contract.backend import Backend, Decline, NodeContext, Support
+from vendor_sdk.contract.device import Device, TorchDevice
+from vendor_sdk.contract.kernel import Kernel
+from vendor_sdk.contract.loader import LoadedBackend, Session, load
+from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
+from vendor_sdk.errors import LoweringError, UnsupportedPrimError
+from vendor_sdk.ir.index import from_size
+from vendor_sdk.ir.loop import Symbol, required_ops
+from vendor_sdk.ir.primgraph import PrimGraph, prim_name
+from vendor_sdk.lower import LOWERINGS, VIEWS, Layout, Lowered, lower
+from vendor_sdk.lower.build import contiguous_strides
+from vendor_sdk.normalize.canonicalize import canonicalize, drop_dead
+from vendor_sdk.normalize.decompose import capture_table, prim_table
+from vendor_sdk.normalize.legalize import legalize
+from vendor_sdk.partition.place import place
+from vendor_sdk.partition.segments import join_segments
+from vendor_sdk.partition.transfers import insert_transfers
+from vendor_sdk.prims.opset import BY_TARGET, COMPOSITES, OPSET
+from vendor_sdk.prims.row import Prim
+from vendor_sdk.prims.samples import Effort, SampleContext
+from vendor_sdk.run.compiled import CompiledGraph
+from vendor_sdk.run.memory import DeviceMemory
+from vendor_sdk.run.steps import OwnMemoryRuntime, Runtime, TorchRuntime
+
+Options = Mapping[str, Any]
+
+
+def compile_dynamo(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, backend: str, options: Options | None = None
+) -> Callable[..., Any]:
+    """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
+    session = load(backend).session(options)
+
+    def compiler(backward: bool) -> Callable[..., Any]:
+        def compile_captured(captured: fx.GraphModule, fake_inputs: Sequence[Any]) -> Callable[..., Any]:
+            static = frozenset() if backward else torch_private.static_input_indices()
+            graph = to_prim_graph(
+                captured, _fakes(captured, fake_inputs), _table(session.loaded), backward=backward, static_inputs=static
+            )
+            return compile_prim_graph(graph, session).boxed()
+
+        return compile_captured
+
+    compile_pair = torch_private.aot_autograd(compiler(False), compiler(True), compiler(False), _capture_table())
+    return compile_pair(module, example_inputs)  # type: ignore[no-any-return]
+
+
+def trace(function: Callable[..., Any], example_inputs: Sequence[torch.Tensor]) -> PrimGraph:
+    """The prim graph of a function of tensors, with static shapes and without autograd.
+
+    Args:
+        function: called with fake tensors like ``example_inputs``; returns a tensor, or a tuple or list of them.
+        example_inputs: tensors whose shapes, strides and dtypes the graph takes.
+    """
+    return trace_function(function, example_inputs, prim_table(frozenset()))
+
+
+def compile_graph(graph: PrimGraph, *, backend: str, options: Options | None = None) -> CompiledGraph:
+    """Compiles a prim graph for ``backend``: the part of ``torch.compile`` after capture.
+
+    Raises:
+        the errors of ``vendor_sdk.load``; ``UnsupportedPrimError`` under ``options={"fallback": "error"}``;
+        ``CompilerError`` when the backend's compiler fails.
+    """
+    return compile_prim_graph(graph.copy(), load(backend).session(options))
+
+
+def compile_prim_graph(graph: PrimGraph, session: Session) -> CompiledGraph:
+    """All stages after capture, in order. ``graph`` is consumed."""
+    loaded = session.loaded
+    with torch_private.real_tensors():
+        _recognize(graph, loaded.backend)
+        graph = _after("normalize", canonicalize(graph), loaded)
+        graph = _after("legalize", legalize(graph, loaded.backend.legalize), loaded)
+        placements = place(graph, _Routes(session))
+        drop_dead(graph)
+        graph = _after("place", graph, loaded)
+        if session.graph_compiler is not None:
+            join_segments(graph, session.graph_compiler)
+        state = _state(session)
+        if state.memory is not None:
+            insert_transfers(graph, narrow_int64=loaded.backend.legalize.no_int64)
+        graph.verify()
+        lowered = _lower_all(graph, own_memory=state.memory is not None)
+        emitted = _emit(lowered, session)
+        wrapper = generate(graph, state.runtime, loaded.kernels, emitted, functools.partial(_host_operator, loaded))
+    compiled = CompiledGraph(graph, tuple(placements), wrapper, loaded.backend.name, state.memory)
+    for sink in _sinks.get():
+        sink(compiled)
+    return compiled
+
+
+@contextmanager
+def recording(sink: Callable[[CompiledGraph], None]) -> Iterator[None]:
+    """Calls ``sink`` with every graph compiled in this context, backward graphs included."""
+    token = _sinks.set((*_sinks.get(), sink))
+    try:
+        yield
+    finally:
+        _sinks.reset(token)
+
+
+_sinks: contextvars.ContextVar[tuple[Callable[[CompiledGraph], None], ...]] = contextvars.ContextVar("sinks", default=())
+
+
+def static_support(loaded: LoadedBackend, options: Options | None = None) -> Mapping[str, Placement]:
+    """What the backend does with each prim, found by placing a sample of it.
+
+    The sample is the first of the first dtype that the backend has; a prim without samples (collectives, control flow) is judged
+    by its name alone.
+    """
+    session = loaded.session(options)
+    return {name: _sample_placement(row, session) for name, row in OPSET.items()}
+
+
+def _sample_placement(row: Prim, session: Session) -> Placement:
+    dtypes = [d for d in row.dtypes if d in session.loaded.backend.dtypes] or list(row.dtypes)
+    for dtype in dtypes[:1]:
+        sample = next(iter(row.samples(SampleContext.make(dtype, Effort.QUICK))), None)
+        if sample is None:
+            break
+        try:
+            graph = trace_function(*torch_private.as_function(row.target, sample.args, sample.kwargs), {})
+            with torch_private.real_tensors():
+                placements = place(graph, _Routes(session))
+        except UnsupportedPrimError as error:
+            return Placement(Kind.DECLINED, reason=error.why)
+        return next((p.placement for p in placements if p.prim == row.name), placements[-1].placement)
+    if row.name in session.loaded.kernels:
+        return Placement(Kind.NATIVE, Route.KERNEL)
+    if row.result == "scalar":
+        return Placement(Kind.WRAPPER)
+    return Placement(Kind.HOST, reason="no route offers it")
+
+
+# One stage each
+
+
+def _after(stage: str, graph: PrimGraph, loaded: LoadedBackend) -> PrimGraph:
+    """Runs the plugins' passes for a stage; the graph is verified after the stage and after each of them."""
+    graph.verify()
+    for graph_pass in loaded.passes(stage):
+        graph = graph_pass(graph)
+        graph.verify()
+    return graph
+
+
+def _recognize(graph: PrimGraph, backend: Backend) -> None:
+    for name in sorted(backend.composites):
+        recognize = COMPOSITES[name].recognize
+        if recognize is not None:
+            recognize(graph.module)
+
+
+def _lower_all(graph: PrimGraph, *, own_memory: bool) -> dict[fx.Node, Lowered]:
+    return {
+        node: lower(node, prim_name(node), functools.partial(_layout, own_memory=own_memory))
+        for node in graph.calls()
+        if "placement" in node.meta
+        and node.meta["placement"].route is Route.EMITTER
+        and node.target is not operator.getitem
+    }
+
+
+def _layout(node: fx.Node, *, own_memory: bool) -> Layout | None:
+    """How an operand lies in memory: ``None`` for a view (the lowering folds it), strides for what has memory of its own."""
+    if node.op == "call_function" and "placement" in node.meta and node.meta["placement"].kind is Kind.VIEW:
+        return None
+    value = node.meta["val"]
+    if node.op == "placeholder" and not own_memory:
+        return Layout(tuple(from_size(stride) for stride in value.stride()))
+    return Layout(contiguous_strides([from_size(size) for size in value.shape]))
+
+
+def _emit(lowered: Mapping[fx.Node, Lowered], session: Session) -> dict[fx.Node, EmittedCall]:
+    if not lowered:
+        return {}
+    emitter = session.emitter
+    assert emitter is not None
+    kernels = [(one.kernel, emitter.emit(one.kernel)) for one in lowered.values()]
+    launches = emitter.compile(kernels)
+    return {
+        node: EmittedCall(
+            launch=launch,
+            inputs=one.inputs,
+            symbols=tuple(map(_number, one.kernel.symbols)),
+        )
+        for (node, one), launch in zip(lowered.items(), launches, strict=True)
+    }
+
+
+def _number(symbol: Symbol) -> str:
+    """Python text of a kernel's run-time number in the wrapper, where shape symbols and scalar nodes are variables."""
+    return "RT.seed()" if symbol.role == "seed" else symbol.name
+
+
+def _host_operator(loaded: LoadedBackend, node: fx.Node) -> Callable[..., Any]:
+    name = prim_name(node)
+    target: Callable[..., Any] = node.target  # type: ignore[assignment]
+    if node.target not in BY_TARGET:
+        return target  # composites have several operators, foreign ones no row: each runs itself
+    return loaded.host_fallback(name) or target
+
+
+class _Routes:
+    """A session as the placement pass sees it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.backend = session.loaded.backend
+        self.fallback: str = session.options["fallback"]
+        self.compiles_graphs = session.graph_compiler is not None
+        self.table = _table(session.loaded)
+        self.decomposition = session.loaded.decomposition
+        self.own_memory = isinstance(session.device, Device)
+
+    def supports(self, node: NodeContext) -> Support:
+        return self.session.loaded.supports(node)
+
+    def legalize(self, graph: PrimGraph) -> None:
+        legalize(graph, self.backend.legalize)
+
+    def route(self, node: fx.Node, name: str) -> Route | Decline:
+        if name in self.session.loaded.kernels:
+            return Route.KERNEL
+        compiler, emitter = self.session.graph_compiler, self.session.emitter
+        if compiler is not None and name in compiler.prims:
+            return Route.GRAPH
+        if emitter is None:
+            return Decline(f"the backend has no {'kernel' if compiler is None else 'translation'} for it")
+        if name not in LOWERINGS and name not in VIEWS:
+            return Decline("the backend has no kernel for it, and it does not lower to loops")
+        try:
+            kernel = lower(node, name, functools.partial(_layout, own_memory=self.own_memory)).kernel
+        except LoweringError as error:
+            return Decline(error.what)
+        missing = required_ops(kernel) - set(emitter.ops)
+        return Decline(f"the emitter lacks the loop ops {', '.join(sorted(missing))}") if missing else Route.EMITTER
+
+
+# State that belongs to a session, made once
+
+
+class _State:
+    """Memory and runtime of one session; all its compiled graphs share them."""
+
+    def __init__(self, session: Session) -> None:
+        wants = session.loaded.backend.legalize
+        self.memory: DeviceMemory | None = None
+        self.runtime: Runtime
+        if isinstance(session.device, TorchDevice):
+            self.runtime = TorchRuntime(torch.device(session.device.type), wants.contiguous_inputs)
+        else:
+            self.memory = DeviceMemory(session.device)
+            kernel = session.loaded.kernels.get("clone")
+            copies = kernel.call if kernel is not None and kernel.destination and not wants.contiguous_inputs else None
+            self.runtime = OwnMemoryRuntime(self.memory, copies, wants.contiguous_inputs)
+
+
+_states: weakref.WeakKeyDictionary[LoadedBackend, dict[int, _State]] = weakref.WeakKeyDictionary()
+
+
+def _state(session: Session) -> _State:
+    by_session = _states.setdefault(session.loaded, {})
+    return by_session.setdefault(id(session), _State(session)) if id(session) not in by_session else by_session[id(session)]
+
+
+@functools.cache
+def _capture_table() -> Mapping[Any, Callable[..., Any]]:
+    return capture_table()
+
+
+@functools.cache
+def _table(loaded: LoadedBackend) -> Mapping[Any, Callable[..., Any]]:
+    kept = {target for name in loaded.backend.composites for target in COMPOSITES[name].targets}
+    return prim_table(frozenset(kept))
+
+
+def _fakes(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[Any]:
+    """The fake values of a captured graph's placeholders (AOTAutograd passes real ones for some backward graphs)."""
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    return [given if value is None else value for value, given in zip(values, fake_inputs, strict=True)]
+
+

@@ -1,0 +1,234 @@
+"""Scaled-dot-product attention as composites, forward and backward.
+
+The two agree on the tensor saved between them: the natural logarithm of the sum of exponentials of each row of scaled scores,
+in float32 for halves. A row with no key to attend to gives zeros, as in torch's kernel, and the value saved for it is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from vendor_sdk.prims.bounds import Accumulated
+from vendor_sdk.prims.row import Composite
+from vendor_sdk.prims.samples import Effort, Sample, SampleContext, draw
+from vendor_sdk.prims.widen import cast, computation_dtype, number
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+
+def _matrices(x: Tensor, heads: Any, dtype: torch.dtype) -> Tensor:
+    """(batch, heads of x, rows, width) to (batch * heads, rows, width); heads shared by a group of queries are repeated."""
+    x = cast(x, dtype)
+    batch, own, rows, width = x.shape
+    if own != heads:
+        grouped = aten.expand.default(aten.unsqueeze.default(x, 2), [batch, own, heads // own, rows, width])
+        x = aten.reshape.default(grouped, [batch, heads, rows, width])
+    return aten.reshape.default(x, [batch * heads, rows, width])  # type: ignore[no-any-return]
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return aten.permute.default(x, [0, 2, 1])  # type: ignore[no-any-return]
+
+
+def _scores(query: Tensor, key: Tensor, scale: float, is_causal: bool, mask: Tensor | None) -> Tensor:
+    """Scaled and masked scores (batch, heads, rows, keys); what is masked is minus infinity."""
+    batch, heads, rows, _ = query.shape
+    keys = key.shape[2]
+    dtype = computation_dtype(query.dtype)
+    left, right = _matrices(query, heads, dtype), _matrices(key, heads, dtype)
+    scores = aten.mul.Tensor(aten.bmm.default(left, _transposed(right)), scale)
+    scores = aten.reshape.default(scores, [batch, heads, rows, keys])
+    if is_causal:
+        row = aten.unsqueeze.default(aten.arange.start_step(0, rows, 1, dtype=torch.int64, device=query.device), 1)
+        column = aten.arange.start_step(0, keys, 1, dtype=torch.int64, device=query.device)
+        scores = aten.where.self(aten.le.Tensor(column, row), scores, number(-math.inf, dtype, query))
+    if mask is not None:
+        if mask.dtype == torch.bool:
+            scores = aten.where.self(mask, scores, number(-math.inf, dtype, query))
+        else:
+            scores = aten.add.Tensor(scores, cast(mask, dtype))
+    return scores
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Returns the result and the logarithm of the sum of exponentials; ``NotImplemented`` with dropout."""
+    if dropout_p:
+        return NotImplemented
+    batch, heads, rows, _ = query.shape
+    scores = _scores(query, key, _scale(query, scale), is_causal, attn_mask)
+    zero, one = number(0, scores.dtype, query), number(1, scores.dtype, query)
+    peak = aten.amax.default(scores, [3], True)
+    peak = aten.where.self(aten.eq.Tensor(peak, number(-math.inf, scores.dtype, query)), zero, peak)
+    weights = aten.exp.default(aten.sub.Tensor(scores, peak))
+    total = aten.sum.dim_IntList(weights, [3], True)
+    total = aten.where.self(aten.eq.Tensor(total, zero), one, total)
+    weights = aten.div.Tensor(weights, total)
+    values = _matrices(value, heads, scores.dtype)
+    result = aten.bmm.default(aten.reshape.default(weights, [batch * heads, rows, key.shape[2]]), values)
+    result = aten.reshape.default(result, [batch, heads, rows, value.shape[3]])
+    saved = aten.reshape.default(aten.add.Tensor(peak, aten.log.default(total)), [batch, heads, rows])
+    return cast(result, query.dtype), saved
+
+
+def attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Any:
+    """Returns the gradients by query, key and value; ``NotImplemented`` with dropout."""
+    if dropout_p:
+        return NotImplemented
+    batch, heads, rows, width = query.shape
+    keys, factor = key.shape[2], _scale(query, scale)
+    scores = _scores(query, key, factor, is_causal, attn_mask)
+    dtype = scores.dtype
+    weights = aten.exp.default(aten.sub.Tensor(scores, aten.unsqueeze.default(cast(logsumexp, dtype), 3)))
+    wide = cast(grad, dtype)
+    matrix_grad = _matrices(grad, heads, dtype)
+    values = _matrices(value, heads, dtype)
+    grad_weights = aten.bmm.default(matrix_grad, _transposed(values))
+    grad_weights = aten.reshape.default(grad_weights, [batch, heads, rows, keys])
+    inner = aten.sum.dim_IntList(aten.mul.Tensor(wide, cast(out, dtype)), [3], True)
+    grad_scores = aten.mul.Tensor(aten.mul.Tensor(weights, aten.sub.Tensor(grad_weights, inner)), factor)
+    grad_scores = aten.reshape.default(grad_scores, [batch * heads, rows, keys])
+    matrix_weights = aten.reshape.default(weights, [batch * heads, rows, keys])
+    grad_query = aten.bmm.default(grad_scores, _matrices(key, heads, dtype))
+    grad_key = aten.bmm.default(_transposed(grad_scores), _matrices(query, heads, dtype))
+    grad_value = aten.bmm.default(_transposed(matrix_weights), matrix_grad)
+    return (
+        cast(aten.reshape.default(grad_query, [batch, heads, rows, width]), query.dtype),
+        _shared(grad_key, key, heads),
+        _shared(grad_value, value, heads),
+    )
+
+
+def _shared(grad: Tensor, like: Tensor, heads: Any) -> Tensor:
+    """Gradient in the shape of ``like``: summed over the queries that share a head."""
+    batch, own, rows, width = like.shape
+    grad = aten.reshape.default(grad, [batch, own, heads // own, rows, width])
+    return cast(aten.sum.dim_IntList(grad, [2]), like.dtype)
+
+
+def _terms(query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
+    return max(query.shape[2], query.shape[3], key.shape[2])
+
+
+def _softmax_of(query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
+    """The attention weights, and the largest absolute score of each row: the error of a score is relative to that."""
+    scores = _scores(query, key, _scale(query, scale), is_causal, mask)
+    sizes = _scores(query.abs(), key.abs(), _scale(query, scale), False, None).amax(3, True)
+    if mask is not None and mask.dtype != torch.bool:
+        sizes = sizes + mask.nan_to_num(neginf=0).abs().amax(-1, True)
+    return scores.softmax(3).nan_to_num(), sizes
+
+
+def _magnitude(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    weights, sizes = _softmax_of(query, key, is_causal, attn_mask, scale)
+    return weights @ value.abs() * (1 + 2 * sizes), 2 + 2 * sizes.squeeze(3)
+
+
+def _backward_magnitude(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    weights, sizes = _softmax_of(query, key, is_causal, attn_mask, scale)
+    weights = weights * (1 + 2 * sizes)
+    inner = (grad * out).abs().sum(3, True)
+    scores = weights * (grad.abs() @ value.abs().mT + inner) * _scale(query, scale)
+    return scores @ key.abs(), scores.mT @ query.abs(), weights.mT @ grad.abs()
+
+
+def _cases(context: SampleContext) -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor], dict[str, Any]]]:
+    def heads(rows: int, width: int = 8, count: int = 2) -> Tensor:
+        return draw(context, (2, count, rows, width))
+
+    yield "square", (heads(7), heads(7), heads(7)), {}
+    yield "causal", (heads(9), heads(9), heads(9)), {"is_causal": True}
+    if context.effort >= Effort.STANDARD:
+        added = draw(context, (5, 11))
+        yield "more keys than rows", (heads(5), heads(11), heads(11)), {}
+        yield "added mask", (heads(5), heads(11), heads(11)), {"attn_mask": added}
+        yield "own scale", (heads(5, 16), heads(5, 16), heads(5, 16)), {"scale": 0.5}
+        yield "transposed", tuple(draw(context, (2, 7, 2, 8)).transpose(1, 2) for _ in range(3)), {}  # type: ignore[misc]
+
+
+def _samples(context: SampleContext) -> Iterator[Sample]:
+    for label, tensors, kwargs in _cases(context):
+        causal = kwargs.pop("is_causal", False)
+        yield Sample((*tensors, 0.0, causal), kwargs, label=label)
+
+
+def _backward_samples(context: SampleContext) -> Iterator[Sample]:
+    for label, tensors, kwargs in _cases(context):
+        causal = kwargs.pop("is_causal", False)
+        exact = {name: item.double() if isinstance(item, Tensor) else item for name, item in kwargs.items()}
+        out, saved = attention(*(x.double() for x in tensors), 0.0, causal, **exact)
+        grad = draw(context, out.shape)
+        saved = saved.to(computation_dtype(context.dtype))
+        yield Sample((grad, *tensors, out.to(context.dtype), saved, 0.0, causal), kwargs, label=label)
+
+
+ATTENTION_ROWS: tuple[Composite, ...] = (
+    Composite(
+        name="scaled_dot_product_attention",
+        summary="softmax(scale * query @ key.T + mask) @ value; also the logarithm of each row's sum of exponentials",
+        targets={aten._scaled_dot_product_flash_attention_for_cpu.default: attention},
+        bound=Accumulated(terms=_terms, magnitude=_magnitude, constant=4),
+        samples=_samples,
+        source="Vaswani et al., Attention Is All You Need, 2017, equation 1",
+    ),
+    Composite(
+        name="scaled_dot_product_attention_backward",
+        summary="gradients of attention by query, key and value, from the saved logarithms",
+        targets={aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward},
+        bound=Accumulated(
+            terms=lambda grad, *rest, **kwargs: _terms(*rest), magnitude=_backward_magnitude, constant=8
+        ),
+        samples=_backward_samples,
+        source="Dao et al., FlashAttention, 2022, algorithm 4",
+    ),
+)

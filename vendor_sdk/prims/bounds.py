@@ -1,0 +1,279 @@
+"""Error bounds: how far from the reference a result may be, as a function of the operation, never a global tolerance.
+
+Each bound turns (reference in float64, sample, result dtype) into an absolute allowance per element. NaN and infinities must
+agree in place and sign under every bound but ``Distribution``. Integer and bool results are exact under every bound that
+compares. A float64 result is compared with a float64 reference that has errors of its own, so there the allowance is doubled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vendor_sdk.prims.reference import Expected, evaluate, flat, upcast
+from vendor_sdk.prims.samples import Sample
+
+if TYPE_CHECKING:
+    from vendor_sdk.prims.row import Composite, Prim
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The reference rounded to the result dtype, bit for bit (signed zeros may differ only where ``signed_zero`` is False)."""
+
+    signed_zero: bool = False
+
+
+@dataclass(frozen=True)
+class Ulp:
+    """At most ``units`` units in the last place of the result dtype from the reference, which is not rounded first: the
+    correctly rounded result has an error of at most 0.5.
+
+    ``by_dtype`` overrides for single dtypes. ``absolute`` is an absolute floor in the same dtype's units at 1.0, for functions
+    whose relative condition number is unbounded near a zero that is not at the origin (``lgamma`` near 1 and 2).
+    """
+
+    units: float
+    by_dtype: Mapping[torch.dtype, float] = field(default_factory=dict)
+    absolute: float = 0.0
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """Input-dependent bound for sums of products and reductions.
+
+    ``|result - reference| <= constant * growth(n) * u * magnitude + u' * |reference|`` with ``u'`` the unit roundoff of the
+    *result* dtype for the final rounding and ``u`` that of the accumulation dtype (float32 for halves) for the sum, ``n`` the
+    number of terms, and ``magnitude`` the same operation on absolute values. ``growth(n) = min(n, 8 sqrt(n))``: the first is
+    the worst case (Higham, Accuracy and Stability of Numerical Algorithms, 2002, sections 3.1 and 4.2), the second holds with
+    probability ``1 - 2 exp(-32)`` for any order of summation (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4).
+
+    Attributes:
+        terms: number of terms ``n`` of one output element, from the arguments.
+        magnitude: called with the sample's float64 arguments, returns the operation on absolute values (same structure as the
+            result); ``None``: call the prim's own reference with absolute values.
+        constant: multiplies the growth; 1 unless the operation rounds more than once per term.
+    """
+
+    terms: Callable[..., int]
+    magnitude: Callable[..., Any] | None = None
+    constant: float = 1.0
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Random prims: samples must fit the distribution (mean, variance, support), not equal anything."""
+
+    check: Callable[..., str | None]
+    """Called with (result, sample); returns what is wrong, or None."""
+
+
+@dataclass(frozen=True)
+class Property:
+    """Results defined up to a choice (eigenvectors, index of an equal maximum): a check instead of a comparison."""
+
+    check: Callable[..., str | None]
+    """Called with (result, sample); returns what is wrong, or None."""
+
+
+Bound = Exact | Ulp | Accumulated | Distribution | Property
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a result meets its bound.
+
+    Attributes:
+        ok: it does.
+        error: the worst error as a multiple of what the bound allows (1.0 is just allowed), ``inf`` for a result of the wrong
+            shape, dtype or class, 0 for an exact one.
+        index: of the worst element in its result, ``None`` where no single element is to blame.
+        output: which of several results that is.
+        message: what is wrong, one sentence; ``""`` when ``ok``.
+    """
+
+    ok: bool
+    error: float = 0.0
+    index: tuple[int, ...] | None = None
+    output: int = 0
+    message: str = ""
+
+
+def violations(bound: Bound, row: Prim | Composite, sample: Sample, result: Any, reference: Sequence[Expected]) -> Verdict:
+    """Compares what a backend computed with what it must be.
+
+    Args:
+        bound: usually ``row.bound``.
+        row, sample: the call; input-dependent bounds look at its arguments.
+        result: a tensor, a Python number, or a tuple of them, on any device.
+        reference: from ``vendor_sdk.prims.reference.reference(row, sample)``.
+    """
+    results = flat(result)
+    if len(results) != len(reference):
+        return Verdict(False, math.inf, message=f"{len(results)} results where {len(reference)} are expected")
+    for output, (item, expected) in enumerate(zip(results, reference, strict=True)):
+        message = _outline_error(item, expected)
+        if message:
+            return Verdict(False, math.inf, output=output, message=_of(output, len(results)) + message)
+    if isinstance(bound, Distribution | Property):
+        broken = bound.check(result, sample)
+        return Verdict(True) if broken is None else Verdict(False, math.inf, message=broken)
+    allowances = _allowances(bound, row, sample, reference)
+    verdicts = [
+        _compare(bound, item, expected, allowance, output, _of(output, len(results)))
+        for output, (item, expected, allowance) in enumerate(zip(results, reference, allowances, strict=True))
+    ]
+    return max(verdicts, key=lambda verdict: (not verdict.ok, verdict.error), default=Verdict(True))
+
+
+def ulp(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The unit in the last place of ``dtype`` at float64 values ``reference``: spacing of the binade that holds each value,
+    never less than the smallest subnormal. Non-finite values count as the largest finite one."""
+    info = torch.finfo(dtype)
+    magnitude = reference.abs().nan_to_num(nan=0.0, posinf=info.max).clamp(info.smallest_normal, info.max)
+    _, exponent = torch.frexp(magnitude)  # magnitude = m * 2**exponent with 0.5 <= m < 1
+    return torch.ldexp(torch.full_like(magnitude, info.eps), exponent - 1)
+
+
+def _of(output: int, count: int) -> str:
+    return f"result {output}: " if count > 1 else ""
+
+
+def _outline_error(item: Any, expected: Expected) -> str:
+    if expected.dtype is None:
+        return "a tensor where a Python value is expected" if isinstance(item, torch.Tensor) else ""
+    if not isinstance(item, torch.Tensor):
+        return f"{type(item).__name__} where a tensor is expected"
+    if item.dtype != expected.dtype:
+        return f"dtype {item.dtype} where {expected.dtype} is expected"
+    if tuple(item.shape) != expected.shape:
+        return f"shape {tuple(item.shape)} where {expected.shape} is expected"
+    return ""
+
+
+def _allowances(
+    bound: Exact | Ulp | Accumulated, row: Prim | Composite, sample: Sample, reference: Sequence[Expected]
+) -> list[torch.Tensor | None]:
+    """Per result, the allowed absolute error of each element; ``None`` where equality is asked for."""
+    if isinstance(bound, Exact):
+        return [None] * len(reference)
+    if isinstance(bound, Ulp):
+        return [_ulp_allowance(bound, expected) for expected in reference]
+    args, kwargs = upcast(sample.args), upcast(sample.kwargs)
+    terms = max(bound.terms(*args, **kwargs), 1)
+    if bound.magnitude is not None:
+        magnitudes = flat(bound.magnitude(*args, **kwargs))
+    else:
+        magnitudes = flat(evaluate(row, _absolute(args), _absolute(kwargs)))
+    return [
+        _accumulated_allowance(bound, terms, magnitude, expected)
+        for magnitude, expected in zip(magnitudes, reference, strict=True)
+    ]
+
+
+def _inexact(expected: Expected) -> bool:
+    return expected.dtype is not None and (expected.dtype.is_floating_point or expected.dtype.is_complex)
+
+
+def _ulp_allowance(bound: Ulp, expected: Expected) -> torch.Tensor | None:
+    if not _inexact(expected):
+        return None
+    assert expected.dtype is not None
+    real = expected.dtype.to_real() if expected.dtype.is_complex else expected.dtype
+    units = bound.by_dtype.get(expected.dtype, bound.units)
+    value = expected.value.abs() if expected.dtype.is_complex else expected.value
+    allowance = units * ulp(value, real) + bound.absolute * torch.finfo(real).eps
+    return allowance * 2 if real == torch.float64 else allowance
+
+
+def _accumulated_allowance(bound: Accumulated, terms: int, magnitude: Any, expected: Expected) -> torch.Tensor | None:
+    if not _inexact(expected):
+        return None
+    assert expected.dtype is not None
+    real = expected.dtype.to_real() if expected.dtype.is_complex else expected.dtype
+    roundoff = torch.finfo(torch.float64 if real == torch.float64 else torch.float32).eps / 2
+    growth = min(float(terms), 8.0 * math.sqrt(terms))
+    summing: torch.Tensor = bound.constant * growth * roundoff * magnitude.abs().to(torch.float64)
+    rounding = 0.5 * ulp(expected.value.abs(), real)
+    # Each term may underflow by itself, which no relative bound covers.
+    underflow = terms * torch.finfo(real).smallest_normal * torch.finfo(real).eps
+    allowance = summing + rounding + underflow
+    return allowance * 2 if real == torch.float64 else allowance
+
+
+def _absolute(value: Any) -> Any:
+    """``value`` with its floating tensors replaced by their absolute values."""
+    if isinstance(value, torch.Tensor):
+        return value.abs() if value.dtype.is_floating_point or value.dtype.is_complex else value
+    if isinstance(value, dict):
+        return {key: _absolute(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_absolute(item) for item in value]
+    return tuple(_absolute(item) for item in value) if type(value) is tuple else value
+
+
+def _compare(bound: Bound, item: Any, expected: Expected, allowance: torch.Tensor | None, output: int, where: str) -> Verdict:
+    if expected.dtype is None:
+        same = type(item) is type(expected.value) and item == expected.value
+        message = "" if same else f"{where}{item!r} where {expected.value!r} is expected"
+        return Verdict(same, 0.0 if same else math.inf, output=output, message=message)
+    actual = item.detach().cpu()
+    if expected.dtype.is_complex:
+        pair = torch.view_as_real(actual.resolve_conj()), torch.view_as_real(expected.value.resolve_conj())
+        spread = None if allowance is None else allowance.unsqueeze(-1).expand(pair[1].shape)
+        return _worst(bound, *pair, expected.dtype.to_real(), spread, output, where)
+    return _worst(bound, actual, expected.value, expected.dtype, allowance, output, where)
+
+
+def _worst(
+    bound: Bound,
+    actual: torch.Tensor,
+    value: torch.Tensor,
+    dtype: torch.dtype,
+    allowance: torch.Tensor | None,
+    output: int,
+    where: str,
+) -> Verdict:
+    """The verdict on one real result; ``value`` is float64 where ``dtype`` is floating."""
+    if actual.numel() == 0:
+        return Verdict(True, output=output)
+    if allowance is None:
+        rounded = value.to(dtype)
+        wrong = (actual != rounded) & ~((actual != actual) & (rounded != rounded))
+        if isinstance(bound, Exact) and bound.signed_zero and dtype.is_floating_point:
+            wrong |= torch.signbit(actual) != torch.signbit(rounded)
+            wrong &= ~(actual.isnan() & rounded.isnan())
+        errors = torch.where(wrong, math.inf, 0.0)
+    else:
+        errors = _relative_errors(actual.to(torch.float64), value, dtype, allowance)
+    flat_index = int(errors.reshape(-1).argmax())
+    worst = float(errors.reshape(-1)[flat_index])
+    index = tuple(int(part) for part in torch.unravel_index(torch.tensor(flat_index), actual.shape))
+    if worst <= 1.0:
+        return Verdict(True, worst, index, output)
+    count = int((errors > 1.0).sum())
+    got, wanted = actual[index].item(), value[index].item()
+    size = f"{worst:.3g} times the allowed error" if math.isfinite(worst) else "no error is allowed there"
+    message = f"{where}{got!r} at {index} where {wanted!r} is expected ({size}); {count} of {actual.numel()} elements wrong"
+    return Verdict(False, worst, index, output, message)
+
+
+def _relative_errors(actual: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, allowance: torch.Tensor) -> torch.Tensor:
+    """Errors as multiples of ``allowance``; ``inf`` where NaN or infinities disagree.
+
+    A reference too large for ``dtype`` counts as the first value beyond its range, and so does an infinite result: rounding
+    the last finite value up, or not quite reaching the first infinite one, is an error of few units like any other.
+    """
+    info = torch.finfo(dtype)
+    # In float64 itself that value does not exist: an infinity stands for the largest finite value there.
+    beyond = info.max if dtype == torch.float64 else info.max * (1 + info.eps / 2)
+    distance = (actual.clamp(-beyond, beyond) - value.clamp(-beyond, beyond)).abs()
+    errors = distance / allowance.clamp(max=info.max)
+    errors = torch.where(distance == 0, 0.0, errors)
+    disagree = (actual.isnan() != value.isnan()) | (value.isinf() & (actual != value))
+    errors = torch.where(actual.isnan() & value.isnan(), 0.0, errors)
+    return torch.where(disagree | errors.isnan(), math.inf, errors)

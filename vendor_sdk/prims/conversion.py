@@ -1,0 +1,149 @@
+"""Rows of the conversion family: dtypes and complex numbers. All are exact up to the rounding to the result's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from vendor_sdk.prims.bounds import Exact
+from vendor_sdk.prims.reference import OwnDtype
+from vendor_sdk.prims.row import ALL, FLOATS, INTS, Family, Prim, Result, Shape
+from vendor_sdk.prims.samples import (
+    COUNTS,
+    Effort,
+    Interval,
+    Layout,
+    Sample,
+    SampleContext,
+    draw,
+    layouts,
+    limits,
+    specials,
+    tensor,
+)
+
+aten = torch.ops.aten
+
+SINGLE_DOUBLE = (torch.float32, torch.float64)
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+    torch.int64: torch.float64,
+    torch.int32: torch.float32,
+    torch.uint8: torch.int8,
+}
+"""For each dtype another of the same size."""
+
+
+def _conversions(context: SampleContext) -> Iterator[Sample]:
+    targets = ALL if context.effort >= Effort.STANDARD else (torch.float32, torch.bfloat16, torch.int32, torch.bool)
+    for target in targets:
+        # What a negative float becomes as an unsigned integer is undefined in C and differs between processors.
+        domain = Interval(0.0, 99.0) if target == torch.uint8 else Interval(-99.0, 99.0)
+        yield Sample((draw(context, (3, 31), domain),), {"dtype": target}, f"to {_name(target)}")
+        if context.dtype.is_floating_point and target.is_floating_point:
+            yield Sample((specials(context.dtype),), {"dtype": target}, f"special values to {_name(target)}", special=True)
+        if context.dtype in INTS:
+            yield Sample((limits(context.dtype),), {"dtype": target}, f"integer limits to {_name(target)}")
+    for layout in layouts(context):
+        yield Sample((tensor(context, layout, COUNTS),), {"dtype": torch.float32}, layout.label)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _bit_patterns(context: SampleContext) -> Iterator[Sample]:
+    for layout in layouts(context):
+        yield Sample((tensor(context, layout, COUNTS), _BITS[context.dtype]), label=layout.label)
+    yield Sample((draw(context, (3, 8), COUNTS), torch.uint8), label="to bytes")
+    if context.dtype == torch.uint8:
+        yield Sample((draw(context, (3, 8), Interval(0.0, 60.0)), torch.float32), label="from bytes")
+    if context.dtype.is_floating_point:
+        yield Sample((specials(context.dtype), _BITS[context.dtype]), label="special values", special=True)
+
+
+def _parts(context: SampleContext) -> Iterator[Sample]:
+    for layout in layouts(context):
+        second = tensor(context, Layout("", layout.shape), COUNTS)
+        yield Sample((tensor(context, layout, COUNTS), second), label=layout.label)
+    yield Sample((draw(context, (3, 1)), draw(context, (4,))), label="broadcast")
+    values = specials(context.dtype)
+    yield Sample((values, values.flip(0)), label="special values", special=True)
+
+
+def _complex_values(context: SampleContext) -> Iterator[Sample]:
+    for layout in layouts(context):
+        imaginary = tensor(context, Layout("", layout.shape), COUNTS)
+        yield Sample((torch.complex(tensor(context, layout, COUNTS), imaginary),), label=layout.label)
+    values = specials(context.dtype)
+    yield Sample((torch.complex(values, values.flip(0)),), label="special values", special=True)
+
+
+def _conjugate(x: torch.Tensor) -> torch.Tensor:
+    """``complex(real, -imaginary)``; a real tensor is its own conjugate."""
+    if not x.dtype.is_complex:
+        same: torch.Tensor = aten.clone.default(x)
+        return same
+    parts = aten.view_as_real.default(x)
+    real, imaginary = (aten.select.int(parts, -1, part) for part in (0, 1))
+    conjugate: torch.Tensor = aten.complex.default(real, aten.neg.default(imaginary))
+    return conjugate
+
+
+ROWS = (
+    Prim(
+        name="_to_copy",
+        target=aten._to_copy.default,
+        family=Family.CONVERSION,
+        summary="x in another dtype: to nearest even for floats, toward zero to integers, x != 0 to bool",
+        dtypes=ALL,
+        result=Result.ARGUMENT,
+        shape=Shape.SAME,
+        bound=Exact(signed_zero=True),
+        samples=_conversions,
+        source="IEEE 754-2019, 5.4.2 and 5.8",
+    ),
+    Prim(
+        name="view.dtype",
+        target=aten.view.dtype,
+        family=Family.CONVERSION,
+        summary="the same bytes read as another dtype; the last dimension scales with the element size",
+        dtypes=(*FLOATS, *INTS),
+        result=Result.OPERATOR,
+        shape=Shape.OPERATOR,
+        bound=Exact(signed_zero=True),
+        samples=_bit_patterns,
+        reference=OwnDtype(aten.view.dtype),
+        source="exact by definition; bytes in little-endian order",
+    ),
+    Prim(
+        name="complex",
+        target=aten.complex.default,
+        family=Family.CONVERSION,
+        summary="x + i y",
+        dtypes=SINGLE_DOUBLE,
+        result=Result.OPERATOR,
+        shape=Shape.BROADCAST,
+        bound=Exact(signed_zero=True),
+        samples=_parts,
+        source="exact by definition",
+    ),
+    Prim(
+        name="_conj_physical",
+        target=aten._conj_physical.default,
+        family=Family.CONVERSION,
+        summary="complex conjugate, computed (not torch's lazy bit); samples are complex numbers of the dtype's parts",
+        dtypes=SINGLE_DOUBLE,
+        result=Result.SAME,
+        shape=Shape.SAME,
+        bound=Exact(signed_zero=True),
+        samples=_complex_values,
+        decomposition=_conjugate,
+        source="exact by definition",
+    ),
+)
+"""The conversion prims; ``view_as_real`` and ``view_as_complex`` are views."""

@@ -1,0 +1,803 @@
+"""Rows of the pointwise family: one element of the result from one element of each operand, with broadcasting.
+
+Bounds are those of the OpenCL C specification where it has the function (3.0, section 7.4, relative error as ULPs: the
+full-profile single-precision table, and the half-precision table for halves), else as the row's ``source`` says. Arithmetic
+that IEEE 754 rounds correctly is asked for exactly.
+
+Scalar operands: ``add``, ``sub``, ``mul`` and ``div`` take a Python number for a tensor, as torch's own overloads do; for every
+other prim a number is a 0-d tensor (``elementary.number``), which promotes like the number. ``pow`` is one prim,
+``pow.Tensor_Tensor``: torch treats the exponents 0.5, 2, 3, -0.5, -1 and -2 of ``pow.Tensor_Scalar`` specially only for speed,
+and its results stay within ``pow``'s bound. ``clamp`` is ``minimum(maximum(x, low), high)``, exactly, NaN included, and so no
+prim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from vendor_sdk.prims import elementary
+from vendor_sdk.prims.bounds import Bound, Exact, Ulp
+from vendor_sdk.prims.reference import OwnDtype
+from vendor_sdk.prims.row import ALL, FLOATS, HALVES, INTS, NUMBERS, Family, Prim, Result, Shape
+from vendor_sdk.prims.samples import (
+    COUNTS,
+    Effort,
+    Interval,
+    Sample,
+    SampleContext,
+    Sampler,
+    binary,
+    draw,
+    pairs,
+    specials,
+    unary,
+)
+
+aten = torch.ops.aten
+
+OPENCL = "OpenCL C 3.0, section 7.4"
+MEASURED = "no standard bounds it: at least twice the largest error of Cephes' float32 algorithm measured on the row's domain"
+SINGLES = (torch.float32, torch.float64, *INTS, torch.bool)
+"""Dtypes of the special functions that torch does not define for halves."""
+
+SIGNED_ZERO = Exact(signed_zero=True)
+
+
+def _ulp(units: float, half: float = 2.0, absolute: float = 0.0) -> Ulp:
+    """``units`` in float32 and float64, ``half`` in the half precisions."""
+    return Ulp(units, dict.fromkeys(HALVES, half), absolute)
+
+
+def _special(units: float, absolute: float = 0.0) -> Ulp:
+    """Bound of a special function: halves are rounded from a float32 result."""
+    return Ulp(units, dict.fromkeys(HALVES, 1.0), absolute)
+
+
+def _row(
+    name: str,
+    target: Any,
+    summary: str,
+    bound: Bound,
+    samples: Sampler,
+    *,
+    dtypes: tuple[torch.dtype, ...] = ALL,
+    result: Result = Result.FLOAT,
+    shape: Shape = Shape.BROADCAST,
+    reference: Callable[..., Any] | None = None,
+    by: Callable[..., Any] | None = None,
+    cost: str = "",
+    source: str = "",
+) -> Prim:
+    return Prim(
+        name=name,
+        target=target,
+        family=Family.POINTWISE,
+        summary=summary,
+        dtypes=dtypes,
+        result=result,
+        shape=shape,
+        bound=bound,
+        samples=samples,
+        reference=reference,
+        decomposition=by,
+        decomposition_cost=cost,
+        source=source,
+    )
+
+
+def _unary(
+    name: str,
+    target: Any,
+    summary: str,
+    bound: Bound,
+    samples: Sampler | None = None,
+    **rest: Any,
+) -> Prim:
+    return _row(name, target, summary, bound, samples or unary(), shape=Shape.SAME, **rest)
+
+
+UNIT = Interval(-1.0, 1.0)
+POSITIVE = Interval(0.01, 20.0)
+
+
+def _finite(sampler: Sampler) -> Sampler:
+    """Adds the finite special values, for prims whose result at infinity or NaN is unspecified."""
+
+    def sample(context: SampleContext) -> Iterator[Sample]:
+        yield from sampler(context)
+        if context.dtype.is_floating_point:
+            values = specials(context.dtype)
+            yield Sample((values[values.isfinite()],), label="finite special values", special=True)
+
+    return sample
+
+
+def _gamma_samples(context: SampleContext) -> Iterator[Sample]:
+    yield from binary(Interval(0.2, 12.0), Interval(0.0, 15.0), special=False, mixed=False)(context)
+    a = torch.tensor([0.0, 1.0, 2.0, 1.0, 3.0, torch.nan, 1.0, -1.0, 2.0], dtype=context.dtype)
+    x = torch.tensor([1.0, 0.0, torch.inf, -1.0, 0.5, 1.0, torch.nan, 1.0, 2.0], dtype=context.dtype)
+    yield Sample((a, x), label="special values", special=True)
+
+
+def _polygamma_samples(context: SampleContext) -> Iterator[Sample]:
+    orders = (0, 1, 2, 3) if context.effort >= Effort.STANDARD else (1, 2)
+    for order in orders:
+        yield Sample((order, draw(context, (3, 41), Interval(0.3, 12.0))), label=f"order {order}")
+    if context.effort >= Effort.STANDARD:
+        yield Sample((1, draw(context, (), Interval(0.3, 12.0))), label="0-d")
+        yield Sample((1, draw(context, (0, 3))), label="empty")
+        yield Sample((2, draw(context, (5, 7), Interval(0.3, 12.0)).t()), label="transposed")
+    if context.dtype.is_floating_point:
+        values = torch.tensor([torch.inf, 1.0, 0.5, 30.0], dtype=context.dtype)
+        yield Sample((1, values), label="special values", special=True)
+
+
+def _pow_samples(context: SampleContext) -> Iterator[Sample]:
+    if not context.dtype.is_floating_point:
+        yield from binary(Interval(-4.0, 4.0), Interval(0.0, 5.0))(context)
+        return
+    yield from binary(Interval(0.1, 3.0), Interval(-4.0, 4.0), special=False)(context)
+    base = draw(context, (33,), Interval(-3.0, 3.0, nonzero=True))
+    yield Sample((base, draw(context, (33,), Interval(-4.0, 4.0)).round()), label="negative base")
+    ends = torch.tensor(
+        [torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1.0, -1.0, 2.0, 3.0, -3.0, 0.5, -0.5], dtype=context.dtype
+    )
+    yield Sample(pairs(ends), label="special values", special=True)
+
+
+def _quotient_samples(context: SampleContext) -> Iterator[Sample]:
+    """div.Tensor_mode: divisors away from zero; the two rounding modes that round."""
+    for mode in ("floor", "trunc"):
+        for sample in binary(COUNTS, Interval(0.25, 9.0, nonzero=True), special=False, mixed=False)(context):
+            yield Sample(sample.args, {"rounding_mode": mode}, f"{sample.label}, {mode}")
+        if context.dtype.is_floating_point:
+            x = torch.tensor([torch.nan, 7.0, -7.0, 7.0, -7.0, 1.0, 6.0, -6.0], dtype=context.dtype)
+            y = torch.tensor([2.0, torch.nan, 2.0, -2.0, -2.0, -3.0, 3.0, 3.0], dtype=context.dtype)
+            yield Sample((x, y), {"rounding_mode": mode}, f"special values, {mode}", special=True)
+
+
+def _where_samples(context: SampleContext) -> Iterator[Sample]:
+    for sample in binary()(context):
+        x, y = sample.args
+        mask = draw(context, aten.add.Tensor(x, y).shape, dtype=torch.bool)
+        yield Sample((mask, x, y), label=sample.label, special=sample.special)
+    mask = draw(context, (3, 1), dtype=torch.bool)
+    yield Sample((mask, draw(context, (4,)), draw(context, ())), label="three shapes")
+
+
+ROWS = (
+    _unary(
+        "abs",
+        aten.abs.default,
+        "|x|",
+        SIGNED_ZERO,
+        unary(wraps=True),
+        dtypes=NUMBERS,
+        result=Result.SAME,
+        by=elementary.absolute,
+        source="IEEE 754-2019, 5.5.1",
+    ),
+    _unary("acos", aten.acos.default, "arc cosine", _ulp(4), unary(UNIT), by=elementary.acos, source=OPENCL),
+    _unary(
+        "acosh",
+        aten.acosh.default,
+        "inverse hyperbolic cosine",
+        _ulp(4),
+        unary(Interval(1.0, 50.0)),
+        by=elementary.acosh,
+        cost="infinite above the square root of the largest finite value",
+        source=OPENCL,
+    ),
+    _row(
+        "add",
+        aten.add.Tensor,
+        "x + y",
+        Exact(),
+        binary(wraps=True, numbers=True),
+        result=Result.PROMOTE,
+        source="IEEE 754-2019, 5.4.1",
+    ),
+    _unary("asin", aten.asin.default, "arc sine", _ulp(4), unary(UNIT), by=elementary.asin, source=OPENCL),
+    _unary(
+        "asinh",
+        aten.asinh.default,
+        "inverse hyperbolic sine",
+        _ulp(4),
+        unary(wide=Interval(-1e4, 1e4)),
+        by=elementary.asinh,
+        cost="infinite above the square root of the largest finite value",
+        source=OPENCL,
+    ),
+    _unary(
+        "atan", aten.atan.default, "arc tangent", _ulp(5), unary(), by=elementary.atan, cost="6 ulp, of atan2", source=OPENCL
+    ),
+    _row(
+        "atan2",
+        aten.atan2.default,
+        "angle of the point (y, x): arc tangent of x / y by quadrant",
+        _ulp(6),
+        binary(),
+        source=OPENCL,
+    ),
+    _unary("atanh", aten.atanh.default, "inverse hyperbolic tangent", _ulp(5), unary(UNIT), by=elementary.atanh, source=OPENCL),
+    _unary(
+        "ceil",
+        aten.ceil.default,
+        "smallest whole number not below x",
+        SIGNED_ZERO,
+        unary(),
+        dtypes=NUMBERS,
+        result=Result.SAME,
+        by=elementary.ceil,
+        source=OPENCL,
+    ),
+    _row(
+        "copysign",
+        aten.copysign.Tensor,
+        "|x| with the sign of y",
+        SIGNED_ZERO,
+        binary(),
+        by=elementary.copysign,
+        source=OPENCL,
+    ),
+    _unary("cos", aten.cos.default, "cosine", _ulp(4), unary(wide=Interval(-1e4, 1e4)), source=OPENCL),
+    _unary("cosh", aten.cosh.default, "hyperbolic cosine", _ulp(4), unary(), by=elementary.cosh, cost="8 ulp", source=OPENCL),
+    _unary(
+        "digamma",
+        aten.digamma.default,
+        "derivative of log gamma",
+        _special(12, absolute=12),
+        unary(Interval(0.05, 30.0)),
+        source=MEASURED,
+    ),
+    _row(
+        "div",
+        aten.div.Tensor,
+        "x / y",
+        _ulp(2.5, 1),
+        binary(COUNTS, Interval(0.25, 9.0, nonzero=True), numbers=True),
+        source=OPENCL,
+    ),
+    _row(
+        "div.Tensor_mode",
+        aten.div.Tensor_mode,
+        "x / y rounded down (floor) or toward zero (trunc)",
+        Exact(),
+        _quotient_samples,
+        dtypes=NUMBERS,
+        result=Result.PROMOTE,
+        source="Python's // for floor; C's integer division for trunc",
+    ),
+    _unary("erf", aten.erf.default, "error function", _ulp(16, 4), unary(), source=OPENCL),
+    _unary(
+        "erfc",
+        aten.erfc.default,
+        "1 - erf(x)",
+        _ulp(16, 4),
+        unary(Interval(-3.0, 5.0)),
+        by=elementary.erfc,
+        cost="cancels for x > 0.5: relative error grows as 1 / erfc(x)",
+        source=OPENCL,
+    ),
+    _unary("erfinv", aten.erfinv.default, "inverse error function", _special(8), unary(Interval(-0.99, 0.99)), source=MEASURED),
+    _unary("exp", aten.exp.default, "e**x", _ulp(3), unary(wide=Interval(-80.0, 80.0)), source=OPENCL),
+    _unary(
+        "exp2",
+        aten.exp2.default,
+        "2**x",
+        _ulp(3),
+        unary(wide=Interval(-120.0, 120.0)),
+        by=elementary.exp2,
+        cost="3 + |x| / 2 ulp: the rounding of x log 2",
+        source=OPENCL,
+    ),
+    _unary(
+        "expm1",
+        aten.expm1.default,
+        "e**x - 1, accurate near zero",
+        _ulp(3),
+        unary(wide=Interval(-1e-3, 1e-3)),
+        by=elementary.expm1,
+        cost="8 ulp",
+        source=OPENCL,
+    ),
+    _unary(
+        "floor",
+        aten.floor.default,
+        "largest whole number not above x",
+        SIGNED_ZERO,
+        unary(),
+        dtypes=NUMBERS,
+        result=Result.SAME,
+        by=elementary.floor,
+        source=OPENCL,
+    ),
+    _row(
+        "fmax",
+        aten.fmax.default,
+        "the larger operand, NaN counting as missing",
+        Exact(),
+        binary(),
+        result=Result.PROMOTE,
+        by=elementary.fmax,
+        source=OPENCL,
+    ),
+    _row(
+        "fmin",
+        aten.fmin.default,
+        "the smaller operand, NaN counting as missing",
+        Exact(),
+        binary(),
+        result=Result.PROMOTE,
+        by=elementary.fmin,
+        source=OPENCL,
+    ),
+    _row(
+        "fmod",
+        aten.fmod.Tensor,
+        "x - y trunc(x / y), the remainder with x's sign",
+        Exact(),
+        binary(COUNTS, Interval(0.25, 9.0, nonzero=True)),
+        dtypes=NUMBERS,
+        result=Result.PROMOTE,
+        source=OPENCL,
+    ),
+    _unary(
+        "frexp",
+        aten.frexp.Tensor,
+        "mantissa in [0.5, 1) and int32 exponent: x = mantissa 2**exponent",
+        Exact(),
+        _finite(unary(special=False)),
+        dtypes=FLOATS,
+        result=Result.OPERATOR,
+        source=OPENCL,
+    ),
+    _row(
+        "gcd",
+        aten.gcd.default,
+        "greatest common divisor, not negative",
+        Exact(),
+        binary(Interval(-60.0, 60.0)),
+        dtypes=INTS,
+        result=Result.PROMOTE,
+        source="Euclid, Elements, book VII",
+    ),
+    _row(
+        "hypot",
+        aten.hypot.default,
+        "sqrt(x**2 + y**2) without intermediate overflow",
+        _ulp(4),
+        binary(),
+        dtypes=FLOATS,
+        result=Result.PROMOTE,
+        by=elementary.hypot,
+        source=OPENCL,
+    ),
+    _unary(
+        "i0", aten.i0.default, "modified Bessel function of the first kind, order 0", _special(10), unary(), source=MEASURED
+    ),
+    _row(
+        "igamma",
+        aten.igamma.default,
+        "regularised lower incomplete gamma function P(a, x)",
+        _special(16, absolute=16),
+        _gamma_samples,
+        dtypes=FLOATS,
+        result=Result.PROMOTE,
+        source=MEASURED,
+    ),
+    _row(
+        "igammac",
+        aten.igammac.default,
+        "regularised upper incomplete gamma function Q(a, x)",
+        _special(16, absolute=16),
+        _gamma_samples,
+        dtypes=FLOATS,
+        result=Result.PROMOTE,
+        by=elementary.igammac,
+        cost="absolute error of 1 ulp of 1: cancels where Q is small",
+        source=MEASURED,
+    ),
+    _unary(
+        "lgamma",
+        aten.lgamma.default,
+        "log of the absolute value of gamma(x)",
+        _ulp(6, 4, absolute=6),
+        unary(Interval(0.05, 30.0)),
+        source=MEASURED,
+    ),
+    _unary("log", aten.log.default, "natural logarithm", _ulp(3), unary(POSITIVE, wide=Interval(1e-30, 1e-20)), source=OPENCL),
+    _unary(
+        "log10",
+        aten.log10.default,
+        "logarithm to base 10",
+        _ulp(3),
+        unary(POSITIVE),
+        by=elementary.log10,
+        cost="4 ulp",
+        source=OPENCL,
+    ),
+    _unary(
+        "log1p",
+        aten.log1p.default,
+        "log(1 + x), accurate near zero",
+        _ulp(2),
+        unary(Interval(-0.9, 9.0), wide=Interval(-1e-3, 1e-3)),
+        by=elementary.log1p,
+        cost="5 ulp",
+        source=OPENCL,
+    ),
+    _unary(
+        "log2",
+        aten.log2.default,
+        "logarithm to base 2",
+        _ulp(3),
+        unary(POSITIVE),
+        by=elementary.log2,
+        cost="4 ulp",
+        source=OPENCL,
+    ),
+    _row(
+        "maximum",
+        aten.maximum.default,
+        "the larger operand; NaN where either is NaN",
+        Exact(),
+        binary(),
+        result=Result.PROMOTE,
+        by=elementary.maximum,
+        source="IEEE 754-2019, 9.6",
+    ),
+    _row(
+        "minimum",
+        aten.minimum.default,
+        "the smaller operand; NaN where either is NaN",
+        Exact(),
+        binary(),
+        result=Result.PROMOTE,
+        by=elementary.minimum,
+        source="IEEE 754-2019, 9.6",
+    ),
+    _row(
+        "mul",
+        aten.mul.Tensor,
+        "x y",
+        SIGNED_ZERO,
+        binary(wraps=True, numbers=True),
+        result=Result.PROMOTE,
+        source="IEEE 754-2019, 5.4.1",
+    ),
+    _unary(
+        "neg",
+        aten.neg.default,
+        "-x",
+        SIGNED_ZERO,
+        unary(wraps=True),
+        dtypes=NUMBERS,
+        result=Result.SAME,
+        by=elementary.negate,
+        source="IEEE 754-2019, 5.5.1",
+    ),
+    _row(
+        "nextafter",
+        aten.nextafter.default,
+        "the next value of the dtype from x toward y",
+        SIGNED_ZERO,
+        binary(mixed=False),
+        dtypes=FLOATS,
+        result=Result.PROMOTE,
+        reference=OwnDtype(aten.nextafter.default),
+        source=OPENCL,
+    ),
+    _row(
+        "polygamma",
+        aten.polygamma.default,
+        "n-th derivative of digamma(x)",
+        _special(16, absolute=16),
+        _polygamma_samples,
+        shape=Shape.SAME,
+        source=MEASURED,
+    ),
+    _row(
+        "pow", aten.pow.Tensor_Tensor, "x**y", _ulp(16, 4), _pow_samples, dtypes=NUMBERS, result=Result.PROMOTE, source=OPENCL
+    ),
+    _unary(
+        "reciprocal",
+        aten.reciprocal.default,
+        "1 / x",
+        _ulp(2.5, 1),
+        unary(Interval(0.1, 9.0)),
+        by=elementary.reciprocal,
+        source=OPENCL,
+    ),
+    _unary(
+        "relu",
+        aten.relu.default,
+        "max(x, 0)",
+        Exact(),
+        unary(),
+        dtypes=NUMBERS,
+        result=Result.SAME,
+        by=elementary.relu,
+        source="exact by definition",
+    ),
+    _row(
+        "remainder",
+        aten.remainder.Tensor,
+        "x - y floor(x / y), the remainder with y's sign",
+        Ulp(1),
+        binary(COUNTS, Interval(0.25, 9.0, nonzero=True)),
+        dtypes=NUMBERS,
+        result=Result.PROMOTE,
+        by=elementary.remainder,
+        source="fmod is exact; adding the divisor rounds once",
+    ),
+    _unary(
+        "round",
+        aten.round.default,
+        "nearest whole number, ties to even",
+        SIGNED_ZERO,
+        unary(),
+        dtypes=NUMBERS,
+        result=Result.SAME,
+        source="IEEE 754-2019, 5.9",
+    ),
+    _unary(
+        "rsqrt",
+        aten.rsqrt.default,
+        "1 / sqrt(x)",
+        _ulp(2, 1),
+        unary(POSITIVE),
+        by=elementary.rsqrt,
+        cost="4 ulp",
+        source=OPENCL,
+    ),
+    _unary(
+        "sigmoid",
+        aten.sigmoid.default,
+        "1 / (1 + exp(-x))",
+        _ulp(5),
+        unary(wide=Interval(-30.0, 30.0)),
+        by=elementary.sigmoid,
+        source="exp (3 ulp), a sum and a reciprocal (2.5 ulp), errors added: OpenCL C 3.0, section 7.4",
+    ),
+    _unary(
+        "sign",
+        aten.sign.default,
+        "-1, 0 or 1 by the sign of x; 0 for NaN",
+        Exact(),
+        unary(),
+        result=Result.SAME,
+        by=elementary.sign,
+        source="exact by definition",
+    ),
+    _unary(
+        "signbit",
+        aten.signbit.default,
+        "whether the sign bit is set, that of -0.0 and NaN included",
+        Exact(),
+        unary(),
+        result=Result.BOOL,
+        source=OPENCL,
+    ),
+    _unary("sin", aten.sin.default, "sine", _ulp(4), unary(wide=Interval(-1e4, 1e4)), source=OPENCL),
+    _unary("sinh", aten.sinh.default, "hyperbolic sine", _ulp(4), unary(), by=elementary.sinh, cost="10 ulp", source=OPENCL),
+    _unary(
+        "special_airy_ai",
+        aten.special_airy_ai.default,
+        "Airy function Ai",
+        _special(16, absolute=16),
+        unary(Interval(-6.0, 6.0), special=False),
+        dtypes=SINGLES,
+        source=MEASURED,
+    ),
+    _unary(
+        "special_bessel_j0",
+        aten.special_bessel_j0.default,
+        "Bessel function of the first kind, order 0",
+        _special(8, absolute=8),
+        unary(Interval(-15.0, 15.0)),
+        dtypes=SINGLES,
+        source=MEASURED,
+    ),
+    _unary(
+        "special_bessel_j1",
+        aten.special_bessel_j1.default,
+        "Bessel function of the first kind, order 1",
+        _special(8, absolute=8),
+        unary(Interval(-15.0, 15.0)),
+        dtypes=SINGLES,
+        source=MEASURED,
+    ),
+    _unary(
+        "special_bessel_y0",
+        aten.special_bessel_y0.default,
+        "Bessel function of the second kind, order 0",
+        _special(8, absolute=8),
+        unary(Interval(0.1, 15.0)),
+        dtypes=SINGLES,
+        source=MEASURED,
+    ),
+    _unary(
+        "special_bessel_y1",
+        aten.special_bessel_y1.default,
+        "Bessel function of the second kind, order 1",
+        _special(8, absolute=8),
+        unary(Interval(0.1, 15.0)),
+        dtypes=SINGLES,
+        source=MEASURED,
+    ),
+    _unary(
+        "special_erfcx",
+        aten.special_erfcx.default,
+        "exp(x**2) erfc(x)",
+        _special(16),
+        unary(Interval(-3.0, 20.0)),
+        dtypes=SINGLES,
+        by=elementary.erfcx,
+        cost="relative error grows as x**2 ulp, infinite times zero beyond |x| = 9",
+        source=OPENCL + " (erfc)",
+    ),
+    _unary(
+        "special_i0e",
+        aten.special_i0e.default,
+        "exp(-|x|) i0(x)",
+        _special(10),
+        unary(Interval(-20.0, 20.0)),
+        by=elementary.i0e,
+        cost="infinite times zero beyond |x| = 88 in float32",
+        source=MEASURED,
+    ),
+    _unary(
+        "special_i1",
+        aten.special_i1.default,
+        "modified Bessel function of the first kind, order 1",
+        _special(32),
+        unary(),
+        source=MEASURED,
+    ),
+    _unary(
+        "special_i1e",
+        aten.special_i1e.default,
+        "exp(-|x|) i1(x)",
+        _special(32),
+        unary(Interval(-20.0, 20.0)),
+        by=elementary.i1e,
+        cost="infinite times zero beyond |x| = 88 in float32",
+        source=MEASURED,
+    ),
+    _unary(
+        "special_modified_bessel_i0",
+        aten.special_modified_bessel_i0.default,
+        "modified Bessel function of the first kind, order 0 (torch has it twice)",
+        _special(10),
+        unary(),
+        dtypes=SINGLES,
+        by=elementary.modified_bessel_i0,
+        source=MEASURED,
+    ),
+    _unary(
+        "special_modified_bessel_i1",
+        aten.special_modified_bessel_i1.default,
+        "modified Bessel function of the first kind, order 1 (torch has it twice)",
+        _special(32),
+        unary(),
+        dtypes=SINGLES,
+        by=elementary.modified_bessel_i1,
+        source=MEASURED,
+    ),
+    _unary(
+        "special_modified_bessel_k0",
+        aten.special_modified_bessel_k0.default,
+        "modified Bessel function of the second kind, order 0",
+        _special(20),
+        unary(Interval(0.1, 10.0)),
+        dtypes=SINGLES,
+        source=MEASURED,
+    ),
+    _unary(
+        "special_modified_bessel_k1",
+        aten.special_modified_bessel_k1.default,
+        "modified Bessel function of the second kind, order 1",
+        _special(12),
+        unary(Interval(0.1, 10.0)),
+        dtypes=SINGLES,
+        source=MEASURED,
+    ),
+    _unary(
+        "special_ndtri",
+        aten.special_ndtri.default,
+        "inverse of the standard normal distribution function",
+        _special(8, absolute=8),
+        unary(Interval(0.001, 0.999)),
+        dtypes=SINGLES,
+        by=elementary.ndtri,
+        cost="2 p - 1 cancels where p is small",
+        source=MEASURED,
+    ),
+    _unary(
+        "special_scaled_modified_bessel_k0",
+        aten.special_scaled_modified_bessel_k0.default,
+        "exp(x) k0(x)",
+        _special(26),
+        unary(Interval(0.1, 10.0)),
+        dtypes=SINGLES,
+        by=elementary.scaled_modified_bessel_k0,
+        cost="zero times infinite beyond x = 88 in float32",
+        source=MEASURED,
+    ),
+    _unary(
+        "special_scaled_modified_bessel_k1",
+        aten.special_scaled_modified_bessel_k1.default,
+        "exp(x) k1(x)",
+        _special(12),
+        unary(Interval(0.1, 10.0)),
+        dtypes=SINGLES,
+        by=elementary.scaled_modified_bessel_k1,
+        cost="zero times infinite beyond x = 88 in float32",
+        source=MEASURED,
+    ),
+    _unary(
+        "special_spherical_bessel_j0",
+        aten.special_spherical_bessel_j0.default,
+        "sin(x) / x, 1 at zero",
+        _special(8),
+        unary(Interval(-9.0, 9.0)),
+        dtypes=SINGLES,
+        by=elementary.spherical_bessel_j0,
+        source=OPENCL + " (sin, division)",
+    ),
+    _row(
+        "special_zeta",
+        aten.special_zeta.default,
+        "Hurwitz zeta function: sum over k >= 0 of (k + q)**-x",
+        _special(8),
+        binary(Interval(1.2, 10.0), Interval(0.3, 10.0), special=False, mixed=False),
+        dtypes=SINGLES,
+        source=MEASURED,
+    ),
+    _unary("sqrt", aten.sqrt.default, "square root", _ulp(3, 1), unary(Interval(0.0, 20.0)), source=OPENCL),
+    _row(
+        "sub",
+        aten.sub.Tensor,
+        "x - y",
+        Exact(),
+        binary(wraps=True, numbers=True),
+        dtypes=NUMBERS,
+        result=Result.PROMOTE,
+        by=elementary.subtract,
+        source="IEEE 754-2019, 5.4.1",
+    ),
+    _unary("tan", aten.tan.default, "tangent", _ulp(5), unary(), by=elementary.tan, cost="10.5 ulp", source=OPENCL),
+    _unary(
+        "tanh",
+        aten.tanh.default,
+        "hyperbolic tangent",
+        _ulp(5),
+        unary(wide=Interval(-30.0, 30.0)),
+        by=elementary.tanh,
+        source=OPENCL,
+    ),
+    _unary(
+        "trunc",
+        aten.trunc.default,
+        "whole number next to x toward zero",
+        SIGNED_ZERO,
+        unary(),
+        dtypes=NUMBERS,
+        result=Result.SAME,
+        source=OPENCL,
+    ),
+    _row(
+        "where",
+        aten.where.self,
+        "x where the condition holds, y elsewhere",
+        SIGNED_ZERO,
+        _where_samples,
+        result=Result.PROMOTE,
+        source="exact by definition",
+    ),
+)
+"""The pointwise prims."""

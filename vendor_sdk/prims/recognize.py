@@ -1,0 +1,146 @@
+"""Passes that find composites for which captured graphs have no single operator.
+
+Each takes a graph module in ATen, replaces what it finds in place, and returns how many it found; nodes that others still use
+stay, and dead ones are removed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+
+def _calls(module: fx.GraphModule, *targets: Any) -> list[fx.Node]:
+    return [node for node in module.graph.nodes if node.op == "call_function" and node.target in targets]
+
+
+def _is(node: Any, target: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target == target
+
+
+def _value(node: Any) -> Any:
+    return node.meta.get("val") if isinstance(node, fx.Node) else None
+
+
+def _insert(before: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+    graph = before.graph
+    with graph.inserting_before(before):
+        node = graph.call_function(target, args)
+    node.meta.update({key: item for key, item in before.meta.items() if key in ("stack_trace", "nn_module_stack")})
+    node.meta["val"] = value
+    return node
+
+
+def _pass(match: Callable[[fx.GraphModule], int]) -> Callable[[fx.GraphModule], int]:
+    def run(module: fx.GraphModule) -> int:
+        found = match(module)
+        if found:
+            module.graph.eliminate_dead_code()
+            module.recompile()
+        return found
+
+    run.__name__, run.__doc__ = match.__name__, match.__doc__
+    return run
+
+
+@_pass
+def recognize_linear(module: fx.GraphModule) -> int:
+    """``addmm(bias, x, permute(w, [1, 0]))`` and ``mm(x, permute(w, [1, 0]))`` to ``linear(x, w, bias)``."""
+    found = 0
+    for node in _calls(module, aten.addmm.default, aten.mm.default):
+        bias, x, right = node.args if node.target == aten.addmm.default else (None, *node.args)
+        if node.kwargs or not _is(right, aten.permute.default) or list(right.args[1]) != [1, 0]:
+            continue
+        weight = right.args[0]
+        width = _value(weight)
+        if bias is not None and (_value(bias).dim() != 1 or _value(bias).shape[0] != width.shape[0]):
+            continue
+        node.replace_all_uses_with(_insert(node, aten.linear.default, (x, weight, bias), node.meta["val"]))
+        found += 1
+    return found
+
+
+@_pass
+def recognize_rms_norm(module: fx.GraphModule) -> int:
+    """``x * rsqrt(mean(x * x) + eps)``, with a weight where one follows, to ``_fused_rms_norm``, whose second result is the
+    reciprocal root that a backward graph may read. Half-precision graphs match between the conversions to float32."""
+    found = 0
+    for root in _calls(module, aten.rsqrt.default):
+        parts = _mean_of_squares(root)
+        if parts is None:
+            continue
+        x, count, eps = parts
+        scaled = next((user for user in root.users if _is(user, aten.mul.Tensor) and set(user.args) == {x, root}), None)
+        if scaled is None:
+            continue
+        shape = list(_value(x).shape[-count:])
+        last, weight = scaled, None
+        for user in scaled.users:
+            other = _other_operand(user, scaled)
+            if len(scaled.users) == 1 and other is not None and list(_value(other).shape) == shape:
+                if _value(other).dtype == _value(x).dtype:
+                    last, weight = user, other
+        values = (last.meta["val"], root.meta["val"])
+        # the weight may be computed after the root: the composite stands where all its operands exist
+        norm = _insert(last, aten._fused_rms_norm.default, (x, shape, weight, eps), values)
+        last.replace_all_uses_with(_insert(last, operator.getitem, (norm, 0), values[0]))
+        if weight is None or all(user in (scaled,) for user in root.users):
+            found += 1
+            continue
+        found += 1
+    return found
+
+
+def _mean_of_squares(root: fx.Node) -> tuple[fx.Node, int, float] | None:
+    """``(x, number of trailing dimensions, eps)`` of ``rsqrt(mean(x * x, trailing, keepdim) + eps)``."""
+    shifted = root.args[0]
+    if not _is(shifted, aten.add.Tensor) or not isinstance(shifted.args[1], float):  # type: ignore[union-attr]
+        return None
+    mean, eps = shifted.args  # type: ignore[union-attr]
+    if not _is(mean, aten.mean.dim) or len(mean.args) < 3 or mean.args[2] is not True or mean.kwargs.get("dtype"):
+        return None
+    square, dims = mean.args[:2]
+    if not _is(square, aten.mul.Tensor) or square.args[0] is not square.args[1]:
+        return None
+    x = square.args[0]
+    rank = _value(x).dim()
+    if sorted(dim % rank for dim in dims) != list(range(rank - len(dims), rank)):
+        return None
+    return x, len(dims), eps
+
+
+def _other_operand(node: fx.Node, operand: fx.Node) -> fx.Node | None:
+    if not _is(node, aten.mul.Tensor) or operand not in node.args:
+        return None
+    other = node.args[1] if node.args[0] is operand else node.args[0]
+    return other if isinstance(other, fx.Node) and other is not operand and isinstance(_value(other), torch.Tensor) else None
+
+
+@_pass
+def recognize_cross_entropy(module: fx.GraphModule) -> int:
+    """``nll_loss_forward(log_softmax(x))`` of which only the loss is used (inference) to ``cross_entropy_loss``.
+
+    In training the logarithms and the total weight are saved for backward, so both composites stay as they are.
+    """
+    found = 0
+    for node in _calls(module, aten.nll_loss_forward.default):
+        logarithms, target, weight, reduction, ignored = node.args
+        users = list(node.users)
+        if len(users) != 1 or not _is(users[0], operator.getitem) or users[0].args[1] != 0:
+            continue
+        if not _is(logarithms, aten._log_softmax.default) or len(logarithms.users) != 1:  # type: ignore[union-attr]
+            continue
+        x, dim, half_to_float = logarithms.args  # type: ignore[union-attr]
+        rank = _value(x).dim()
+        if half_to_float or dim % rank != (1 if rank > 1 else 0):
+            continue
+        args = (x, target, weight, reduction, ignored, 0.0)
+        users[0].replace_all_uses_with(_insert(node, aten.cross_entropy_loss.default, args, users[0].meta["val"]))
+        found += 1
+    return found

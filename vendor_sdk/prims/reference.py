@@ -1,0 +1,147 @@
+"""References: what a prim's results must be, evaluated in float64 from the row, with the shape and dtype torch gives them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vendor_sdk.prims.samples import Sample
+
+if TYPE_CHECKING:
+    from vendor_sdk.prims.row import Composite, Prim
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """One result of a call.
+
+    Attributes:
+        value: float64 or complex128 where the result is floating or complex, exact elsewhere; a Python number for a symbolic
+            prim; ``None`` where no value can be expected (random prims, an undefined result).
+        shape, dtype: what torch gives the result; ``None`` for results that are no tensors.
+    """
+
+    value: Any
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype | None
+
+
+@dataclass(frozen=True)
+class OwnDtype:
+    """Marks a row's reference as defined on the sample's own dtypes: no upcast (``nextafter``, ``view.dtype``)."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def reference(row: Prim | Composite, sample: Sample) -> tuple[Expected, ...]:
+    """The results that ``row`` must give for ``sample``, one entry a result.
+
+    The row's reference (or its torch operator) runs on the CPU with floating tensors upcast to float64, which is exact for
+    every dtype of the opset; shapes and dtypes are those of the operator at the sample's own dtypes.
+    """
+    from vendor_sdk.prims.bounds import Distribution
+
+    outline = flat(outlined(target_of(row), sample))
+    if isinstance(row.bound, Distribution):
+        return tuple(Expected(None, _shape(item), _dtype(item)) for item in outline)
+    values = flat(evaluate(row, sample.args, sample.kwargs))
+    return tuple(Expected(value, _shape(item), _dtype(item)) for value, item in zip(values, outline, strict=True))
+
+
+def evaluate(row: Prim | Composite, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The row's reference at ``args`` and ``kwargs``, upcast to float64; same structure as the prim's result."""
+    function = getattr(row, "reference", None) or target_of(row)
+    if isinstance(function, OwnDtype):
+        return function(*args, **kwargs)
+    with _float64_by_default():
+        return function(*upcast(args), **upcast(dict(kwargs)))
+
+
+def target_of(row: Prim | Composite) -> Callable[..., Any]:
+    """What a row's samples are called with: the prim's target, the composite's canonical overload."""
+    target = getattr(row, "target", None)
+    if target is None:
+        target = getattr(row, "canonical", None) or next(iter(row.targets))  # type: ignore[union-attr]
+    function: Callable[..., Any] = target
+    return function
+
+
+_WIDE = {
+    torch.float16: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
+
+
+def upcast(value: Any) -> Any:
+    """``value`` with every floating tensor and floating dtype in it widened to float64 (complex to complex128)."""
+    if isinstance(value, torch.Tensor):
+        return value.to(_WIDE[value.dtype]) if value.dtype in _WIDE else value
+    if isinstance(value, torch.dtype):
+        return _WIDE.get(value, value)
+    return _mapped(upcast, value)
+
+
+def outlined(target: Callable[..., Any], sample: Sample) -> Any:
+    """The results of a call as tensors without data: torch's meta kernel, or, where torch has none, the call itself."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return target(*sample.args, **sample.kwargs)
+    kwargs = _on_meta(sample.kwargs)
+    if any(argument.name == "device" for argument in target._schema.arguments):
+        kwargs["device"] = torch.device("meta")
+    try:
+        return target(*_on_meta(sample.args), **kwargs)
+    except NotImplementedError:
+        return target(*sample.args, **sample.kwargs)
+
+
+def flat(result: Any) -> list[Any]:
+    """The results of a call in order: tensors, numbers or ``None``."""
+    if isinstance(result, list | tuple):
+        return [item for part in result for item in flat(part)]
+    return [result]
+
+
+def _on_meta(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, torch.Tensor) else _mapped(_on_meta, value)
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: function(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [function(item) for item in value]
+    return tuple(function(item) for item in value) if type(value) is tuple else value
+
+
+def _shape(item: Any) -> tuple[int, ...] | None:
+    return tuple(item.shape) if isinstance(item, torch.Tensor) else None
+
+
+def _dtype(item: Any) -> torch.dtype | None:
+    return item.dtype if isinstance(item, torch.Tensor) else None
+
+
+_default_dtype_lock = threading.RLock()
+
+
+@contextmanager
+def _float64_by_default() -> Iterator[None]:
+    """Integers that become floating become float64. The default dtype is global to the process, hence the lock."""
+    with _default_dtype_lock:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)

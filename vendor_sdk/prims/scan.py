@@ -1,0 +1,97 @@
+"""Rows of the scan family: running operations along one dimension; result ``i`` covers elements 0 to ``i``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from vendor_sdk.prims.bounds import Accumulated, Bound, Exact
+from vendor_sdk.prims.reduction import HIGHAM, count
+from vendor_sdk.prims.row import ALL, FLOATS, Family, Prim, Result, Shape
+from vendor_sdk.prims.samples import COUNTS, Interval, Sample, Sampler, reduction
+
+aten = torch.ops.aten
+
+
+def _along(domain: Interval = COUNTS) -> Sampler:
+    return reduction(lambda x, dims, keepdim: Sample((x, dims[0])), domain, single=True, identity=True)
+
+
+def _log_magnitude(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Absolute error of ``log(sum(exp(x)))`` per unit of roundoff: that of the exponents, of the sum and of the log."""
+    running = torch.logcumsumexp(x, dim)
+    largest = x.abs().nan_to_num(posinf=0.0, neginf=0.0).cummax(dim).values if x.numel() and x.dim() else x.abs()
+    return 1 + running.abs().nan_to_num(posinf=0.0, neginf=0.0) + largest.nan_to_num(posinf=0.0)
+
+
+def _row(
+    name: str,
+    target: Any,
+    summary: str,
+    bound: Bound,
+    samples: Sampler,
+    dtypes: tuple[torch.dtype, ...],
+    result: Result,
+    source: str,
+) -> Prim:
+    return Prim(
+        name=name,
+        target=target,
+        family=Family.SCAN,
+        summary=summary,
+        dtypes=dtypes,
+        result=result,
+        shape=Shape.OPERATOR if result is Result.OPERATOR else Shape.SAME,
+        bound=bound,
+        samples=samples,
+        source=source,
+    )
+
+
+_EXACT = "exact by definition"
+
+ROWS = (
+    _row("cumsum", aten.cumsum.default, "running sum", Accumulated(count), _along(), ALL, Result.SUM, HIGHAM + "section 4.2"),
+    _row(
+        "cumprod",
+        aten.cumprod.default,
+        "running product",
+        Accumulated(count),
+        _along(Interval(-1.5, 1.5)),
+        ALL,
+        Result.SUM,
+        HIGHAM + "section 3.1",
+    ),
+    _row(
+        "cummax",
+        aten.cummax.default,
+        "(running largest, its last index); NaN from the first one on",
+        Exact(),
+        _along(),
+        ALL,
+        Result.OPERATOR,
+        _EXACT,
+    ),
+    _row(
+        "cummin",
+        aten.cummin.default,
+        "(running smallest, its last index); NaN from the first one on",
+        Exact(),
+        _along(),
+        ALL,
+        Result.OPERATOR,
+        _EXACT,
+    ),
+    _row(
+        "logcumsumexp",
+        aten.logcumsumexp.default,
+        "running log(sum(exp(x)))",
+        Accumulated(count, _log_magnitude, 4.0),
+        _along(),
+        FLOATS,
+        Result.SAME,
+        HIGHAM + "section 4.2, and Blanchard, Higham and Higham, IMA J. Numer. Anal. 41 (2021)",
+    ),
+)
+"""The scan prims."""

@@ -1,0 +1,188 @@
+"""What the generated wrapper calls at run time: allocation, transfers, views and checks, for both kinds of device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from vendor_sdk.contract.device import DeviceTensor
+from vendor_sdk.errors import KernelError
+
+Shape = tuple[int, ...]
+Expected = tuple[Shape, torch.dtype]
+
+
+class Runtime(Protocol):
+    """The functions that wrapper text refers to as ``RT``."""
+
+    contiguous_operands: bool
+    """whether kernels take row-major contiguous operands only"""
+
+    def empty(self, shape: Shape, dtype: torch.dtype) -> Any: ...
+    def to_device(self, value: torch.Tensor, dtype: torch.dtype) -> Any: ...
+    def to_host(self, value: Any, dtype: torch.dtype) -> torch.Tensor: ...
+    def contiguous(self, value: Any) -> Any: ...
+    def view(self, prim: str, value: Any, *args: Any, **kwargs: Any) -> Any: ...
+    def as_strided(self, value: torch.Tensor, size: Shape, stride: Shape, offset: int | None = None) -> torch.Tensor: ...
+    def as_traced(self, value: torch.Tensor, strides: Shape) -> torch.Tensor: ...
+    def checked(self, value: Any, expected: Expected) -> Any: ...
+    def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> Any: ...
+    def output(self, value: Any, strides: Shape, fresh: bool) -> torch.Tensor: ...
+    def seed(self) -> int: ...
+
+
+class TorchRuntime:
+    """For backends whose memory is torch's own: values are ``torch.Tensor``, nothing is transferred."""
+
+    def __init__(self, device: torch.device, contiguous_operands: bool = False) -> None:
+        self.device = device
+        self.contiguous_operands = contiguous_operands
+
+    def empty(self, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def to_device(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return value
+
+    def to_host(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return value
+
+    def contiguous(self, value: Any) -> Any:
+        """Row-major contiguous tensors, copied only where they are not; several results are treated one by one."""
+        if isinstance(value, torch.Tensor):
+            return value.contiguous()
+        if isinstance(value, list | tuple):
+            return tuple(self.contiguous(item) for item in value)
+        return value
+
+    def view(self, prim: str, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise AssertionError("views of torch tensors are torch's own")
+
+    def as_strided(self, value: torch.Tensor, size: Shape, stride: Shape, offset: int | None = None) -> torch.Tensor:
+        """``as_strided`` of the logical tensor: strides count in its row-major elements, whatever its real layout."""
+        dense = value.contiguous()
+        return dense.as_strided(size, stride, dense.storage_offset() + (offset or 0))
+
+    def as_traced(self, value: torch.Tensor, strides: Shape) -> torch.Tensor:
+        """An input with the strides the graph was traced with."""
+        return value if value.stride() == strides else _with_strides(value, strides)
+
+    def checked(self, value: Any, expected: Expected) -> torch.Tensor:
+        """A kernel's result, verified; raises ``KernelError`` when it is not what the prim's meta rule says."""
+        shape, dtype = expected
+        if not isinstance(value, torch.Tensor):
+            raise KernelError(f"returned {type(value).__name__}", fix="return a torch.Tensor")
+        if value.shape != shape or value.dtype != dtype or value.device.type != self.device.type:
+            raise KernelError(
+                f"returned {value.dtype} {tuple(value.shape)} on {value.device}",
+                why=f"the prim's result here is {dtype} {shape} on {self.device}",
+                fix="return exactly that shape, dtype and device",
+            )
+        return value.contiguous()
+
+    def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> tuple[Any, ...]:
+        return _checked_several(self.checked, values, expected)
+
+    def seed(self) -> int:
+        return draw_seed()
+
+    def output(self, value: torch.Tensor, strides: Shape, fresh: bool) -> torch.Tensor:
+        """An output with the promised strides, in storage of its own when ``fresh``."""
+        if value.stride() != strides:
+            return _with_strides(value, strides)
+        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value) if fresh else value
+
+
+def draw_seed() -> int:
+    """A fresh seed from torch's CPU generator: ``torch.manual_seed`` fixes it, and so do saved and restored generator states."""
+    return int(torch.empty((), dtype=torch.int64).random_())
+
+
+def _checked_several(
+    check: Callable[[Any, Expected], Any], values: Any, expected: Sequence[Expected | None]
+) -> tuple[Any, ...]:
+    if not isinstance(values, list | tuple) or len(values) != len(expected):
+        count = len(values) if isinstance(values, list | tuple) else type(values).__name__
+        raise KernelError(f"returned {count} instead of {len(expected)} results", fix="return a tuple of all results")
+    return tuple(None if one is None else check(value, one) for value, one in zip(values, expected, strict=True))
+
+
+def _with_strides(value: torch.Tensor, strides: Shape) -> torch.Tensor:
+    if not _overlaps(value.shape, strides):
+        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+    if any(stride == 0 and size > 1 for stride, size in zip(strides, value.shape, strict=True)):
+        one = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
+        return _with_strides(one, strides).expand(value.shape)
+    return value.contiguous()  # an overlapping window (unfold): the promise cannot be kept without the original storage
+
+
+def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two indices of a tensor share an element."""
+    if 0 in shape:
+        return False
+    extent = 0
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if stride <= extent:
+                return True
+            extent += stride * (size - 1)
+    return False
+
+
+class OwnMemoryRuntime:
+    """For chips with memory of their own: values on the device are ``DeviceTensor``."""
+
+    def __init__(self, memory: Any, copy_kernel: Callable[..., Any] | None, contiguous_operands: bool) -> None:
+        self.memory = memory
+        self.copy_kernel = copy_kernel
+        self.contiguous_operands = contiguous_operands
+        self.host = TorchRuntime(torch.device("cpu"))
+
+    def empty(self, shape: Shape, dtype: torch.dtype) -> DeviceTensor:
+        return self.memory.empty(shape, dtype)  # type: ignore[no-any-return]
+
+    def to_device(self, value: torch.Tensor, dtype: torch.dtype) -> DeviceTensor:
+        return self.memory.upload(value, dtype=dtype)  # type: ignore[no-any-return]
+
+    def to_host(self, value: DeviceTensor, dtype: torch.dtype) -> torch.Tensor:
+        return self.memory.download(value, dtype=dtype)  # type: ignore[no-any-return]
+
+    def contiguous(self, value: Any) -> Any:
+        if isinstance(value, DeviceTensor):
+            return value if value.contiguous else self.memory.contiguous(value, self.copy_kernel)
+        return self.host.contiguous(value)
+
+    def view(self, prim: str, value: DeviceTensor, *args: Any, **kwargs: Any) -> DeviceTensor:
+        if prim == "as_strided":
+            value = self.contiguous(value)
+        result = self.memory.view(prim, value, args, kwargs)
+        return result if result is not None else self.memory.view(prim, self.contiguous(value), args, kwargs)
+
+    def as_strided(self, value: torch.Tensor, size: Shape, stride: Shape, offset: int | None = None) -> torch.Tensor:
+        return self.host.as_strided(value, size, stride, offset)
+
+    def as_traced(self, value: torch.Tensor, strides: Shape) -> torch.Tensor:
+        return value
+
+    def checked(self, value: Any, expected: Expected) -> DeviceTensor:
+        shape, dtype = expected
+        if not isinstance(value, DeviceTensor):
+            raise KernelError(f"returned {type(value).__name__}", fix="return a DeviceTensor of the device's own buffer")
+        if value.shape != shape or value.dtype != dtype:
+            raise KernelError(
+                f"returned {value.dtype} {value.shape}",
+                why=f"the prim's result here is {dtype} {shape}",
+                fix="return exactly that shape and dtype",
+            )
+        return self.contiguous(value)  # type: ignore[no-any-return]
+
+    def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> tuple[Any, ...]:
+        return _checked_several(self.checked, values, expected)
+
+    def seed(self) -> int:
+        return draw_seed()
+
+    def output(self, value: torch.Tensor, strides: Shape, fresh: bool) -> torch.Tensor:
+        return self.host.output(value, strides, fresh)

@@ -1,0 +1,232 @@
+"""The only home of private torch names: a torch upgrade is this file's work.
+
+Each function says what it wraps; all were checked on torch 2.11 and 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._dynamo import utils as dynamo_utils
+from torch._dynamo.backends.common import aot_autograd as _aot_autograd
+from torch._functorch.aot_autograd import aot_function as _aot_function
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from functorch.compile import make_boxed_func  # noqa
+from torch._guards import TracingContext, detect_fake_mode
+from torch._ops import OpOverload
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, statically_known_true
+from torch.utils import _pytree as pytree
+
+Table = Mapping[Any, Callable[..., Any]]
+
+
+def fake_mode_of(values: Any) -> FakeTensorMode:
+    """The fake mode that ``values`` (and the compilation under way) belong to, or a new one."""
+    return detect_fake_mode(values) or new_fake_mode()
+
+
+def new_fake_mode() -> FakeTensorMode:
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
+
+
+@contextlib.contextmanager
+def real_tensors() -> Iterator[None]:
+    """Inside the compiler callbacks torch.empty and its like make fake tensors; not in here."""
+    with unset_fake_temporarily():
+        yield
+
+
+def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table) -> fx.GraphModule:
+    """Retraces ``module`` with ``table``; nodes keep the user's source lines."""
+    with fx.traceback.preserve_node_meta():
+        traced: fx.GraphModule = make_fx(fx.Interpreter(module).run, decomposition_table=dict(table))(*fake_inputs)
+    for node in traced.graph.nodes:
+        if node.op == "call_function":
+            node.meta.setdefault("val", None)  # operators that return nothing (assertions) get none from make_fx
+    return traced
+
+
+def functional_trace(function: Callable[..., Any], fake_inputs: Sequence[Any]) -> fx.GraphModule:
+    """Traces a plain function of tensors into an ATen graph with fake values."""
+    return make_fx(function)(*fake_inputs)  # type: ignore[no-any-return]
+
+
+def attribute(module: torch.nn.Module, path: str) -> Any:
+    """``module.a.b`` by its dotted path."""
+    value: Any = module
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Identity of a tensor's storage, equal for views of one storage while it lives (fake tensors too)."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def aot_autograd(
+    forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any], table: Table
+) -> Callable[..., Any]:
+    """A Dynamo backend: AOTAutograd with the min-cut partitioner around three graph compilers."""
+    return _aot_autograd(
+        fw_compiler=forward,
+        bw_compiler=backward,
+        inference_compiler=inference,
+        decompositions=dict(table),
+        partition_fn=min_cut_rematerialization_partition,
+    )
+
+
+def static_input_indices() -> frozenset[int]:
+    """Inputs of the graph being compiled that AOTAutograd knows to be parameters or buffers."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
+
+
+def sympy_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """The sympy expression of a symbolic number, with the shape environment's replacements applied."""
+    return value.node.expr
+
+
+def unbacked_bindings(node: fx.Node) -> Mapping[Any, Any]:
+    """Symbols that get their value when ``node`` runs (sizes of ``nonzero``), with the path to read each from the result."""
+    return node.meta.get("unbacked_bindings") or {}
+
+
+def trace_call(
+    rule: Callable[..., Any], args: Any, kwargs: Any, inputs: Sequence[fx.Node], table: Table
+) -> fx.GraphModule:
+    """Traces ``rule(*args, **kwargs)``, where nodes of a graph stand among the arguments, as a function of ``inputs``."""
+
+    def call(*values: Any) -> Any:
+        of = dict(zip(inputs, values, strict=True))
+        return rule(*fx.node.map_arg(args, of.__getitem__), **fx.node.map_arg(kwargs, of.__getitem__))
+
+    fakes = [node.meta["val"] for node in inputs]
+    with fake_mode_of(fakes):
+        return make_fx(call, decomposition_table=dict(table))(*fakes)  # type: ignore[no-any-return]
+
+
+def read_binding(path: Any, value: Any) -> int:
+    """The number that a key path of ``unbacked_bindings`` reads from a node's result."""
+    return int(pytree.key_get(value, path))
+
+
+def surely_equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal whatever their symbols; adds no guard."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return statically_known_true(a == b)
+
+
+def promote(values: Sequence[Any]) -> torch.dtype:
+    """torch's promoted dtype of tensors and Python numbers (a number never widens a tensor within its category)."""
+    numbers = [float(1) if isinstance(v, torch.SymFloat) else 1 if isinstance(v, torch.SymInt) else v for v in values]
+    _, dtype = elementwise_dtypes(*numbers, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.NO_OPMATH)
+    return dtype
+
+
+def core_aten_table() -> dict[OpOverload, Callable[..., Any]]:
+    """Torch's own core ATen decompositions (a fresh dict)."""
+    return {key: rule for key, rule in core_aten_decompositions().items() if isinstance(key, OpOverload)}
+
+
+def registered_table() -> dict[OpOverload, Callable[..., Any]]:
+    """Every decomposition torch has registered, core or not, reference implementations included (a fresh dict).
+
+    Some end in ``torch.ops.prims`` operators instead of ATen ones.
+    """
+    importlib.import_module("torch._refs")  # registers the reference implementations
+    return {key: rule for key, rule in decomposition_table.items() if isinstance(key, OpOverload)}
+
+
+def tensor_version(tensor: torch.Tensor) -> int | None:
+    """The version counter that every in-place operation moves (``Tensor._version``), shared by views of one tensor; ``None`` for
+    an inference tensor, which has none."""
+    return None if tensor.is_inference() else int(tensor._version)
+
+
+def as_function(target: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """``target(*args, **kwargs)`` as a function of the tensors among its arguments, with those tensors."""
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    where = [index for index, value in enumerate(flat) if isinstance(value, torch.Tensor)]
+
+    def function(*tensors: torch.Tensor) -> Any:
+        values = list(flat)
+        for index, tensor in zip(where, tensors, strict=True):
+            values[index] = tensor
+        call_args, call_kwargs = pytree.tree_unflatten(values, spec)
+        return target(*call_args, **call_kwargs)
+
+    return function, [flat[index] for index in where]
+
+
+class DynamoEvents:
+    """Graph breaks and recompilations since it was made, as Dynamo gives their reasons."""
+
+    def __init__(self) -> None:
+        self._breaks = len(dynamo_utils.graph_break_reasons)
+        self._metrics = len(dynamo_utils.get_compilation_metrics())
+
+    @property
+    def graph_breaks(self) -> list[str]:
+        lines = []
+        for reason in dynamo_utils.graph_break_reasons[self._breaks :]:
+            frame = reason.user_stack[-1] if reason.user_stack else None
+            where = f"{frame.filename}:{frame.lineno} in {frame.name}: " if frame is not None else ""
+            lines.append(where + str(reason.reason).splitlines()[0])
+        return lines
+
+    @property
+    def recompiles(self) -> list[str]:
+        metrics = dynamo_utils.get_compilation_metrics()[self._metrics :]
+        return [f"{m.co_name}: {reason}" for m in metrics if (reason := getattr(m, "recompile_reason", None))]
+
+
+@contextlib.contextmanager
+def dynamo_events() -> Iterator[DynamoEvents]:
+    """Collects what Dynamo does inside the ``with`` block."""
+    yield DynamoEvents()
+
+
+def operator_database() -> list[Any]:
+    """Torch's operator database: about 700 entries with ``full_name``, ``dtypes`` and ``sample_inputs``."""
+    module = importlib.import_module("torch.testing._internal.common_methods_invocations")
+    return list(module.op_db)
+
+
+def aot_function(function: Callable[..., Any], compiler: Callable[..., Any], table: Table) -> Callable[..., Any]:
+    """``function`` captured by AOTAutograd at its first call: ``compiler`` gets the forward and the backward graph."""
+    return _aot_function(  # type: ignore[no-any-return]
+        function,
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        decompositions=dict(table),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=False,
+    )
+
+
+def is_export_limit(error: BaseException) -> bool:
+    """Whether ``error`` says that a result's size or a branch depends on data, which no static graph can hold."""
+    return isinstance(error, DataDependentOutputException | DynamicOutputShapeException | GuardOnDataDependentSymNode)
+
+
+def boxed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a compiler callback returns: takes its inputs as one list, which AOTAutograd lets it empty."""
+    return make_boxed_func(function)  # type: ignore[no-any-return]
