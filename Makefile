@@ -3,9 +3,9 @@
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
-EXTRAS := test
-WORKERS := 2
-PYTEST_ARGS :=
+EXTRAS ?= test
+WORKERS ?= 2
+PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help conformance test docs clean compiler
@@ -48,7 +48,7 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 	@touch $@
 
 compiler:
-	@set -- $${CXX:-g++}; command -v "$$1" >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || { \
+	@set -- $${CXX:-g++}; command -v "$$1" >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || command -v c++ >/dev/null 2>&1 || { \
 	  echo 'error: no C++ compiler on PATH, and the backend cpp_cpu compiles C++. Install one:' >&2; \
 	  echo '  Debian, Ubuntu: apt-get install g++    Fedora: dnf install gcc-c++    macOS: xcode-select --install' >&2; \
 	  echo 'or name yours: CXX=/path/to/compiler make ...' >&2; exit 1; }

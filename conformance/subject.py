@@ -121,7 +121,7 @@ class BackendSubject(Subject):
         placed = [
             Placed(entry.name, entry.prim, str(entry.placement.kind), entry.placement.reason) for entry in compiled.placements
         ]
-        return Compiled(compiled, placed, _empty_nodes(graph.graph))
+        return Compiled(compiled, placed, empty_nodes(graph.graph))
 
 
 class TorchSubject(Subject):
@@ -158,17 +158,23 @@ def _torch_device_properties(type_: str) -> dict[str, Any]:
     return {"name": properties.name, "memory_bytes": properties.total_memory}
 
 
-def _empty_nodes(graph: torch.fx.Graph) -> frozenset[str]:
-    def tensors(value: Any) -> list[torch.Tensor]:
-        if isinstance(value, torch.Tensor):
-            return [value]
-        return [tensor for item in value for tensor in tensors(item)] if isinstance(value, list | tuple) else []
-
+def empty_nodes(graph: torch.fx.Graph) -> frozenset[str]:
     return frozenset(
         node.name
         for node in graph.nodes
-        if (found := tensors(node.meta.get("val"))) and all(tensor.numel() == 0 for tensor in found)
+        if (found := _tensors(node.meta.get("val"))) and all(0 in _known_sizes(tensor) for tensor in found)
     )
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
+
+
+def _known_sizes(tensor: torch.Tensor) -> list[int]:
+    """Sizes without those that depend on data (of ``nonzero``), which nobody knows before the run."""
+    return [size for size in tensor.shape if isinstance(size, int)]
 
 
 def _load_plugin(plugin: str) -> None:

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 import vendor_sdk
-from conformance import cases, certify, judge, program, report
+from conformance import cases, certify, judge, program, report, subject
 from conformance.cases import Case
 from conformance.pool import Pool, Result, StartError
 from conformance.worker import Settings
@@ -311,6 +312,26 @@ def test_wrong_usage_exits_with_four_and_says_why(tmp_path: Path, words: list[st
     assert says in done.text
 
 
+def test_an_interrupted_run_keeps_what_has_finished(tmp_path: Path) -> None:
+    (tmp_path / "chip.py").write_text(CHIP)
+    words = ["--backend", "buggy", "--plugin", "chip.py", "--prims", "add,neg", "--dtypes", "float32", "-n", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "conformance.cli", *words, "--timeout", "200", "--output", "out"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("1/2"):  # "add" is done; "neg" hangs
+                process.send_signal(signal.SIGINT)
+                break
+        process.communicate(timeout=60)
+    assert process.returncode == 2
+    made = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert made["run"]["interrupted"]
+    assert [entry["id"] for entry in made["cases"]] == ["add[float32]"]
+    jsonschema.validate(made, report.schema())
+
+
 def test_a_backend_that_refuses_to_load_is_a_start_error(tmp_path: Path) -> None:
     pool = Pool(Settings("nosuchchip"), 1, 10, tmp_path)
     with pytest.raises(StartError, match="nosuchchip"):
@@ -396,6 +417,14 @@ def test_a_case_has_the_weakest_placement_of_its_nodes(kinds: list[str]) -> None
     placed = [certify.Placed(f"n{i}", "add", kind, "") for i, kind in enumerate(kinds)]
     kind, _ = certify.placement(Case("add", "float32"), [*placed, certify.Placed("other", "mul", "host", "")])
     assert kind == max(kinds, key=certify.STRENGTH.index) != "native"
+
+
+def test_nodes_without_elements_have_no_placement() -> None:
+    x, empty = torch.rand(2, 3), torch.rand(0, 3)
+    graph = vendor_sdk.trace(lambda a, b: (aten.neg.default(a), aten.neg.default(b), aten.nonzero.default(a)), [x, empty])
+    named = {node.name: tuple(node.meta["val"].shape) for node in graph.graph.nodes if node.op == "call_function"}
+    empties = subject.empty_nodes(graph.graph)
+    assert [shape for name, shape in named.items() if name in empties] == [(0, 3)]
 
 
 def test_a_prim_that_was_compiled_away_is_absent() -> None:

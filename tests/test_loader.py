@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch._dynamo.exc import BackendCompilerFailed
 
 import vendor_sdk
 from vendor_sdk import Backend, Decline, Device, Kernel, NodeContext, Option, Supported, TorchDevice, errors, hookimpl
@@ -453,6 +455,30 @@ def test_dynamo_entry_is_one_object_a_name(register: Any) -> None:
         _ = dynamo.testchp
     with pytest.raises(AttributeError):
         _ = dynamo.__wrapped__
+
+
+def test_torch_finds_an_installed_backend_without_any_import(install: Any) -> None:
+    kernel = "lambda x, y, *, alpha=1: torch.add(x, y, alpha=alpha)"
+    plugin = PLUGIN.format(name="acme") + f"\n@vendor_sdk.hookimpl\ndef kernels():\n    return {{'add': {kernel}}}\n"
+    install("acme-chip", {"acme": "acme_plugin"}, modules={"acme_plugin": plugin})
+    program = "import torch; print(torch.compile(lambda x: x + x, backend='acme')(torch.ones(2)))"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "tensor([2., 2.])\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("keywords", "complaint"),
+    [
+        ({"options": {"falback": "host"}}, "unknown option 'falback'; did you mean 'fallback'?"),
+        ({"mode": "max-autotune"}, "mode='max-autotune'"),
+    ],
+)
+def test_wrong_options_stop_torch_compile(register: Any, keywords: dict[str, Any], complaint: str) -> None:
+    register(Chip())
+    with pytest.raises(BackendCompilerFailed) as caught:
+        torch.compile(lambda x: x + 1, backend="testchip", **keywords)(torch.ones(2))
+    assert complaint in str(caught.value)
 
 
 def test_defaults_answer_for_a_plugin_that_says_nothing(register: Any) -> None:

@@ -10,14 +10,20 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from vendor_sdk.prims.bounds import Distribution, violations
+from vendor_sdk.prims.bounds import violations
 from vendor_sdk.prims.derived import DERIVED
 from vendor_sdk.prims.opset import BY_TARGET, FAMILY_MODULES, OPSET
 from vendor_sdk.prims.reference import reference
 from vendor_sdk.prims.row import ALL, Family, Prim, Result
 from vendor_sdk.prims.samples import Effort, Sample, SampleContext
 
-DECOMPOSED = [row for row in (*OPSET.values(), *DERIVED.values()) if row.decomposition is not None]
+ELEMENTWISE = {Family.POINTWISE, Family.COMPARISON, Family.CONVERSION, Family.REDUCTION, Family.SCAN, Family.CREATION}
+DECOMPOSED = [
+    row
+    for row in (*OPSET.values(), *DERIVED.values())
+    if row.decomposition is not None and row.family not in ELEMENTWISE | {Family.RANDOM}
+]
+"""Decompositions that move data about or are programs; the elementwise ones are judged with their rows."""
 
 NOT_CALLABLE_ALONE = {
     "all_reduce",
@@ -79,19 +85,19 @@ def _samples(row: Prim) -> Iterator[tuple[torch.dtype, Sample]]:
 @pytest.mark.parametrize("row", DECOMPOSED, ids=lambda row: row.name)
 def test_decomposition_meets_the_bound_of_its_row(row: Prim) -> None:
     assert row.decomposition is not None
-    if isinstance(row.bound, Distribution):
-        pytest.skip("random: checked with its distribution")
     tried = 0
     for dtype, sample in _samples(row):
-        if row.decomposition_cost and sample.special:
+        if row.decomposition_cost:
+            # What a stated cost may be differs (cancellation, one more rounding); the function must be the same one.
+            if dtype is torch.float64 and not sample.special:
+                expected = row.target(*sample.args, **sample.kwargs)
+                result = row.decomposition(*sample.args, **sample.kwargs)
+                torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-9, check_stride=False)
+                tried += 1
             continue
         result = row.decomposition(*sample.args, **sample.kwargs)
         verdict = violations(row.bound, row, sample, result, reference(row, sample))
-        # A stated cost is worth a few roundings of float64, never more.
-        if row.decomposition_cost and dtype is not torch.float64:
-            continue
-        allowed = 64.0 if row.decomposition_cost else 1.0
-        assert verdict.ok or verdict.error <= allowed, f"{dtype} {sample.label}: {verdict.message}"
+        assert verdict.ok, f"{dtype} {sample.label}: {verdict.message}"
         tried += 1
     assert tried
 

@@ -75,7 +75,7 @@ def test_missing_compiler_is_said_with_what_to_install(tmp_path: Path) -> None:
     assert "apt-get install g++" in result.stderr
 
 
-@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+@pytest.mark.parametrize("compiler", ["g++", "clang++", "c++"])
 def test_compiler_on_the_path_is_found(tmp_path: Path, compiler: str) -> None:
     (tmp_path / compiler).write_text("#!/bin/sh\n")
     (tmp_path / compiler).chmod(0o755)

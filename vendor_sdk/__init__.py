@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         VendorSDKError,
         VersionMismatchError,
     )
-    from vendor_sdk.explain import Explanation, explain
+    from vendor_sdk.explanation import Explanation, explain
     from vendor_sdk.ir import index, loop
     from vendor_sdk.ir.loop import LoopKernel
     from vendor_sdk.ir.primgraph import PrimGraph
@@ -75,7 +75,7 @@ _HOMES = {
         "KernelError LoweringError OptionError PluginLoadError UnsupportedPrimError VendorSDKError "
         "VersionMismatchError"
     ),
-    "vendor_sdk.explain": "Explanation explain",
+    "vendor_sdk.explanation": "Explanation explain",
     "vendor_sdk.ir.loop": "LoopKernel",
     "vendor_sdk.ir.primgraph": "PrimGraph",
     "vendor_sdk.pipeline": "compile_graph trace",

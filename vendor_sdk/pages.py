@@ -213,6 +213,8 @@ def _default(field: dataclasses.Field[Any]) -> str:
         return f" = {getattr(field.default_factory, '__name__', '...')}()"
     if field.default is dataclasses.MISSING:
         return ""
+    if dataclasses.is_dataclass(field.default):
+        return f" = {type(field.default).__name__}()"
     return " = ..." if inspect.isfunction(field.default) else f" = {field.default!r}"
 
 

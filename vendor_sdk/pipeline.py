@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import operator
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -183,12 +184,18 @@ def _recognize(graph: PrimGraph, backend: Backend) -> None:
 
 
 def _lower_all(graph: PrimGraph, *, own_memory: bool) -> dict[fx.Node, Lowered]:
-    return {
-        node: lower(node, prim_name(node), functools.partial(_layout, own_memory=own_memory))
+    """Loop kernels of the nodes on the emitter route, each named after its place and its prim (``k3_softmax``)."""
+    layout = functools.partial(_layout, own_memory=own_memory)
+    nodes = [
+        node
         for node in graph.calls()
         if "placement" in node.meta
         and node.meta["placement"].route is Route.EMITTER
         and node.target is not operator.getitem
+    ]
+    return {
+        node: lower(node, f"k{index}_{re.sub('[^0-9A-Za-z]+', '_', prim_name(node)).strip('_')}", layout)
+        for index, node in enumerate(nodes)
     }
 
 
@@ -261,7 +268,7 @@ class _Routes:
         if name not in LOWERINGS and name not in VIEWS:
             return Decline("the backend has no kernel for it, and it does not lower to loops")
         try:
-            kernel = lower(node, name, functools.partial(_layout, own_memory=self.own_memory)).kernel
+            kernel = lower(node, "probe", functools.partial(_layout, own_memory=self.own_memory)).kernel
         except LoweringError as error:
             return Decline(error.what)
         missing = required_ops(kernel) - set(emitter.ops)

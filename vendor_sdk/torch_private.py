@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func
 from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._functorch.aot_autograd import aot_function as _aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from functorch.compile import make_boxed_func  # noqa
 from torch._guards import TracingContext, detect_fake_mode
 from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes

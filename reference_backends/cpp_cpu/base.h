@@ -231,10 +231,11 @@ BUILTIN_BINARY(nextafter, nextafter)
 INLINE float op_rsqrt(float a) { return 1.0f / __builtin_sqrtf(a); }
 INLINE double op_rsqrt(double a) { return 1.0 / __builtin_sqrt(a); }
 template <class T> INLINE T op_sigmoid(T a) { return (T)1 / ((T)1 + op_exp(-a)); }
-INLINE float op_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-INLINE double op_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
-// torch multiplies by 2**b, which overflows where scalbn would not.
-template <class T> INLINE T op_ldexp(T a, T b) { return a * op_exp2(b); }
+template <class T> INLINE T op_gcd(T a, T b) {
+  a = op_abs(a); b = op_abs(b);
+  while (b != 0) { T r = (T)(a % b); a = b; b = r; }
+  return a;
+}
 INLINE float op_frexp_mantissa(float a) { int e; return __builtin_frexpf(a, &e); }
 INLINE double op_frexp_mantissa(double a) { int e; return __builtin_frexp(a, &e); }
 template <class T> INLINE int32_t op_frexp_exponent(T a) {

@@ -48,11 +48,12 @@ CHUNKS = 64
 
 _CALLS = (
     "floor ceil trunc round sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh "
-    "acosh atanh hypot sigmoid erf erfc copysign nextafter ldexp frexp_mantissa frexp_exponent abs sign pow fmax fmin max min "
-    "fma shl shr signbit philox"
+    "acosh atanh hypot sigmoid erf erfc copysign nextafter frexp_mantissa frexp_exponent abs sign pow fmax fmin max min "
+    "gcd shl shr signbit philox"
 ).split()
 _SPECIAL = (
-    "erfinv erfcx ndtri log_ndtr lgamma digamma zeta igamma igammac i0 i0e i1 i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1"
+    "erfinv erfcx ndtri lgamma digamma trigamma zeta igamma igammac i0 i0e i1 i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1 "
+    "bessel_k0 bessel_k1 bessel_k0e bessel_k1e spherical_bessel_j0 airy_ai"
 ).split()
 _WITH_STATUS = ("floordiv", "truncdiv", "mod", "fmod")
 
@@ -223,7 +224,7 @@ class KernelText:
     # Nests
 
     def top(self, nest: loop.Nest) -> None:
-        serial = combines(nest.body)
+        serial = self.collides(nest)
         if not nest.ranges:
             self.single(nest.body, serial)
             return
@@ -236,13 +237,14 @@ class KernelText:
         work = index.product([r.size for r in nest.ranges]) * self.work(nest.body)
         parallel = not serial and (work.value is None or work.value >= GRAIN)
         clause = f" if({index.to_c(work)} >= {GRAIN})" if work.value is None else ""
-        vector = plain(nest.body) and not serial
+        vector = plain(nest.body) and not self.scatters(nest.body)
         outer = list(nest.ranges[:-1]) if vector else list(nest.ranges)
         rows = index.product([r.size for r in outer])
         short = rows.value is not None and rows.value < 16
         self.out.open("")
         if parallel and outer and not (vector and short):
-            collapse = f" collapse({len(outer)})" if len(outer) > 1 else ""
+            together = 1 if self.scatters(nest.body) else len(outer)
+            collapse = f" collapse({together})" if together > 1 else ""
             self.out(f"#pragma omp parallel for{collapse} schedule(static){clause}")
             parallel = False
         for r in outer:
@@ -252,6 +254,26 @@ class KernelText:
             self.loop(inner)
         self.body(nest.body)
         self.out.close(len(nest.ranges) + 1)
+
+    def scatters(self, body: Sequence[loop.Stmt]) -> list[loop.Store]:
+        """Stores of which two iterations may write one element: combining ones, and those whose index is itself loaded."""
+        stores = [s for s in loop.walk(tuple(body)) if isinstance(s, loop.Store)]
+        values = {s.to for s in loop.walk(tuple(body)) if isinstance(s, loop.Load | loop.Compute)}
+        return [s for s in stores if s.mode != "set" or values & index.symbols(s.index).keys()]
+
+    def collides(self, nest: loop.Nest) -> bool:
+        """Whether iterations of the outermost loop may write one element; then they run in order, which also keeps the result
+        independent of the number of threads."""
+        scatters = self.scatters(nest.body)
+        return bool(scatters) and not (nest.ranges and all(self.apart(s.index, nest.ranges[0].var) for s in scatters))
+
+    def apart(self, position: index.Int, variable: str) -> bool:
+        """Whether the part of ``position`` that does not follow ``variable`` stays within one step of it."""
+        step = index.stride(position, variable)
+        if step is None or step == 0:
+            return False
+        rest = index.substitute(position, {variable: index.wrap(0)})
+        return index.nonnegative(rest) and index.less(rest, step)
 
     def work(self, body: Sequence[loop.Stmt]) -> index.Int:
         """Inner iterations of one iteration of a nest with this body."""

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import fx
@@ -24,7 +24,14 @@ from vendor_sdk.errors import GraphError
 from vendor_sdk.ir.index import from_size, symbols, to_python
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.transfer import to_device, to_host
-from vendor_sdk.run.steps import Runtime
+
+
+class Runtime(Protocol):
+    """What the writer must know of the functions that wrapper text calls as ``RT`` (``vendor_sdk/run/steps.py`` lists them)."""
+
+    contiguous_operands: bool
+    """whether kernels take row-major contiguous operands only"""
+
 
 STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format"})
 """Keyword arguments about storage: logical tensors have none, so kernels do not receive them."""

@@ -89,7 +89,7 @@ class Option:
     """One entry a user may pass in ``torch.compile(options={...})``.
 
     Attributes:
-        default: value when absent; its type is the option's type unless ``check`` says otherwise.
+        default: value when absent; its type is the option's type.
         help: one line for ``vendor-sdk list`` and error messages.
         choices: the legal values, empty for any.
     """

@@ -122,6 +122,14 @@ def _trunc_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, b, rounding_mode="trunc")
 
 
+def wrap_index(a: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """Index values in [-size, size) made non-negative; raises ``IndexError`` for others."""
+    wrapped = torch.where(a < 0, a + size, a)
+    if bool(((wrapped < 0) | (wrapped >= size)).any()):
+        raise IndexError("index out of range")
+    return wrapped
+
+
 def _shift(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     return lambda a, b: function(a, b)
 
@@ -163,7 +171,7 @@ _ROWS = (
     _op("truncdiv", 2, "number", "same", "a / b rounded toward zero", _trunc_div),
     _op("mod", 2, "number", "same", "remainder with the sign of b", torch.remainder),
     _op("fmod", 2, "number", "same", "remainder with the sign of a", torch.fmod),
-    _op("fma", 3, "float", "same", "a * b + c", lambda a, b, c: a * b + c),
+    _op("gcd", 2, "number", "same", "greatest common divisor of integers, non-negative", torch.gcd),
     _op("neg", 1, "number", "same", "-a", torch.neg),
     _op("abs", 1, "number", "same", "|a|", torch.abs),
     _op("sign", 1, "number", "same", "-1, 0 or 1 (NaN gives 0)", torch.sign),
@@ -173,7 +181,6 @@ _ROWS = (
     _op("fmin", 2, "float", "same", "the smaller; the other if one is NaN", torch.fmin),
     _op("copysign", 2, "float", "same", "|a| with the sign of b", torch.copysign),
     _op("nextafter", 2, "float", "same", "the next float from a toward b", torch.nextafter),
-    _op("ldexp", 2, "float", "same", "a * 2**b, b integral", torch.ldexp),
     _op("frexp_mantissa", 1, "float", "same", "mantissa of a in [1/2, 1)", _frexp_mantissa),
     _op("frexp_exponent", 1, "float", "int32", "exponent of a for that mantissa", _frexp_exponent),
     # Rounding
@@ -214,7 +221,6 @@ _ROWS = (
     _op("erfinv", 1, "float", "same", "inverse error function", torch.erfinv),
     _op("erfcx", 1, "float", "same", "exp(a*a) * erfc(a)", _special.erfcx),
     _op("ndtri", 1, "float", "same", "inverse of the normal distribution function", _special.ndtri),
-    _op("log_ndtr", 1, "float", "same", "logarithm of the normal distribution function", _special.log_ndtr),
     _op("lgamma", 1, "float", "same", "log |gamma(a)|", torch.lgamma),
     _op("digamma", 1, "float", "same", "derivative of lgamma", torch.digamma),
     _op("zeta", 2, "float", "same", "Hurwitz zeta function", _special.zeta),
@@ -228,6 +234,13 @@ _ROWS = (
     _op("bessel_j1", 1, "float", "same", "Bessel function, first kind, order 1", _special.bessel_j1),
     _op("bessel_y0", 1, "float", "same", "Bessel function, second kind, order 0", _special.bessel_y0),
     _op("bessel_y1", 1, "float", "same", "Bessel function, second kind, order 1", _special.bessel_y1),
+    _op("bessel_k0", 1, "float", "same", "modified Bessel function, second kind, order 0", _special.modified_bessel_k0),
+    _op("bessel_k1", 1, "float", "same", "modified Bessel function, second kind, order 1", _special.modified_bessel_k1),
+    _op("bessel_k0e", 1, "float", "same", "exp(a) * bessel_k0(a)", _special.scaled_modified_bessel_k0),
+    _op("bessel_k1e", 1, "float", "same", "exp(a) * bessel_k1(a)", _special.scaled_modified_bessel_k1),
+    _op("spherical_bessel_j0", 1, "float", "same", "sin(a) / a", _special.spherical_bessel_j0),
+    _op("airy_ai", 1, "float", "same", "Airy function Ai", _special.airy_ai),
+    _op("trigamma", 1, "float", "same", "derivative of digamma", lambda a: torch.polygamma(1, a)),
     # Comparison and selection
     _op("eq", 2, "any", "bool", "a == b", torch.eq),
     _op("ne", 2, "any", "bool", "a != b", torch.ne),
@@ -249,7 +262,8 @@ _ROWS = (
     # Conversion
     _op("convert", 1, "any", "given", "a in another dtype, as torch's CPU conversion; halves too", _convert),
     _op("bitcast", 1, "any", "given", "the same bits read as another dtype of equal width; halves too", _bitcast),
-    # Random numbers
+    # Indices and random numbers
+    _op("wrap_index", 2, "int", "int64", "a from [-b, b) to [0, b); any other value is an IndexError", wrap_index),
     _op("philox", 3, "int", "int64", "word c of Philox 4x32-10 with key a and counter b", philox),
 )
 

@@ -25,7 +25,6 @@ from vendor_sdk.ir.loop import (
     Param,
     Range,
     Reduce,
-    Role,
     Scalar,
     Scan,
     Stmt,
@@ -142,7 +141,6 @@ class Builder:
             TensorSpec(self.sizes(v.shape), v.dtype) for v in self._results() if isinstance(v, torch.Tensor)
         ]
         self._inputs: dict[Node, Param] = {}
-        self._roles: dict[int, Role] = {}
         self._symbols: dict[str, Symbol] = {}
         self._nests: list[Nest] = []
         self._stack: list[list[Stmt]] = []
@@ -443,13 +441,16 @@ class Builder:
         self, output: int, index: Sequence[Int], value: Value, mode: StoreMode = "set", mask: Value | None = None
     ) -> None:
         """Writes element ``index`` of result number ``output``, converted to its dtype."""
-        spec = self.outputs[output]
         flat = ix.ZERO
-        for i, step in zip(index, contiguous_strides(spec.shape), strict=True):
+        for i, step in zip(index, contiguous_strides(self.outputs[output].shape), strict=True):
             flat = flat + i * step
-        value = self.convert(value, spec.dtype)
-        if mode != "set":
-            self._roles[output] = "out"
+        self.store_flat(output, flat, value, mode, mask)
+
+    def store_flat(
+        self, output: int, flat: Int, value: Value, mode: StoreMode = "set", mask: Value | None = None
+    ) -> None:
+        """As ``store``, at a row-major position."""
+        value = self.convert(value, self.outputs[output].dtype)
         self._emit(Store(f"out{output}", flat, value.name, mode, mask.name if mask else None))
 
     # The finished kernel

@@ -328,12 +328,17 @@ def _heaviside(k: Builder, a: Value, b: Value) -> Value:
     return select(k, k.compute("eq", a, like(k, a, 0)), b, step)
 
 
-def _gcd(k: Builder, a: Value, b: Value) -> Value:
-    raise k.fail("a loop of unknown length per element")
+def _polygamma(k: Builder) -> None:
+    order = k.args["n"]
 
+    def body(k: Builder, a: Value) -> Value:
+        if order < 2:
+            return k.compute("trigamma" if order else "digamma", a)
+        sign = 1.0 if order % 2 else -1.0
+        scale = like(k, a, sign * math.factorial(order))
+        return k.compute("mul", scale, k.compute("zeta", like(k, a, order + 1.0), a))
 
-def _bitshift(name: str) -> Body:
-    return lambda k, a, b: k.compute(name, a, b)
+    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
 
 
 def _frac(k: Builder, a: Value) -> Value:
@@ -441,12 +446,16 @@ _FLOAT_UNARY = {
     "cosh": "cosh", "tanh": "tanh", "asinh": "asinh", "acosh": "acosh", "atanh": "atanh", "sqrt": "sqrt", "rsqrt": "rsqrt",
     "sigmoid": "sigmoid", "erf": "erf", "erfc": "erfc", "erfinv": "erfinv", "lgamma": "lgamma", "digamma": "digamma",
     "i0": "i0", "special_i0e": "i0e", "special_i1": "i1", "special_i1e": "i1e", "special_ndtri": "ndtri",
-    "special_log_ndtr": "log_ndtr", "special_erfcx": "erfcx", "special_bessel_j0": "bessel_j0",
+"special_erfcx": "erfcx", "special_bessel_j0": "bessel_j0",
+    "special_modified_bessel_i0": "i0", "special_modified_bessel_i1": "i1",
+    "special_modified_bessel_k0": "bessel_k0", "special_modified_bessel_k1": "bessel_k1",
+    "special_scaled_modified_bessel_k0": "bessel_k0e", "special_scaled_modified_bessel_k1": "bessel_k1e",
+    "special_spherical_bessel_j0": "spherical_bessel_j0", "special_airy_ai": "airy_ai",
     "special_bessel_j1": "bessel_j1", "special_bessel_y0": "bessel_y0", "special_bessel_y1": "bessel_y1",
 }  # fmt: skip
 _FLOAT_BINARY = {
     "atan2": "atan2", "hypot": "hypot", "copysign": "copysign", "nextafter": "nextafter", "igamma": "igamma",
-    "igammac": "igammac", "special_zeta": "zeta", "ldexp": "ldexp",
+    "igammac": "igammac", "special_zeta": "zeta",
 }  # fmt: skip
 
 
@@ -460,6 +469,8 @@ def _float_extreme(name: str, on_ints: str) -> Body:
 
 LOWERINGS: Mapping[str, Lowering] = {
     **{prim: promoted(op(name)) for prim, name in {**_FLOAT_UNARY, **_FLOAT_BINARY}.items()},
+    "polygamma": _polygamma,
+    "gcd": promoted(op("gcd")),
     "add": promoted(for_bool("add", "bitor")),
     "sub": promoted(op("sub")),
     "mul": promoted(for_bool("mul", "bitand")),

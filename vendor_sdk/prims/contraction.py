@@ -28,7 +28,7 @@ def _affine(self: Tensor, product: Tensor, beta: Any, alpha: Any) -> Tensor:
     if beta == 0:
         result: Tensor = aten.clone.default(scaled)
         return result
-    return aten.add.Tensor(self if beta == 1 else aten.mul.Tensor(self, beta), scaled)
+    return aten.add.Tensor(self if beta == 1 else aten.mul.Tensor(self, beta), scaled)  # type: ignore[no-any-return]
 
 
 def decompose_addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
@@ -72,15 +72,15 @@ def _norm_gradient(difference: Tensor, norm: Tensor, p: float) -> Tensor:
         result: Tensor = aten.mul.Tensor(sign, 0)
         return result
     if p == 1:
-        return aten.clone.default(sign)
+        return aten.clone.default(sign)  # type: ignore[no-any-return]
     if p == float("inf"):
-        return aten.where.self(aten.eq.Tensor(size, norm), sign, zero)
+        return aten.where.self(aten.eq.Tensor(size, norm), sign, zero)  # type: ignore[no-any-return]
     ratio = aten.div.Tensor(size, norm)
     slope = ratio if p == 2 else aten.pow.Tensor_Tensor(ratio, _scalar(ratio, p - 1))
     flat = aten.eq.Tensor(norm, zero)
     if p < 1:
         flat = aten.logical_or.default(flat, aten.eq.Tensor(difference, zero))
-    return aten.where.self(flat, zero, aten.mul.Tensor(sign, slope))
+    return aten.where.self(flat, zero, aten.mul.Tensor(sign, slope))  # type: ignore[no-any-return]
 
 
 def decompose_cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None) -> Tensor:

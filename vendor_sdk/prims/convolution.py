@@ -24,8 +24,8 @@ def _cases(ctx: SampleContext) -> Iterator[tuple[Tensor, Tensor, bool, list[Any]
     yield draw.values(ctx, 2, 3, 11, 13), draw.values(ctx, 5, 3, 3, 3), True, [[1, 1], [1, 1], [1, 1], False, [0, 0], 1], "2-d"
     strided = [[2, 3], [2, 0], [1, 2], False, [0, 0], 2]
     yield draw.values(ctx, 1, 4, 9, 17), draw.values(ctx, 6, 2, 3, 2), False, strided, "stride, dilation, groups"
-    yield draw.values(ctx, 2, 4, 67), draw.values(ctx, 4, 3, 3), True, [[2], [1], [1], True, [1], 1], "1-d transposed"
     yield draw.values(ctx, 2, 6, 67), draw.values(ctx, 6, 1, 5), True, [[1], [2], [1], False, [0], 6], "depthwise 1-d"
+    yield draw.values(ctx, 2, 4, 67), draw.values(ctx, 4, 3, 3), True, [[2], [1], [1], True, [1], 1], "1-d transposed"
     yield (
         draw.values(ctx, 1, 2, 5, 6, 7),
         draw.values(ctx, 3, 2, 2, 3, 3),
@@ -96,7 +96,7 @@ ROWS: tuple[Prim, ...] = (
         target=aten.convolution.default,
         summary="cross-correlation of input (n, c, ...) with weight (o, c / groups, ...) plus bias; or its transpose",
         result=Result.SAME,
-        bound=Accumulated(terms=_terms, magnitude=_magnitude),
+        bound=Accumulated(terms=_terms, magnitude=_magnitude, own_dtype=(torch.float16,)),
         samples=_convolution,
     ),
     _row(
@@ -104,7 +104,7 @@ ROWS: tuple[Prim, ...] = (
         target=aten.convolution_backward.default,
         summary="gradients of convolution with respect to input, weight and bias, those asked for by output_mask",
         result=Result.OPERATOR,
-        bound=Accumulated(terms=_backward_terms, magnitude=_backward_magnitude),
+        bound=Accumulated(terms=_backward_terms, magnitude=_backward_magnitude, own_dtype=(torch.float16,)),
         samples=_convolution_backward,
     ),
 )

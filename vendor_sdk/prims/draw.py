@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from vendor_sdk.prims.samples import Effort, Sample, SampleContext
+from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, draw
 
 LIMITS = {Effort.QUICK: 3, Effort.STANDARD: 8, Effort.FULL: None}
 """Samples a case runs at each effort; samplers yield the most telling ones first."""
@@ -30,14 +30,8 @@ def no_samples(ctx: SampleContext) -> Iterator[Sample]:
 
 
 def values(ctx: SampleContext, *shape: int, low: float = -4.0, high: float = 4.0) -> torch.Tensor:
-    """A contiguous tensor of the context's dtype: floats uniform in [low, high), integers in [low, high], bool fair."""
-    if ctx.dtype is torch.bool:
-        return torch.randint(0, 2, shape, generator=ctx.generator).bool()
-    if not ctx.dtype.is_floating_point:
-        first = max(0, int(low)) if ctx.dtype is torch.uint8 else int(low)
-        return torch.randint(first, int(high) + 1, shape, generator=ctx.generator).to(ctx.dtype)
-    drawn = torch.rand(shape, generator=ctx.generator, dtype=torch.float64) * (high - low) + low
-    return drawn.to(ctx.dtype)
+    """A contiguous tensor of the context's dtype: floats uniform and in [low, high], bool fair."""
+    return draw(ctx, shape, Interval(low, high))
 
 
 def distinct(ctx: SampleContext, *shape: int) -> torch.Tensor:

@@ -84,7 +84,14 @@ def _sine_of(cosine: Tensor) -> Tensor:
 def acosh(x: Tensor) -> Tensor:
     t = aten.sub.Tensor(x, 1)
     root = aten.sqrt.default(aten.mul.Tensor(t, aten.add.Tensor(t, 2)))
-    return aten.log1p.default(aten.add.Tensor(t, root))
+    below = aten.lt.Tensor(x, number(x, 1.0))
+    return aten.where.self(below, number(x, math.nan), _or_large(aten.log1p.default(aten.add.Tensor(t, root)), x))
+
+
+def _or_large(result: Tensor, a: Tensor) -> Tensor:
+    """``log(2 a)``, which acosh and asinh are to rounding, where ``a`` is so large that its square may overflow."""
+    large = aten.add.Tensor(aten.log.default(a), math.log(2.0))
+    return aten.where.self(aten.gt.Tensor(a, number(a, 1e10)), large, result)
 
 
 @widened
@@ -92,7 +99,7 @@ def asinh(x: Tensor) -> Tensor:
     a = aten.abs.default(x)
     square = aten.mul.Tensor(a, a)
     small = aten.div.Tensor(square, aten.add.Tensor(aten.sqrt.default(aten.add.Tensor(square, 1)), 1))
-    return _magnitude_sign(aten.log1p.default(aten.add.Tensor(a, small)), x)
+    return _magnitude_sign(_or_large(aten.log1p.default(aten.add.Tensor(a, small)), a), x)
 
 
 @widened
@@ -226,7 +233,7 @@ def floor(x: Tensor) -> Tensor:
 
 def negate(x: Tensor) -> Tensor:
     # Not 0 - x, which loses the sign of zero.
-    return aten.mul.Tensor(x, -1) if x.dtype.is_signed else aten.sub.Tensor(0, x)
+    return aten.mul.Tensor(x, -1) if x.dtype.is_signed else aten.mul.Tensor(x, torch.iinfo(x.dtype).max)
 
 
 def subtract(x: Tensor | float, y: Tensor | float) -> Tensor:
@@ -298,26 +305,6 @@ def modified_bessel_i1(x: Tensor) -> Tensor:
 
 
 @widened
-def scaled_modified_bessel_k0(x: Tensor) -> Tensor:
-    return aten.mul.Tensor(aten.special_modified_bessel_k0.default(x), aten.exp.default(x))
-
-
-@widened
-def scaled_modified_bessel_k1(x: Tensor) -> Tensor:
-    return aten.mul.Tensor(aten.special_modified_bessel_k1.default(x), aten.exp.default(x))
-
-
-@widened
-def i0e(x: Tensor) -> Tensor:
-    return aten.mul.Tensor(aten.i0.default(x), aten.exp.default(aten.neg.default(aten.abs.default(x))))
-
-
-@widened
-def i1e(x: Tensor) -> Tensor:
-    return aten.mul.Tensor(aten.special_i1.default(x), aten.exp.default(aten.neg.default(aten.abs.default(x))))
-
-
-@widened
 def igammac(a: Tensor, x: Tensor) -> Tensor:
     return aten.sub.Tensor(1, aten.igamma.default(a, x))
 
@@ -334,11 +321,6 @@ def spherical_bessel_j0(x: Tensor) -> Tensor:
     infinite = aten.isinf.default(x)
     ratio = aten.div.Tensor(aten.sin.default(x), x)
     return aten.where.self(infinite, number(x, 0.0), aten.where.self(zero, one, ratio))
-
-
-@widened
-def erfcx(x: Tensor) -> Tensor:
-    return aten.mul.Tensor(aten.exp.default(aten.mul.Tensor(x, x)), aten.erfc.default(x))
 
 
 def ne(x: Tensor, y: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Accumulated, Exact, Property
-from vendor_sdk.prims.row import ALL, FLOATS, INTS, NUMBERS, Family, Prim, Result, Shape
+from vendor_sdk.prims.row import ALL, FLOATS, HALVES, INTS, NUMBERS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext
 from vendor_sdk.prims.view import flat_positions
 
@@ -32,6 +32,10 @@ def _iota(like: Tensor, size: Any) -> Tensor:
 def _flat(self: Tensor) -> Tensor:
     result: Tensor = aten.view.default(aten.clone.default(self, memory_format=torch.contiguous_format), [-1])
     return result
+
+
+def _broadcast(self: Tensor, mask: Tensor) -> list[Any]:
+    return list(torch.broadcast_shapes(self.shape, mask.shape))  # type: ignore[no-untyped-call]
 
 
 def _put(self: Tensor, index: Sequence[Tensor | None], source: Tensor, accumulate: bool = False) -> Tensor:
@@ -109,7 +113,7 @@ def decompose_scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) ->
 
 
 def decompose_masked_scatter(self: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    shape = _broadcast(self, mask)
     self, mask = aten.expand.default(self, shape), aten.expand.default(mask, shape)
     if source.numel() == 0:
         unchanged: Tensor = aten.clone.default(self)
@@ -167,7 +171,7 @@ def decompose_index_reduce(
 
 
 def decompose_masked_select(self: Tensor, mask: Tensor) -> Tensor:
-    shape = torch.broadcast_shapes(self.shape, mask.shape)
+    shape = _broadcast(self, mask)
     places = aten.squeeze.dims(aten.nonzero.default(_flat(aten.expand.default(mask, shape))), [1])
     result: Tensor = aten.index.Tensor(_flat(aten.expand.default(self, shape)), [places])
     return result
@@ -437,6 +441,7 @@ def _bucketize(ctx: SampleContext) -> Iterator[Sample]:
 
 @draw.by_effort
 def _embedding_dense_backward(ctx: SampleContext) -> Iterator[Sample]:
+    yield Sample((draw.values(ctx, 9, 31), draw.permutation(ctx, 9), 9, -1, False), label="each row once")
     yield Sample((draw.values(ctx, 4, 7, 67), draw.indices(ctx, (4, 7), 11), 11, -1, False), label="odd")
     yield Sample((draw.values(ctx, 9, 3), draw.indices(ctx, (9,), 5), 5, 2, False), label="padding index")
     yield Sample((draw.values(ctx, 9, 3), draw.indices(ctx, (9,), 4), 4, -1, True), label="scaled by frequency")
@@ -457,11 +462,11 @@ def _bags(ctx: SampleContext) -> Iterator[tuple[tuple[Any, ...], str]]:
     yield (weight, entries, offsets, True, 0, False, None, False, -1), "sum, scaled by frequency"
 
 
-def _bag_reference(sample: Sample) -> Tensor:
-    """First result of ``_embedding_bag`` in float64, bag by bag."""
+def _bag_reference(sample: Sample) -> tuple[Tensor, Tensor]:
+    """First result of ``_embedding_bag`` in float64, bag by bag, and the bound on its summation without the unit roundoff."""
     weight, entries, offsets, _, mode, _, per_sample, last, padding = sample.args
     bounds = offsets.tolist() if last else [*offsets.tolist(), entries.numel()]
-    rows = []
+    rows, growths = [], []
     for first, end in itertools.pairwise(bounds):
         kept = [k for k in range(first, end) if int(entries[k]) != padding]
         taken = weight.double()[entries[kept]]
@@ -473,19 +478,18 @@ def _bag_reference(sample: Sample) -> Tensor:
             rows.append(taken.max(dim=0).values)
         else:
             rows.append(taken.sum(dim=0) / (len(kept) if mode == 1 else 1))
-    return torch.stack(rows)
+        growths.append((len(kept) + 1) * taken.abs().sum(dim=0))
+    return torch.stack(rows), torch.stack(growths)
 
 
 def _check_bag(result: Any, sample: Sample) -> str | None:
     """The bags' values; the other three results are what torch's own backward reads and are unspecified where it does not."""
     output = result[0]
-    expected = _bag_reference(sample)
+    expected, growth = _bag_reference(sample)
     if output.shape != expected.shape:
         return f"shape {tuple(output.shape)} instead of {tuple(expected.shape)}"
-    weight, entries, per_sample = sample.args[0], sample.args[1], sample.args[6]
-    scale = 1.0 if per_sample is None else max(1.0, float(per_sample.abs().max()))
-    unit = torch.finfo(output.dtype).eps
-    allowed = unit * (expected.abs() + entries.numel() * float(weight.abs().double().max()) * scale)
+    summing = torch.finfo(torch.float64 if output.dtype is torch.float64 else torch.float32).eps
+    allowed = torch.finfo(output.dtype).eps * expected.abs() + summing * growth
     worst = (output.double() - expected).abs() - allowed
     return None if bool((worst <= 0).all()) else f"bags differ by up to {float((output.double() - expected).abs().max()):.3g}"
 
@@ -577,11 +581,33 @@ def _segment_reduce_backward(ctx: SampleContext) -> Iterator[Sample]:
         yield Sample((draw.values(ctx, 3, 5), output, data, kind), lengths, label=kind)
 
 
+def _most_equal(index: Tensor) -> int:
+    """How often the most frequent index occurs, at least 1."""
+    return max(1, int(torch.bincount(index.flatten()).max())) if index.numel() else 1
+
+
+def _put_terms(self: Tensor, places: Sequence[Tensor | None], source: Tensor, accumulate: bool = False) -> int:
+    if not accumulate:
+        return 1
+    hits = aten.index_put.default(torch.zeros_like(self), places, torch.ones_like(source), True)
+    return 1 + int(hits.max()) if hits.numel() else 1
+
+
+def _segment_terms(data: Tensor, reduce: str, **kwargs: Any) -> int:
+    """The longest segment; a maximum or minimum adds nothing up."""
+    longest = kwargs["lengths"].max() if kwargs.get("lengths") is not None else kwargs["offsets"].diff().max()
+    return 1 if reduce in ("max", "min") else int(longest) + 1
+
+
+def _signed(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.dtype is not torch.bool
+
+
 def _magnitude(target: Callable[..., Any], floats: Sequence[int]) -> Callable[..., Any]:
     """The operation with its arguments at the positions ``floats`` made non-negative."""
 
     def absolute(*args: Any, **kwargs: Any) -> Any:
-        return target(*(a.abs() if n in floats and a is not None else a for n, a in enumerate(args)), **kwargs)
+        return target(*(a.abs() if n in floats and _signed(a) else a for n, a in enumerate(args)), **kwargs)
 
     return absolute
 
@@ -604,10 +630,9 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten.index_put.default,
         summary="self with values written (or, with accumulate, added) at self[i0, i1, ...]",
         bound=Accumulated(
-            terms=lambda self, places, source, accumulate=False: (
-                1 + max((i.numel() for i in places if i is not None), default=0)
-            ),
+            terms=_put_terms,
             magnitude=_magnitude(aten.index_put.default, (0, 2)),
+            own_dtype=HALVES,
         ),
         samples=_index_put,
     ),
@@ -651,6 +676,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         ),
         samples=_scatter_add,
         decomposition=decompose_scatter_add,
+        decomposition_cost="halves may be summed in their own dtype, as index_put is",
     ),
     _row(
         name="scatter_reduce",
@@ -697,8 +723,9 @@ _CANDIDATES: tuple[Prim, ...] = (
         summary="self with rows of source combined into rows index of dim by prod, mean, amax or amin",
         dtypes=NUMBERS,
         bound=Accumulated(
-            terms=lambda self, dim, index, source, reduce, include_self=True: 1 + max(1, index.numel()),
+            terms=lambda self, dim, index, source, reduce, include_self=True: 2 + _most_equal(index),
             magnitude=_magnitude(aten.index_reduce.default, (0, 3)),
+            own_dtype=HALVES,
         ),
         samples=_index_reduce,
         decomposition=decompose_index_reduce,
@@ -734,7 +761,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten.searchsorted.Tensor,
         summary="where each value would be inserted into the ascending last dimension: before equal ones, or after with right",
         dtypes=NUMBERS,
-        result=Result.INT64,
+        result=Result.OPERATOR,
         shape=Shape.OPERATOR,
         bound=Exact(),
         samples=_searchsorted,
@@ -744,7 +771,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten.bucketize.Tensor,
         summary="searchsorted of self in one ascending list of boundaries",
         dtypes=NUMBERS,
-        result=Result.INT64,
+        result=Result.OPERATOR,
         bound=Exact(),
         samples=_bucketize,
         decomposition=decompose_bucketize,
@@ -756,8 +783,9 @@ _CANDIDATES: tuple[Prim, ...] = (
         dtypes=FLOATS,
         shape=Shape.OPERATOR,
         bound=Accumulated(
-            terms=lambda grad, index, *rest: max(1, index.numel()),
+            terms=lambda grad, index, *rest: _most_equal(index),
             magnitude=_magnitude(aten.embedding_dense_backward.default, (0,)),
+            own_dtype=HALVES,
         ),
         samples=_embedding_dense_backward,
         decomposition=decompose_embedding_dense_backward,
@@ -819,8 +847,9 @@ _CANDIDATES: tuple[Prim, ...] = (
         dtypes=FLOATS,
         shape=Shape.OPERATOR,
         bound=Accumulated(
-            terms=lambda data, reduce, **kw: max(1, data.shape[kw.get("axis", 0)]),
+            terms=_segment_terms,
             magnitude=_magnitude(aten.segment_reduce.default, (0,)),
+            own_dtype=HALVES,
         ),
         samples=_segment_reduce,
     ),
@@ -833,6 +862,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         bound=Accumulated(
             terms=lambda grad, output, data, reduce, **kw: max(1, data.shape[kw.get("axis", 0)]),
             magnitude=_magnitude(aten._segment_reduce_backward.default, (0,)),
+            own_dtype=HALVES,
         ),
         samples=_segment_reduce_backward,
     ),

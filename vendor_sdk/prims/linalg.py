@@ -5,9 +5,8 @@ must satisfy: the factors multiply to the matrix, orthogonal ones are orthogonal
 residual is bounded by ``CONSTANT * n * u * scale``, the backward stability of the standard algorithms (Higham 2002,
 theorems 8.5, 9.3, 10.3, 11.3 and 19.4; Golub and Van Loan 2013, sections 8.3 and 8.6).
 
-For a contiguous real matrix torch factorizes the transpose inside ``_linalg_det``, ``_linalg_slogdet`` and
-``_linalg_solve_ex``, and their gradient formulas count on it; values of a prim graph
-are contiguous, so it is their meaning here.
+For a contiguous real matrix some of ``_linalg_det``, ``_linalg_slogdet`` and ``_linalg_solve_ex`` factorize the transpose, and
+their gradient formulas count on it. Which ones differs between torch versions, so the operators are asked.
 """
 
 from __future__ import annotations
@@ -200,13 +199,19 @@ def _examine_inverse(found: Residuals, results: Any, a: Tensor, **kwargs: Any) -
     found.small("A X - I", a @ inverse - torch.eye(a.shape[-1], dtype=a.dtype), _size(a) * _size(inverse) * found.n)
 
 
-def _factored(a: Tensor) -> Tensor:
-    """What the LU factors of det, slogdet and solve_ex multiply to; see the top of this file."""
-    return a.mT if _factors_transpose(a) else a
+def _factors_transpose(lu_and_pivots: Callable[[Tensor], tuple[Tensor, Tensor]]) -> bool:
+    matrix = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    return not torch.allclose(_product_of_lu(*lu_and_pivots(matrix)), matrix)
 
 
-def _factors_transpose(a: Tensor) -> bool:
-    return a.is_contiguous() and not a.is_complex()
+_SOLVE_FLIPS = _factors_transpose(lambda a: aten._linalg_solve_ex.default(a, a)[1:3])
+_DET_FLIPS = _factors_transpose(lambda a: aten._linalg_det.default(a)[1:3])
+_SLOGDET_FLIPS = _factors_transpose(lambda a: aten._linalg_slogdet.default(a)[2:4])
+
+
+def _factored(a: Tensor, flips: bool) -> Tensor:
+    """What the LU factors of ``a`` multiply to; see the top of this file."""
+    return _mt(a) if flips and a.is_contiguous() and not a.is_complex() else a
 
 
 def _examine_solve(
@@ -214,7 +219,7 @@ def _examine_solve(
 ) -> None:
     x, lu, pivots, info = results
     found.require(bool((info == 0).all()), "info is not 0")
-    _lu(found, _factored(a), lu, pivots)
+    _lu(found, _factored(a, _SOLVE_FLIPS), lu, pivots)
     vector = x.dim() < a.dim()
     x, b = (x.unsqueeze(-1), b.unsqueeze(-1)) if vector else (x, b)
     scale = _size(a) * _size(x) if left else _size(x) * _size(a)
@@ -223,7 +228,7 @@ def _examine_solve(
 
 def _examine_det(found: Residuals, results: Any, a: Tensor) -> None:
     det, lu, pivots = results
-    _lu(found, _factored(a), lu, pivots)
+    _lu(found, _factored(a, _DET_FLIPS), lu, pivots)
     product = torch.diagonal(lu, dim1=-2, dim2=-1).prod(-1) * _parity(pivots)
     found.small("det minus the product of the pivots", det - product, product.abs())
 
@@ -236,7 +241,7 @@ def _parity(pivots: Tensor) -> Tensor:
 
 def _examine_slogdet(found: Residuals, results: Any, a: Tensor) -> None:
     sign, logabsdet, lu, pivots = results
-    _lu(found, _factored(a), lu, pivots)
+    _lu(found, _factored(a, _SLOGDET_FLIPS), lu, pivots)
     diagonal = torch.diagonal(lu, dim1=-2, dim2=-1)
     found.require(torch.equal(sign, diagonal.sign().prod(-1) * _parity(pivots)), "sign differs")
     found.small("log |det|", logabsdet - diagonal.abs().log().sum(-1), diagonal.abs().log().abs().sum(-1) + 1)
@@ -245,6 +250,10 @@ def _examine_slogdet(found: Residuals, results: Any, a: Tensor) -> None:
 def _examine_ldl(found: Residuals, results: Any, a: Tensor, **kwargs: Any) -> None:
     factors, pivots, info = results
     found.require(bool((info == 0).all()), "info is not 0")
+    inside = bool(((pivots != 0) & (pivots.abs() <= a.shape[-1])).all())
+    found.require(inside, "a pivot is out of range")
+    if not inside:
+        return
     full = a.tril() + a.tril(-1).mT
     inverse = torch.linalg.ldl_solve(factors, pivots, torch.eye(a.shape[-1], dtype=a.dtype).expand_as(a))
     found.small(
@@ -319,7 +328,8 @@ def _cholesky(ctx: SampleContext) -> Iterator[Sample]:
 
 
 def _factor(ctx: SampleContext, *shape: int) -> Tensor:
-    return torch.linalg.cholesky(_definite(ctx, *shape))
+    factor: Tensor = torch.linalg.cholesky(_definite(ctx, *shape))
+    return factor
 
 
 @draw.by_effort
@@ -539,8 +549,9 @@ def decompose_inverse(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor,
 def decompose_solve(
     a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    flipped = _factors_transpose(a)
-    lu, pivots, info = aten.linalg_lu_factor_ex.default(_mt(a) if flipped else a, check_errors=check_errors)
+    matrix = _factored(a, _SOLVE_FLIPS)
+    flipped = matrix is not a
+    lu, pivots, info = aten.linalg_lu_factor_ex.default(matrix, check_errors=check_errors)
     # torch.linalg.solve takes B as vectors when it is 1-d or a batch of vectors with the batch of A.
     vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and list(b.shape) == list(a.shape[:-1]))
     right = aten.unsqueeze.default(b, -1) if vector else b
@@ -560,13 +571,13 @@ def _exchanges(pivots: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def decompose_det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    lu, pivots, _ = aten.linalg_lu_factor_ex.default(_mt(a) if _factors_transpose(a) else a)
+    lu, pivots, _ = aten.linalg_lu_factor_ex.default(_factored(a, _DET_FLIPS))
     product = aten.prod.dim_int(aten.diagonal.default(lu, 0, -2, -1), -1)
     return aten.mul.Tensor(product, _exchanges(pivots, a.dtype)), lu, pivots
 
 
 def decompose_slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    lu, pivots, _ = aten.linalg_lu_factor_ex.default(_mt(a) if _factors_transpose(a) else a)
+    lu, pivots, _ = aten.linalg_lu_factor_ex.default(_factored(a, _SLOGDET_FLIPS))
     diagonal = aten.diagonal.default(lu, 0, -2, -1)
     sign = aten.mul.Tensor(aten.prod.dim_int(aten.sign.default(diagonal), -1), _exchanges(pivots, a.dtype))
     return sign, aten.sum.dim_IntList(aten.log.default(aten.abs.default(diagonal)), [-1]), lu, pivots
@@ -684,7 +695,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         aten._linalg_solve_ex.default,
         _examine_solve,
         _solve,
-        "X with A X = B (or X A = B if not left), and the factors of A's transpose for the backward",
+        "X with A X = B (or X A = B if not left), and A's factors for the backward",
         results=4,
         decomposition=decompose_solve,
     ),
@@ -692,7 +703,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         aten._linalg_det.default,
         _examine_det,
         _determinant,
-        "determinant, and the factors of A's transpose for the backward",
+        "determinant, and the factors for the backward",
         results=3,
         decomposition=decompose_det,
     ),
@@ -700,7 +711,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         aten._linalg_slogdet.default,
         _examine_slogdet,
         _determinant,
-        "sign and logarithm of the absolute value of the determinant, and the factors of A's transpose",
+        "sign and logarithm of the absolute value of the determinant, and the factors",
         results=4,
         decomposition=decompose_slogdet,
     ),

@@ -16,7 +16,7 @@ import torch
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Accumulated, Property
-from vendor_sdk.prims.row import FLOATS, Family, Prim, Result, Shape
+from vendor_sdk.prims.row import FLOATS, HALVES, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext
 
 aten = torch.ops.aten
@@ -445,7 +445,7 @@ def _antialias_backward_magnitude(grad: Tensor, sizes: Sequence[int], shape: Seq
 
 def _window_terms(place: int) -> Callable[..., int]:
     def terms(*args: Any, **kwargs: Any) -> int:
-        return math.prod(args[place]) + 1
+        return math.prod(int(size) for size in args[place]) + 1
 
     return terms
 
@@ -482,6 +482,7 @@ def _average(
     terms: Callable[..., int],
     decomposition: Any = None,
     dtypes: tuple[torch.dtype, ...] = FLOATS,
+    own_dtype: tuple[torch.dtype, ...] = HALVES,
 ) -> Prim:
     return Prim(
         name=target._schema.name.removeprefix("aten::"),
@@ -491,7 +492,7 @@ def _average(
         dtypes=dtypes,
         result=Result.SAME,
         shape=Shape.OPERATOR,
-        bound=Accumulated(terms=terms, magnitude=_first_absolute(target)),
+        bound=Accumulated(terms=terms, magnitude=_first_absolute(target), constant=2.0, own_dtype=own_dtype),
         samples=samples,
         decomposition=decomposition,
     )
@@ -518,7 +519,7 @@ _SINGLE_AND_DOUBLE = (torch.float32, torch.float64)
 
 
 def _grad_terms(*args: Any, **kwargs: Any) -> int:
-    return int(math.prod(args[0].shape[2:])) + 8
+    return math.prod(int(size) for size in args[0].shape[2:]) + 8
 
 
 _CANDIDATES: tuple[Prim, ...] = (
@@ -536,6 +537,7 @@ _CANDIDATES: tuple[Prim, ...] = (
                 _avg(dims),
                 _window_terms(1),
                 dtypes=dtypes,
+                own_dtype=(),
             ),
             _average(
                 backward,
@@ -602,6 +604,7 @@ _CANDIDATES: tuple[Prim, ...] = (
                 _adaptive(dims),
                 _adaptive_terms(dims),
                 decompose_adaptive_avg_pool,
+                own_dtype=() if dims == 2 else HALVES,
             ),
             _average(
                 backward,
@@ -688,6 +691,8 @@ _CANDIDATES: tuple[Prim, ...] = (
             _gradient(
                 name=f"grid_sampler_{dims}d",
                 target=forward,
+                # In halves a position between -1 and 1 names a pixel of a small image only; torch's results are noise there.
+                dtypes=_SINGLE_AND_DOUBLE,
                 summary="input read at the positions of grid (in -1..1), interpolated: 0 linear, 1 nearest, 2 bicubic",
                 bound=Accumulated(terms=lambda *args: 16, magnitude=_grid_magnitude, constant=2.0),
                 samples=_grid_sampler(dims),
@@ -695,6 +700,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             _gradient(
                 name=f"grid_sampler_{dims}d_backward",
                 target=backward,
+                dtypes=_SINGLE_AND_DOUBLE,
                 summary=f"gradients of grid_sampler_{dims}d with respect to input and grid",
                 result=Result.OPERATOR,
                 bound=Accumulated(terms=_grad_terms, magnitude=_grid_backward_magnitude, constant=2.0),

@@ -112,7 +112,7 @@ def _var(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | Non
     wide = cast(x, computing)
     deviation = aten.sub.Tensor(wide, aten.mean.dim(wide, dim, True))
     squares = aten.sum.dim_IntList(aten.mul.Tensor(deviation, deviation), dim, keepdim)
-    freedom = max(count(x, dim) - (1 if correction is None else correction), 0)
+    freedom = torch.sym_max(count(x, dim) - (1 if correction is None else correction), 0)
     return cast(aten.div.Tensor(squares, freedom), x.dtype)
 
 
@@ -161,9 +161,11 @@ def _norm(
 
 
 def _spread(x: Tensor, dim: list[int] | None = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
-    """Variance times its condition number ``sqrt(1 + mean**2 / variance)`` (Chan, Golub and LeVeque, 1983)."""
+    """Variance times its condition number ``sqrt(1 + mean**2 / variance)`` (Chan, Golub and LeVeque, 1983), and the square of
+    the mean's rounding, which is all that is left of equal elements."""
     variance = torch.var(x, dim, correction=correction, keepdim=keepdim)
-    return (variance * (variance + torch.mean(x, dim, keepdim=keepdim) ** 2)).sqrt()
+    square = torch.mean(x, dim, keepdim=keepdim) ** 2
+    return (variance * (variance + square)).sqrt() + count(x, dim) * 2.0**-24 * square
 
 
 def _norm_itself(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -94,7 +94,7 @@ def upcast(value: Any) -> Any:
 
 def outlined(target: Callable[..., Any], sample: Sample) -> Any:
     """The results of a call as tensors without data: torch's meta kernel, or, where torch has none, the call itself."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, torch._ops.OpOverload) or target._schema.name in _META_DIFFERS:
         return target(*sample.args, **sample.kwargs)
     kwargs = _on_meta(sample.kwargs)
     if any(argument.name == "device" for argument in target._schema.arguments):
@@ -103,6 +103,11 @@ def outlined(target: Callable[..., Any], sample: Sample) -> Any:
         return target(*_on_meta(sample.args), **kwargs)
     except NotImplementedError:
         return target(*sample.args, **sample.kwargs)
+
+
+_META_DIFFERS = frozenset(("aten::_embedding_bag", "aten::_local_scalar_dense"))
+"""Operators whose meta kernel has no value to read, or other shapes than the CPU kernel in the results that only feed torch's
+own backward."""
 
 
 def flat(result: Any) -> list[Any]:

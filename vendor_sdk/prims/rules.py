@@ -44,7 +44,8 @@ def result_shape(row: Prim, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         case Shape.REDUCE:
             return _reduced(row, args, kwargs)
         case Shape.ARGUMENT:
-            return tuple(_argument(row, "size", args, kwargs))
+            size = tuple(_argument(row, "size", args, kwargs))
+            return None if -1 in size else size  # -1 stands for what the operand says
     return None
 
 

@@ -97,6 +97,11 @@ def _row_major(self: Tensor) -> Tensor:
     return result
 
 
+def _permuted(self: Tensor, order: Sequence[int]) -> Tensor:
+    result: Tensor = aten.permute.default(self, order)
+    return result
+
+
 def decompose_unfold(self: Tensor, dimension: int, size: int, step: int) -> Tensor:
     if self.dim() == 0:
         result: Tensor = aten.slice.Tensor(aten.unsqueeze.default(self, 0), 0, 0, size)
@@ -105,7 +110,7 @@ def decompose_unfold(self: Tensor, dimension: int, size: int, step: int) -> Tens
     starts = aten.mul.Tensor(_iota(self, 0, (self.shape[dim] - size) // step + 1), step)
     windows = _at(self, dim, aten.add.Tensor(aten.unsqueeze.default(starts, 1), _iota(self, 0, size)))
     order = [d for d in range(windows.dim()) if d != dim + 1] + [dim + 1]
-    return aten.permute.default(windows, order)
+    return _permuted(windows, order)
 
 
 def decompose_as_strided(self: Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> Tensor:
@@ -290,7 +295,6 @@ _CANDIDATES: tuple[Prim, ...] = (
         name="view",
         target=aten.view.default,
         summary="the elements of self in row-major order, in another shape",
-        shape=Shape.ARGUMENT,
         samples=_view,
     ),
     _row(
@@ -303,7 +307,6 @@ _CANDIDATES: tuple[Prim, ...] = (
         name="expand",
         target=aten.expand.default,
         summary="dimensions of size one repeated without copying; -1 keeps a size; new dimensions come first",
-        shape=Shape.ARGUMENT,
         samples=_expand,
     ),
     _row(

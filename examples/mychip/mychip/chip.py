@@ -141,7 +141,10 @@ class Chip:
     def _pointwise(self, opcode: str, *operands: Any) -> None:
         types, operation = POINTWISE[opcode]
         pairs, elements, numbers = operands[: 2 * len(types)], operands[2 * len(types)], operands[2 * len(types) + 1 :]
-        arrays = [self._array(*pairs[2 * i : 2 * i + 2], elements, dtype) for i, dtype in enumerate(types)]
+        arrays = [
+            self._array(handle, offset, elements, dtype)
+            for handle, offset, dtype in zip(pairs[::2], pairs[1::2], types, strict=True)
+        ]
         arrays[0][:] = operation(*arrays[1:], *map(np.float32, numbers))
 
     def _reduce(self, opcode: str, *operands: Any) -> None:

@@ -125,7 +125,7 @@ def adjacent(dims: Sequence[int]) -> bool:
 
 
 def full(out: DeviceTensor, size: Sequence[int], value: float, **_: Any) -> None:
-    CHIP.launch("fill", *at(out), out.numel, value)
+    CHIP.launch("fill", *at(out), out.numel, float(value))
 
 
 def clone(out: DeviceTensor, x: DeviceTensor, **_: Any) -> None:

@@ -138,7 +138,7 @@ class Explanation:
             if p.placement.reason:
                 groups.setdefault((p.prim, str(p.placement.kind), p.placement.reason), []).append(p)
         for (prim, kind, reason), members in sorted(groups.items(), key=lambda item: -len(item[1])):
-            table.add_row(str(len(members)), prim, kind, reason, members[0].where)
+            table.add_row(str(len(members)), prim, kind, reason, _short(members[0].where))
         return table
 
     def _graph_table(self) -> Table:
@@ -191,7 +191,7 @@ def explain(
     explanation = Explanation(
         backend=backend,
         graphs=reports,
-        graph_breaks=tuple(events.graph_breaks),
+        graph_breaks=tuple(dict.fromkeys(events.graph_breaks)),
         recompiles=tuple(events.recompiles),
         measured=Traffic(stats.uploaded_bytes, stats.downloaded_bytes) if stats is not None else None,
         counts=dict(counts),
@@ -219,6 +219,12 @@ def _traffic(graph: CompiledGraph) -> Traffic:
 
 def _leaves(value: Any) -> Sequence[torch.Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _short(where: str) -> str:
+    """``dir/file.py:12 in forward: x = y`` as ``file.py:12 in forward``, which fits a column."""
+    place, _, _ = where.partition(": ")
+    return place.rsplit("/", 1)[-1]
 
 
 def _bytes(count: int | None) -> str:
