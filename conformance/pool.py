@@ -131,7 +131,7 @@ class Pool:
 
     def _step(self) -> None:
         """One round: hand out, wait, collect, check deadlines."""
-        for worker in self._alive:
+        for worker in list(self._alive):
             if worker.ready and worker.job is None and self._queue:
                 self._assign(worker, self._queue.popleft())
         starting = sum(not worker.ready for worker in self._alive)
@@ -149,8 +149,8 @@ class Pool:
                     self._died(worker)
                 else:
                     self._received(worker, message)
-            elif worker.process.poll() is not None:
-                self._died(worker)
+            elif worker.process.poll() is not None and not worker.connection.poll():
+                self._died(worker)  # something it forked still holds its end of the connection
             elif (worker.job or not worker.ready) and time.monotonic() > worker.deadline:
                 self._timed_out(worker)
 
@@ -185,8 +185,11 @@ class Pool:
         worker.deadline = worker.began + self.timeout
         worker.log_start = worker.log.stat().st_size
         request = {"do": "case", "prim": job.case.prim, "dtype": job.case.dtype, "only": self.only, "apart": job.apart}
-        with contextlib.suppress(OSError):  # a worker that died meanwhile is found when its answer is read
+        try:
             worker.connection.send_bytes(json.dumps(request).encode())
+        except OSError:  # it died between two cases: this one is not to blame
+            self._queue.appendleft(job)
+            self._end(worker)
 
     def _received(self, worker: _Worker, message: dict[str, Any]) -> None:
         match message["event"]:

@@ -215,8 +215,8 @@ def write(folder: Path, report: Mapping[str, Any]) -> Path:
 
 
 def write_log(folder: Path, entry: dict[str, Any], log: str) -> None:
-    """Keeps a failed case's output beside the report and names the file in its entry."""
-    if not broken(entry) and entry["verdict"] != "expected-failure":
+    """Keeps a failed case's output, if there is any, beside the report and names the file in its entry."""
+    if not log or (not broken(entry) and entry["verdict"] != "expected-failure"):
         return
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", entry["id"]).strip("-") + ".log"
     (folder / "logs").mkdir(parents=True, exist_ok=True)

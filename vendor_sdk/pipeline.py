@@ -290,7 +290,7 @@ class _State:
         else:
             self.memory = DeviceMemory(session.device)
             kernel = session.loaded.kernels.get("clone")
-            copies = kernel.call if kernel is not None and kernel.destination and not wants.contiguous_inputs else None
+            copies = kernel.call if kernel is not None and kernel.destination else None
             self.runtime = OwnMemoryRuntime(self.memory, copies, wants.contiguous_inputs)
 
 

@@ -53,7 +53,7 @@ def real_tensors() -> Iterator[None]:
 def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table) -> fx.GraphModule:
     """Retraces ``module`` with ``table``; nodes keep the user's source lines."""
     with fx.traceback.preserve_node_meta():
-        traced: fx.GraphModule = make_fx(fx.Interpreter(module).run, decomposition_table=dict(table))(*fake_inputs)
+        traced: fx.GraphModule = make_fx(fx.Interpreter(without_effect_tokens(module)).run, decomposition_table=dict(table))(*fake_inputs)
     for node in traced.graph.nodes:
         if node.op == "call_function":
             node.meta.setdefault("val", None)  # operators that return nothing (assertions) get none from make_fx
@@ -230,3 +230,39 @@ def is_export_limit(error: BaseException) -> bool:
 def boxed(function: Callable[..., Any]) -> Callable[..., Any]:
     """What a compiler callback returns: takes its inputs as one list, which AOTAutograd lets it empty."""
     return make_boxed_func(function)  # type: ignore[no-any-return]
+
+
+def without_effect_tokens(module: fx.GraphModule) -> fx.GraphModule:
+    """``with_effects(token, operator, *args)`` to the bare operator: a prim graph runs in order, so it needs no tokens.
+
+    ``torch.ops.higher_order.with_effects``, ``prims._make_token`` and ``prims._sink_tokens``; the module itself stays as it was.
+    """
+    effects = getattr(torch.ops.higher_order, "with_effects", None)
+    if not any(node.target is effects for node in module.graph.nodes):
+        return module
+    graph = fx.Graph()
+    outputs = graph.graph_copy(module.graph, val_map={})
+    graph.output(outputs)
+    for node in list(graph.nodes):
+        if node.target is not effects:
+            continue
+        token, operation, *args = node.args
+        with graph.inserting_before(node):
+            call = graph.call_function(operation, tuple(args), dict(node.kwargs))  # type: ignore[arg-type]
+        call.meta.update({key: value for key, value in node.meta.items() if key != "val"})
+        several = len(operation._schema.returns) > 1  # type: ignore[union-attr]
+        for user in list(node.users):
+            position = user.args[1]
+            if position == 0:
+                user.replace_all_uses_with(token)  # type: ignore[arg-type]
+            elif not several:
+                user.replace_all_uses_with(call)
+            else:
+                user.args = (call, position - 1)  # type: ignore[operator]
+                continue
+            graph.erase_node(user)
+        graph.erase_node(node)
+    for node in reversed(list(graph.nodes)):
+        if str(node.target) in ("prims._sink_tokens.default", "prims._make_token.default") and not node.users:
+            graph.erase_node(node)
+    return fx.GraphModule(module, graph)

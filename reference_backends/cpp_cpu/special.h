@@ -33,11 +33,12 @@ INLINE wide m_lgamma(wide a) { int sign; return lgammal_r(a, &sign); }
 
 template <class R> static R lgamma_(R x) { return m_lgamma(x); }
 SPECIAL1(lgamma)
-template <class R> static R bessel_j0_(R x) { return m_j0(x); }
-template <class R> static R bessel_j1_(R x) { return m_j1(x); }
+// torch gives NaN at the infinities, where the limits of the oscillating functions would be zero.
+template <class R> static R bessel_j0_(R x) { return m_fabs(x) == INF ? (R)NOT_A_NUMBER : m_j0(x); }
+template <class R> static R bessel_j1_(R x) { return m_fabs(x) == INF ? (R)NOT_A_NUMBER : m_j1(x); }
 // libm's y0 and y1 of a negative number are -inf or NaN by version; torch gives NaN, and -inf at zero.
-template <class R> static R bessel_y0_(R x) { return x < 0 ? (R)NOT_A_NUMBER : x == 0 ? (R)-INF : m_y0(x); }
-template <class R> static R bessel_y1_(R x) { return x < 0 ? (R)NOT_A_NUMBER : x == 0 ? (R)-INF : m_y1(x); }
+template <class R> static R bessel_y0_(R x) { return x < 0 || x == INF ? (R)NOT_A_NUMBER : x == 0 ? (R)-INF : m_y0(x); }
+template <class R> static R bessel_y1_(R x) { return x < 0 || x == INF ? (R)NOT_A_NUMBER : x == 0 ? (R)-INF : m_y1(x); }
 SPECIAL1(bessel_j0)
 SPECIAL1(bessel_j1)
 SPECIAL1(bessel_y0)
@@ -103,9 +104,9 @@ template <class R> static R digamma_(R x) {
   if (x == -INF) return (R)NOT_A_NUMBER;
   if (x == INF) return x;
   if (x < 0) {
-    R fraction = x - m_floor(x);
+    R fraction = x - m_floor(x + R(0.5));
     if (fraction == 0) return (R)NOT_A_NUMBER;
-    return digamma_(1 - x) - (R)PI_L / m_tan((R)PI_L * fraction);
+    return (R)(digamma_((wide)1 - x) - PI_L / m_tan(PI_L * (wide)fraction));
   }
   wide y = x, shift = 0;
   while (y < 20) { shift += 1 / y; y += 1; }
@@ -118,10 +119,10 @@ SPECIAL1(digamma)
 template <class R> static R trigamma_(R x) {
   if (x != x) return x;
   if (x < R(0.5)) {
-    R fraction = x - m_floor(x);
+    R fraction = x - m_floor(x + R(0.5));
     if (fraction == 0) return (R)INF;
-    R s = m_sin((R)PI_L * fraction);
-    return (R)(PI_L * PI_L) / (s * s) - trigamma_(1 - x);
+    wide s = m_sin(PI_L * (wide)fraction);
+    return (R)(PI_L * PI_L / (s * s) - trigamma_((wide)1 - x));
   }
   if (x == INF) return 0;
   wide y = x, shift = 0;
@@ -235,9 +236,9 @@ static wide scaled_bessel_i(int n, wide x) {
 }
 template <class R> static R i0e_(R x) { return x != x ? x : (R)scaled_bessel_i(0, x); }
 template <class R> static R i1e_(R x) { return x != x ? x : m_copysign((R)scaled_bessel_i(1, x), x); }
-template <class R> static R i0_(R x) { return x != x ? x : m_fabs(x) > 11000 ? (R)INF : (R)(scaled_bessel_i(0, x) * m_exp((wide)m_fabs(x))); }
+template <class R> static R i0_(R x) { return x != x || m_fabs(x) == INF ? (R)NOT_A_NUMBER : m_fabs(x) > 11000 ? (R)INF : (R)(scaled_bessel_i(0, x) * m_exp((wide)m_fabs(x))); }
 template <class R> static R i1_(R x) {
-  return x != x ? x : m_fabs(x) > 11000 ? m_copysign((R)INF, x) : m_copysign((R)(scaled_bessel_i(1, x) * m_exp((wide)m_fabs(x))), x);
+  return x != x || m_fabs(x) == INF ? (R)NOT_A_NUMBER : m_fabs(x) > 11000 ? m_copysign((R)INF, x) : m_copysign((R)(scaled_bessel_i(1, x) * m_exp((wide)m_fabs(x))), x);
 }
 SPECIAL1(i0e)
 SPECIAL1(i1e)
@@ -245,11 +246,22 @@ SPECIAL1(i0)
 SPECIAL1(i1)
 
 // exp(x) K_nu(x), nu real: the trapezoidal rule on the integral of exp(-x (cosh t - 1)) cosh(nu t), whose error falls as
-// exp(-pi^2 / step); DLMF 10.32.9.
+// exp(-pi^2 / step) (DLMF 10.32.9); the asymptotic series beyond 25 (DLMF 10.40.2).
 static wide scaled_bessel_k(wide nu, wide x) {
-  const wide step = 0.125L;
+  if (x > 25) {
+    wide mu = 4 * nu * nu, term = 1, sum = 1;
+    for (int k = 1; k < 50; ++k) {
+      wide next = term * (mu - (2 * k - 1) * (2 * k - 1)) / (k * 8 * x);
+      if (m_fabs(next) >= m_fabs(term)) break;
+      term = next;
+      sum += term;
+      if (m_fabs(term) < 1e-21L) break;
+    }
+    return sum * m_sqrt(PI_L / (2 * x));
+  }
+  const wide step = 0.0625L;
   wide sum = 0.5L;
-  for (int k = 1; k < 4000; ++k) {
+  for (int k = 1; k < 20000; ++k) {
     wide t = k * step, half = m_exp(t / 2) - m_exp(-t / 2);
     wide term = m_exp(-x * half * half / 2) * m_cosh(nu * t);
     sum += term;

@@ -108,6 +108,7 @@ class _Writer:
         self.namespace: dict[str, Any] = {"RT": runtime, "math": math}
         self.constants: dict[Any, str] = {}
         self.bound: set[str] = set()
+        self.static = {graph.placeholders[index] for index in graph.static_inputs}
 
     def write(self) -> Wrapper:
         needed = self._needed()
@@ -216,7 +217,9 @@ class _Writer:
         if node.target is operator.getitem:
             self._line(f"{node.name} = {self._text(node.args[0])}[{node.args[1]!r}]", node)
         elif node.target is to_device:
-            self._line(f"{node.name} = RT.to_device({self._text(node.args[0])}, {self._constant(node.meta['val'].dtype)})", node)
+            static = _root(node.args[0]) in self.static  # type: ignore[arg-type]
+            dtype = self._constant(node.meta["val"].dtype)
+            self._line(f"{node.name} = RT.to_device({self._text(node.args[0])}, {dtype}, {static})", node)
         elif node.target is to_host:
             self._line(f"{node.name} = RT.to_host({self._text(node.args[0])}, {self._constant(node.meta['val'].dtype)})", node)
         else:
@@ -262,7 +265,8 @@ class _Writer:
         kernel = self.kernels[prim_name(node)]
         name = self._constant(kernel.call)
         kwargs = {key: value for key, value in node.kwargs.items() if key not in STORAGE_ARGUMENTS}
-        arguments = self._arguments(node.args, kwargs, kernel_operands=True)
+        # ``clone`` is the one kernel that takes any strides: it is how operands become contiguous.
+        arguments = self._arguments(node.args, kwargs, kernel_operands=prim_name(node) != "clone")
         several = not isinstance(node.meta["val"], torch.Tensor)
         if kernel.destination:
             self._allocate_and_call(node, lambda outs: f"{name}({', '.join([*outs, arguments] if arguments else outs)})")

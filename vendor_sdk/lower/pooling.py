@@ -256,8 +256,8 @@ def _fractional_max(n: int) -> Lowering:
             plane = lead if len(lead_shape) == 2 else (ix.ZERO, *lead)
             starts = []
             for d in range(n):
-                # The samples are stored innermost dimension first.
-                sample = k.convert(k.load(samples, (*plane, ix.wrap(n - 1 - d))), wide)
+                # torch stores the samples of two dimensions innermost first, those of three outermost first.
+                sample = k.convert(k.load(samples, (*plane, ix.wrap(1 - d if n == 2 else d))), wide)
                 starts.append(_fractional_start(k, sample, o[d], spatial[d], outs[d], kernel[d], wide))
 
             def element(r: tuple[Int, ...]) -> list[tuple[str, Value, Value]]:

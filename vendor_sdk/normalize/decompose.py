@@ -7,19 +7,31 @@ composites; the second ends in prims, applied inside the forward and backward co
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Mapping
 
 from vendor_sdk import torch_private
-from vendor_sdk.normalize.rules import Rule, named
+from vendor_sdk.normalize.algebra import ALGEBRA
+from vendor_sdk.normalize.elementwise import ELEMENTWISE
+from vendor_sdk.normalize.positions import POSITIONS
+from vendor_sdk.normalize.rules import Rule, aten, named
+from vendor_sdk.normalize.sampling import SAMPLING
 from vendor_sdk.normalize.torch_prims import TORCH_PRIMS
 from vendor_sdk.normalize.variants import VARIANTS
-from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET
+from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, FAMILY_MODULES
 from vendor_sdk.torch_private import OpOverload
 
 UNDECOMPOSED_AT_CAPTURE = (
     # the stock core table decomposes the forward but not the backward, which then receives a wrong logsumexp
     "aten::_scaled_dot_product_flash_attention_for_cpu",
 )
+
+DECOMPOSED_AT_CAPTURE = (
+    aten._linalg_det.default,
+    aten._linalg_slogdet.default,
+    aten._linalg_solve_ex.default,
+)
+"""Whether torch factors A or its transpose depends on A's strides, forward and backward alike: only here are they torch's."""
 
 
 def capture_table() -> dict[OpOverload, Rule]:
@@ -31,6 +43,8 @@ def capture_table() -> dict[OpOverload, Rule]:
             table.pop(overload, None)
     for target in (*BY_TARGET, *COMPOSITE_BY_TARGET):
         table.pop(target, None)
+    derived = _derived()
+    table.update({target: derived[target] for target in DECOMPOSED_AT_CAPTURE})
     return table
 
 
@@ -50,5 +64,17 @@ def _rules() -> Mapping[OpOverload, Rule]:
     table = {key: rule for key, rule in torch_rules.items() if key not in BY_TARGET}
     for target, composite in COMPOSITE_BY_TARGET.items():
         table[target] = composite.targets[target]
-    table.update(VARIANTS)
+    for rules in (_derived(), VARIANTS, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING):
+        table.update(rules)
     return table
+
+
+@functools.cache
+def _derived() -> Mapping[OpOverload, Rule]:
+    """Decompositions of the operators that the families describe beside their prims."""
+    return {
+        row.target: row.decomposition
+        for family in FAMILY_MODULES
+        for row in getattr(importlib.import_module(f"vendor_sdk.prims.{family}"), "DERIVED", ())
+        if row.decomposition is not None and row.target not in BY_TARGET
+    }

@@ -164,7 +164,7 @@ def decompose_index_reduce(
     dim = _dim(dim, self.dim())
     shape: list[Any] = [1] * source.dim()
     if shape:
-        shape[dim] = index.numel()
+        shape[dim] = index.shape[0] if index.dim() else 1
     wide = aten.expand.default(aten.view.default(index, shape), list(source.shape))
     result: Tensor = aten.scatter_reduce.two(self, dim, wide, source, reduce, include_self=include_self)
     return result
@@ -533,7 +533,7 @@ def _embedding_bag_weights_backward(ctx: SampleContext) -> Iterator[Sample]:
 
 
 def _bag_terms(*args: Any, **kwargs: Any) -> int:
-    return max(1, int(args[1].numel()))
+    return _most_equal(args[1])
 
 
 @draw.by_effort
@@ -615,7 +615,6 @@ def _magnitude(target: Callable[..., Any], floats: Sequence[int]) -> Callable[..
 _row = functools.partial(
     Prim, family=Family.INDEXING, dtypes=ALL, result=Result.SAME, shape=Shape.SAME, bound=Exact(signed_zero=True)
 )
-_FLOAT32_UP = (torch.float32, torch.float64)
 
 _CANDIDATES: tuple[Prim, ...] = (
     _row(
@@ -804,9 +803,11 @@ _CANDIDATES: tuple[Prim, ...] = (
         name="_embedding_bag_backward",
         target=aten._embedding_bag_backward.default,
         summary="gradient of _embedding_bag with respect to weight",
-        dtypes=_FLOAT32_UP,
+        dtypes=FLOATS,
         shape=Shape.OPERATOR,
-        bound=Accumulated(terms=_bag_terms, magnitude=_magnitude(aten._embedding_bag_backward.default, (0, 10))),
+        bound=Accumulated(
+            terms=_bag_terms, magnitude=_magnitude(aten._embedding_bag_backward.default, (0, 10)), own_dtype=HALVES
+        ),
         samples=_embedding_bag_backward,
     ),
     _row(

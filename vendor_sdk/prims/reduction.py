@@ -112,7 +112,7 @@ def _var(x: Tensor, dim: Sequence[int] | None = None, *, correction: float | Non
     wide = cast(x, computing)
     deviation = aten.sub.Tensor(wide, aten.mean.dim(wide, dim, True))
     squares = aten.sum.dim_IntList(aten.mul.Tensor(deviation, deviation), dim, keepdim)
-    freedom = torch.sym_max(count(x, dim) - (1 if correction is None else correction), 0)
+    freedom = torch.sym_max(count(x, dim) - (1 if correction is None else correction), 0)  # type: ignore[no-untyped-call]
     return cast(aten.div.Tensor(squares, freedom), x.dtype)
 
 

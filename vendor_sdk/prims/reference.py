@@ -94,10 +94,11 @@ def upcast(value: Any) -> Any:
 
 def outlined(target: Callable[..., Any], sample: Sample) -> Any:
     """The results of a call as tensors without data: torch's meta kernel, or, where torch has none, the call itself."""
-    if not isinstance(target, torch._ops.OpOverload) or target._schema.name in _META_DIFFERS:
+    schema = getattr(target, "_schema", None)
+    if schema is None or schema.name in _META_DIFFERS:  # no schema: higher-order and Python operators
         return target(*sample.args, **sample.kwargs)
     kwargs = _on_meta(sample.kwargs)
-    if any(argument.name == "device" for argument in target._schema.arguments):
+    if any(argument.name == "device" for argument in schema.arguments):
         kwargs["device"] = torch.device("meta")
     try:
         return target(*_on_meta(sample.args), **kwargs)

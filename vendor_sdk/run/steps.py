@@ -21,7 +21,7 @@ class Runtime(Protocol):
     """whether kernels take row-major contiguous operands only"""
 
     def empty(self, shape: Shape, dtype: torch.dtype) -> Any: ...
-    def to_device(self, value: torch.Tensor, dtype: torch.dtype) -> Any: ...
+    def to_device(self, value: torch.Tensor, dtype: torch.dtype, static: bool) -> Any: ...
     def to_host(self, value: Any, dtype: torch.dtype) -> torch.Tensor: ...
     def contiguous(self, value: Any) -> Any: ...
     def view(self, prim: str, value: Any, *args: Any, **kwargs: Any) -> Any: ...
@@ -43,7 +43,7 @@ class TorchRuntime:
     def empty(self, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
-    def to_device(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def to_device(self, value: torch.Tensor, dtype: torch.dtype, static: bool) -> torch.Tensor:
         return value
 
     def to_host(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -143,8 +143,8 @@ class OwnMemoryRuntime:
     def empty(self, shape: Shape, dtype: torch.dtype) -> DeviceTensor:
         return self.memory.empty(shape, dtype)  # type: ignore[no-any-return]
 
-    def to_device(self, value: torch.Tensor, dtype: torch.dtype) -> DeviceTensor:
-        return self.memory.upload(value, dtype=dtype)  # type: ignore[no-any-return]
+    def to_device(self, value: torch.Tensor, dtype: torch.dtype, static: bool) -> DeviceTensor:
+        return self.memory.upload(value, dtype=dtype, static=static)  # type: ignore[no-any-return]
 
     def to_host(self, value: DeviceTensor, dtype: torch.dtype) -> torch.Tensor:
         return self.memory.download(value, dtype=dtype)  # type: ignore[no-any-return]

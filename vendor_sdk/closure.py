@@ -1,7 +1,7 @@
 """Closure of the opset: what torch's operator database can produce ends in prims, or the operator is a named exclusion.
 
 Each sample of the database is captured forward and backward through AOTAutograd with ``capture_table`` and min-cut, then taken
-to prims with ``prim_table``, exactly as a compiled model is. ``python -m vendor_sdk.normalize.closure`` runs all samples and
+to prims with ``prim_table``, exactly as a compiled model is. ``python -m vendor_sdk.closure`` runs all samples and
 writes the percentages.
 """
 
@@ -24,6 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from vendor_sdk import torch_private
+from vendor_sdk.capture.graph import to_prim_graph
 from vendor_sdk.normalize.decompose import capture_table, prim_table
 from vendor_sdk.prims.exclusions import EXCLUSIONS
 from vendor_sdk.prims.opset import BY_TARGET
@@ -54,6 +55,14 @@ class Outcome:
     def is_closed(self) -> bool:
         """At least one sample was captured, and every captured one ends in prims."""
         return self.samples > 0 and self.closed == self.samples
+
+    def add(self, other: Outcome) -> None:
+        """Merges the outcome of another entry of the same name."""
+        self.samples += other.samples
+        self.closed += other.closed
+        for mine, its in ((self.foreign, other.foreign), (self.unexported, other.unexported), (self.errors, other.errors)):
+            for key, count in its.items():
+                mine[key] = mine.get(key, 0) + count
 
     def explanation(self) -> str:
         """What stands in the way, ``""`` when nothing does."""
@@ -156,13 +165,13 @@ class _compiling:
 
     def compile(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         try:
-            with torch_private.fake_mode_of(inputs):
-                prims = torch_private.decompose(module, inputs, self.table)
+            graph = to_prim_graph(module, inputs, self.table)
+            graph.verify()
         except _TimeoutError:
             raise
         except Exception as error:
             raise _CompilerFailure(f"decomposition failed with {type(error).__name__}: {_first_line(error)}") from error
-        self.foreign.update(foreign_operators(prims))
+        self.foreign.update(foreign_operators(graph.module))
         return torch_private.boxed(module.forward)
 
 
@@ -207,8 +216,8 @@ def measure(limit: int | None = None, show: bool = False) -> dict[str, Any]:
     outcomes: dict[str, Outcome] = {}
     for entry in entries():
         torch.manual_seed(0)
-        outcome = examine(entry, limit)
-        outcomes[entry.full_name] = outcome
+        outcome = outcomes.setdefault(entry.full_name, Outcome())
+        outcome.add(examine(entry, limit))
         if show and not outcome.is_closed:
             print(f"{entry.full_name}: {outcome.explanation()}", file=sys.stderr, flush=True)
     exportable = {name: outcome for name, outcome in outcomes.items() if outcome.samples}
