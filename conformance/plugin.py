@@ -100,8 +100,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     running = session.config.stash[SESSION]
     if not running.order:
         return
-    interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
-    made = running.report(interrupted=interrupted)
+    made = running.report()
     session.config.stash[REPORT] = made
     if running.folder is not None:
         report.write(running.folder, made)
@@ -150,7 +149,10 @@ class _Screen:
         if REPORT in session.config.stash:
             _summarize(session.config, self.console)
 
-    @pytest.hookimpl
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        if isinstance(excinfo.value, pytest.exit.Exception):
+            self.console.print(str(excinfo.value.msg), highlight=False, markup=False, soft_wrap=True)
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self.console.print(str(report.longrepr), highlight=False, markup=False)

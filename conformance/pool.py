@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from multiprocessing import Pipe, connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from conformance.cases import Case
 from conformance.worker import Settings
@@ -35,7 +35,7 @@ LOG_TAIL = 20_000
 
 
 class StartError(RuntimeError):
-    """The subject could not be loaded: the run cannot begin."""
+    """The subject could not be loaded, at the start or in a replaced worker: the run cannot go on."""
 
 
 @dataclass
@@ -99,6 +99,7 @@ class Pool:
     _results: dict[str, Result] = field(default_factory=dict)
     _started: int = 0
     _description: dict[str, Any] | None = None
+    _refusal: StartError | None = None
 
     def describe(self) -> dict[str, Any]:
         """What the subject says of itself (``subject.Description``).
@@ -117,8 +118,14 @@ class Pool:
         self._queue.extend(_Job(case) for case in cases)
 
     def result(self, case: Case) -> Result:
-        """Waits for the result of a submitted case."""
+        """Waits for the result of a submitted case.
+
+        Raises:
+            StartError: no worker can be had any more.
+        """
         while case.id not in self._results:
+            if self._refusal is not None:
+                raise self._refusal
             if not self._queue and not any(worker.job for worker in self._alive):
                 raise KeyError(f"{case.id} was never submitted")
             self._step()
@@ -197,8 +204,7 @@ class Pool:
                 worker.ready = True
                 self._description = message["description"]
             case "refused":
-                self.close()
-                raise StartError(message["error"])
+                self._refuse(message["error"])
             case "sample":
                 worker.sample = message["index"]
             case "done":
@@ -215,6 +221,11 @@ class Pool:
                 if worker.served >= CASES_PER_WORKER:
                     self._end(worker)
 
+    def _refuse(self, why: str) -> NoReturn:
+        self.close()
+        self._refusal = StartError(why)
+        raise self._refusal
+
     def _finish(self, worker: _Worker, outcome: dict[str, Any]) -> None:
         job = worker.job
         assert job is not None
@@ -229,8 +240,7 @@ class Pool:
         self._end(worker)
         how = _ending(worker.process.returncode)
         if not worker.ready:
-            self.close()
-            raise StartError(f"the worker process {how} while it loaded the backend:\n{self._log(worker)}")
+            self._refuse(f"the worker process {how} while it loaded the backend:\n{self._log(worker)}")
         if job is None:
             return
         if not job.apart and self.only is None:
@@ -249,8 +259,7 @@ class Pool:
             time.sleep(0.2)  # for the stacks to reach the log
         self._end(worker)
         if not worker.ready:
-            self.close()
-            raise StartError(f"the backend did not load within {START_SECONDS:g} s:\n{self._log(worker)}")
+            self._refuse(f"the backend did not load within {START_SECONDS:g} s:\n{self._log(worker)}")
         assert worker.job is not None
         index = self.only if worker.sample is None else worker.sample
         failure = _failure(-1 if index is None else index, "timeout", f"no result within {self.timeout:g} s")

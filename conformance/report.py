@@ -105,7 +105,7 @@ def reproducer(run: Run, case: Case, sample: int) -> str:
     return shlex.join(words)
 
 
-def summarize(entries: Sequence[Mapping[str, Any]], stale: Sequence[str]) -> dict[str, Any]:
+def summarize(entries: Sequence[Mapping[str, Any]], stale: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
     """Counts. ``coverage`` is the part of all cases that ran native and passed; view, decomposed, host and the rest add nothing
     to it."""
     native = sum(map(counted_native, entries))
@@ -122,7 +122,7 @@ def summarize(entries: Sequence[Mapping[str, Any]], stale: Sequence[str]) -> dic
         "native_passed": native,
         "coverage": round(native / len(entries), 4) if entries else 0.0,
         "stale_expected_failures": list(stale),
-        "claims_hold": not stale and not any(map(broken, entries)) and bool(passed),
+        "claims_hold": complete and not stale and not any(map(broken, entries)) and bool(passed),
     }
 
 
@@ -194,7 +194,7 @@ def document(
             "timeout": run.timeout,
             "interrupted": interrupted,
         },
-        "summary": summarize(entries, stale),
+        "summary": summarize(entries, stale, complete=not interrupted),
         "cases": list(entries),
     }
 

@@ -51,7 +51,7 @@ class Session:
         self.pool.result(case)
         return self.entries[case.id]
 
-    def report(self, *, interrupted: bool = False) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
         """The report of all that has finished, in the order of the opset."""
         return report.document(
             self.run,
@@ -59,7 +59,7 @@ class Session:
             [self.entries[case.id] for case in self.order if case.id in self.entries],
             started=self.started,
             seconds=time.monotonic() - self.clock,
-            interrupted=interrupted,
+            interrupted=len(self.entries) < len(self.order),
         )
 
     def close(self) -> None:

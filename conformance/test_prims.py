@@ -7,12 +7,16 @@ from collections.abc import Callable
 import pytest
 
 from conformance.cases import Case
+from conformance.pool import StartError
 from conformance.report import WITHOUT_EVIDENCE, broken
 from conformance.session import Session
 
 
 def test_prim(case: Case, certification: Session, record_property: Callable[[str, object], None]) -> None:
-    entry = certification.entry(case)
+    try:
+        entry = certification.entry(case)
+    except StartError as error:
+        pytest.exit(f"conformance: the backend does not load any more: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
     for name in ("verdict", "placement", "worst_error", "reason"):
         record_property(name, entry[name])
     if entry["verdict"] in WITHOUT_EVIDENCE:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from vendor_sdk.pipeline import recording
 from tests.toys import register_toys
+from vendor_sdk.pipeline import recording
 
 BACKENDS = ("toy", "cpp_cpu", "toychip")
 

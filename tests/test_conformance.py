@@ -256,7 +256,7 @@ def test_junit_counts_as_the_report_does(buggy: Finished) -> None:
 def test_claims_that_hold_exit_with_zero_in_pytest_too(tmp_path: Path) -> None:
     (tmp_path / "chip.py").write_text(CHIP.replace('"tanh[*]": "was thought to fail", "gather[float99]": "no such dtype"', ""))
     words = ["--backend", "buggy", "--plugin", "chip.py", "--prims", "add,minimum", "--dtypes", "float32", "--effort", "quick"]
-    pytest_words = ["-p", "conformance.plugin", "-p", "no:cacheprovider", "--workers", "1", "--output", "out"]
+    pytest_words = ["-p", "conformance.entry", "-p", "no:cacheprovider", "--workers", "1", "--output", "out"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--pyargs", "conformance", *pytest_words, *words],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False,
@@ -330,6 +330,17 @@ def test_an_interrupted_run_keeps_what_has_finished(tmp_path: Path) -> None:
     assert made["run"]["interrupted"]
     assert [entry["id"] for entry in made["cases"]] == ["add[float32]"]
     jsonschema.validate(made, report.schema())
+
+
+def test_a_backend_that_loads_no_more_ends_the_run(tmp_path: Path) -> None:
+    once = "flag = __file__ + '.loaded'\nassert not os.path.exists(flag), 'licence gone'\nopen(flag, 'w').close()\n"
+    (tmp_path / "chip.py").write_text(CHIP + once)
+    words = ["--prims", "add,reciprocal,sub", "--dtypes", "float32", "-n", "1", "--output", "out"]
+    done = command(tmp_path, "conformance", "--backend", "buggy", "--plugin", "chip.py", *words)
+    assert done.status == 4, done.text
+    assert "the backend does not load any more: AssertionError: licence gone" in done.text
+    assert done.report["run"]["interrupted"]
+    assert not done.report["summary"]["claims_hold"]
 
 
 def test_a_backend_that_refuses_to_load_is_a_start_error(tmp_path: Path) -> None:

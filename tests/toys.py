@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 import vendor_sdk
-from vendor_sdk.contract import loader
 from vendor_sdk import (
     Backend,
     Device,
@@ -22,6 +21,7 @@ from vendor_sdk import (
     destination,
     hookimpl,
 )
+from vendor_sdk.contract import loader
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.int64, torch.bool})
 
@@ -76,7 +76,9 @@ class ToyMemory(Device):
         target[:] = self.buffers[source][offset : offset + len(target)]
 
     def copy(self, source: int, source_offset: int, target: int, target_offset: int, nbytes: int) -> None:
-        self.buffers[target][target_offset : target_offset + nbytes] = self.buffers[source][source_offset : source_offset + nbytes]
+        self.buffers[target][target_offset : target_offset + nbytes] = self.buffers[source][
+            source_offset : source_offset + nbytes
+        ]
 
     def synchronize(self) -> None:
         pass
@@ -89,8 +91,10 @@ class ToyMemory(Device):
 
     def array(self, value: DeviceTensor) -> torch.Tensor:
         """A device value as the chip itself sees it."""
-        flat = torch.frombuffer(self.buffers[value.buffer], dtype=value.dtype) if self.buffers[value.buffer] else torch.empty(
-            0, dtype=value.dtype
+        flat = (
+            torch.frombuffer(self.buffers[value.buffer], dtype=value.dtype)
+            if self.buffers[value.buffer]
+            else torch.empty(0, dtype=value.dtype)
         )
         return flat.as_strided(value.shape, value.strides, value.offset)
 

@@ -158,7 +158,7 @@ def explain(
     """Compiles ``model`` for ``backend``, runs it once on ``inputs`` (backward too when an output wants gradients), and tells
     what ran where.
 
-    The model's parameters and gradients are left as they were.
+    Parameters, gradients and buffers of the model are left as they were.
 
     Args:
         model: a module or function.
@@ -168,19 +168,16 @@ def explain(
         show: print the tables.
     """
     graphs: list[CompiledGraph] = []
-    torch._dynamo.reset()
-    parameters = list(model.parameters()) if isinstance(model, torch.nn.Module) else []
-    gradients = [parameter.grad for parameter in parameters]
-    buffers = [(b, b.detach().clone()) for b in model.buffers()] if isinstance(model, torch.nn.Module) else []
+    torch_private.forget_compiled()
+    owned = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
+    leaves = [t for t in (*owned.parameters(), *_leaves((inputs, kwargs))) if t.requires_grad]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in owned.buffers()]
     with pipeline.recording(graphs.append), torch_private.dynamo_events() as events:
-        outputs = torch.compile(model, backend=backend, options=options)(*inputs, **kwargs)
+        compiled: Any = torch.compile(model, backend=backend, options=options)
+        outputs = compiled(*inputs, **kwargs)
         wanted = [t for t in _leaves(outputs) if t.requires_grad]
-        if wanted:
-            for parameter in parameters:
-                parameter.grad = None
-            torch.autograd.backward(wanted, [torch.ones_like(t) for t in wanted])
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
+        if wanted and leaves:
+            torch.autograd.grad(wanted, leaves, [torch.ones_like(t) for t in wanted], allow_unused=True)
     with torch.no_grad():
         for buffer, value in buffers:
             buffer.copy_(value)
@@ -218,7 +215,7 @@ def _traffic(graph: CompiledGraph) -> Traffic:
 
 
 def _leaves(value: Any) -> Sequence[torch.Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+    return torch_private.tensor_leaves(value)
 
 
 def _short(where: str) -> str:

@@ -1,19 +1,18 @@
 """The stages in order: the table of contents of the compiler.
 
-    capture     Dynamo and AOTAutograd give an ATen graph; it becomes a prim graph          capture/graph.py
-    normalize   composites recognised, copies dropped, equal nodes merged                   normalize/
-    legalize    what the backend does not want to see is spelled out                        normalize/legalize.py
-    place       who runs each node, with the reason; decompose or host where nobody does    partition/place.py
-    partition   nodes on the graph route join into partitions                               partition/segments.py
-    transfer    copies between host and device become nodes                                 partition/transfers.py
-    lower       nodes on the emitter route become loop kernels                              lower/
-    emit        loop kernels become target code, compiled together                          the backend's emitter
-    wrap        one Python function runs it all                                             codegen/wrapper.py
+capture     Dynamo and AOTAutograd give an ATen graph; it becomes a prim graph          capture/graph.py
+normalize   composites recognised, copies dropped, equal nodes merged                   normalize/
+legalize    what the backend does not want to see is spelled out                        normalize/legalize.py
+place       who runs each node, with the reason; decompose or host where nobody does    partition/place.py
+partition   nodes on the graph route join into partitions                               partition/segments.py
+transfer    copies between host and device become nodes                                 partition/transfers.py
+lower       nodes on the emitter route become loop kernels                              lower/
+emit        loop kernels become target code, compiled together                          the backend's emitter
+wrap        one Python function runs it all                                             codegen/wrapper.py
 """
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import operator
 import re
@@ -31,9 +30,8 @@ from vendor_sdk.capture.graph import trace as trace_function
 from vendor_sdk.codegen.wrapper import EmittedCall, generate
 from vendor_sdk.contract.backend import Backend, Decline, NodeContext, Support
 from vendor_sdk.contract.device import Device, TorchDevice
-from vendor_sdk.contract.kernel import Kernel
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
-from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
+from vendor_sdk.contract.placement import Kind, Placement, Route
 from vendor_sdk.errors import LoweringError, UnsupportedPrimError
 from vendor_sdk.ir.index import from_size
 from vendor_sdk.ir.loop import Symbol, required_ops
@@ -116,29 +114,29 @@ def compile_prim_graph(graph: PrimGraph, session: Session) -> CompiledGraph:
         emitted = _emit(lowered, session)
         wrapper = generate(graph, state.runtime, loaded.kernels, emitted, functools.partial(_host_operator, loaded))
     compiled = CompiledGraph(graph, tuple(placements), wrapper, loaded.backend.name, state.memory)
-    for sink in _sinks.get():
+    for sink in list(_sinks):
         sink(compiled)
     return compiled
 
 
 @contextmanager
 def recording(sink: Callable[[CompiledGraph], None]) -> Iterator[None]:
-    """Calls ``sink`` with every graph compiled in this context, backward graphs included."""
-    token = _sinks.set((*_sinks.get(), sink))
+    """Calls ``sink`` with every graph compiled meanwhile, by any thread: autograd compiles backward graphs in threads of its own."""
+    _sinks.append(sink)
     try:
         yield
     finally:
-        _sinks.reset(token)
+        _sinks.remove(sink)
 
 
-_sinks: contextvars.ContextVar[tuple[Callable[[CompiledGraph], None], ...]] = contextvars.ContextVar("sinks", default=())
+_sinks: list[Callable[[CompiledGraph], None]] = []
 
 
 def static_support(loaded: LoadedBackend, options: Options | None = None) -> Mapping[str, Placement]:
     """What the backend does with each prim, found by placing a sample of it.
 
-    The sample is the first of the first dtype that the backend has; a prim without samples (collectives, control flow) is judged
-    by its name alone.
+    The sample is the first of the first dtype that the backend has; a prim without samples (collectives, control flow) is
+    judged by its name alone.
     """
     session = loaded.session(options)
     return {name: _sample_placement(row, session) for name, row in OPSET.items()}
@@ -189,9 +187,7 @@ def _lower_all(graph: PrimGraph, *, own_memory: bool) -> dict[fx.Node, Lowered]:
     nodes = [
         node
         for node in graph.calls()
-        if "placement" in node.meta
-        and node.meta["placement"].route is Route.EMITTER
-        and node.target is not operator.getitem
+        if "placement" in node.meta and node.meta["placement"].route is Route.EMITTER and node.target is not operator.getitem
     ]
     return {
         node: lower(node, f"k{index}_{re.sub('[^0-9A-Za-z]+', '_', prim_name(node)).strip('_')}", layout)
@@ -248,11 +244,13 @@ class _Routes:
         self.fallback: str = session.options["fallback"]
         self.compiles_graphs = session.graph_compiler is not None
         self.table = _table(session.loaded)
-        self.decomposition = session.loaded.decomposition
         self.own_memory = isinstance(session.device, Device)
 
     def supports(self, node: NodeContext) -> Support:
         return self.session.loaded.supports(node)
+
+    def decomposition(self, target: Any) -> Callable[..., Any] | None:
+        return self.session.loaded.decomposition(target)
 
     def legalize(self, graph: PrimGraph) -> None:
         legalize(graph, self.backend.legalize)
@@ -317,5 +315,3 @@ def _fakes(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[Any]:
     """The fake values of a captured graph's placeholders (AOTAutograd passes real ones for some backward graphs)."""
     values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
     return [given if value is None else value for value, given in zip(values, fake_inputs, strict=True)]
-
-

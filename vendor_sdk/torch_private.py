@@ -53,7 +53,9 @@ def real_tensors() -> Iterator[None]:
 def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table) -> fx.GraphModule:
     """Retraces ``module`` with ``table``; nodes keep the user's source lines."""
     with fx.traceback.preserve_node_meta():
-        traced: fx.GraphModule = make_fx(fx.Interpreter(without_effect_tokens(module)).run, decomposition_table=dict(table))(*fake_inputs)
+        traced: fx.GraphModule = make_fx(fx.Interpreter(without_effect_tokens(module)).run, decomposition_table=dict(table))(
+            *fake_inputs
+        )
     for node in traced.graph.nodes:
         if node.op == "call_function":
             node.meta.setdefault("val", None)  # operators that return nothing (assertions) get none from make_fx
@@ -62,7 +64,7 @@ def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table) 
 
 def functional_trace(function: Callable[..., Any], fake_inputs: Sequence[Any]) -> fx.GraphModule:
     """Traces a plain function of tensors into an ATen graph with fake values."""
-    return make_fx(function)(*fake_inputs)  # type: ignore[no-any-return]
+    return make_fx(function)(*fake_inputs)
 
 
 def attribute(module: torch.nn.Module, path: str) -> Any:
@@ -108,9 +110,7 @@ def unbacked_bindings(node: fx.Node) -> Mapping[Any, Any]:
     return node.meta.get("unbacked_bindings") or {}
 
 
-def trace_call(
-    rule: Callable[..., Any], args: Any, kwargs: Any, inputs: Sequence[fx.Node], table: Table
-) -> fx.GraphModule:
+def trace_call(rule: Callable[..., Any], args: Any, kwargs: Any, inputs: Sequence[fx.Node], table: Table) -> fx.GraphModule:
     """Traces ``rule(*args, **kwargs)``, where nodes of a graph stand among the arguments, as a function of ``inputs``."""
 
     def call(*values: Any) -> Any:
@@ -119,7 +119,7 @@ def trace_call(
 
     fakes = [node.meta["val"] for node in inputs]
     with fake_mode_of(fakes):
-        return make_fx(call, decomposition_table=dict(table))(*fakes)  # type: ignore[no-any-return]
+        return make_fx(call, decomposition_table=dict(table))(*fakes)
 
 
 def read_binding(path: Any, value: Any) -> int:
@@ -143,7 +143,7 @@ def promote(values: Sequence[Any]) -> torch.dtype:
 
 def core_aten_table() -> dict[OpOverload, Callable[..., Any]]:
     """Torch's own core ATen decompositions (a fresh dict)."""
-    return {key: rule for key, rule in core_aten_decompositions().items() if isinstance(key, OpOverload)}
+    return {key: rule for key, rule in core_aten_decompositions().items() if isinstance(key, OpOverload)}  # type: ignore[no-untyped-call]
 
 
 def registered_table() -> dict[OpOverload, Callable[..., Any]]:
@@ -156,8 +156,10 @@ def registered_table() -> dict[OpOverload, Callable[..., Any]]:
 
 
 def tensor_version(tensor: torch.Tensor) -> int | None:
-    """The version counter that every in-place operation moves (``Tensor._version``), shared by views of one tensor; ``None`` for
-    an inference tensor, which has none."""
+    """The version counter that every in-place operation moves (``Tensor._version``), shared by views of one tensor.
+
+    ``None`` for an inference tensor, which has none.
+    """
     return None if tensor.is_inference() else int(tensor._version)
 
 
@@ -212,7 +214,7 @@ def operator_database() -> list[Any]:
 
 def aot_function(function: Callable[..., Any], compiler: Callable[..., Any], table: Table) -> Callable[..., Any]:
     """``function`` captured by AOTAutograd at its first call: ``compiler`` gets the forward and the backward graph."""
-    return _aot_function(  # type: ignore[no-any-return]
+    return _aot_function(
         function,
         fw_compiler=compiler,
         bw_compiler=compiler,
@@ -248,17 +250,17 @@ def without_effect_tokens(module: fx.GraphModule) -> fx.GraphModule:
             continue
         token, operation, *args = node.args
         with graph.inserting_before(node):
-            call = graph.call_function(operation, tuple(args), dict(node.kwargs))  # type: ignore[arg-type]
+            call = graph.call_function(operation, tuple(args), dict(node.kwargs))
         call.meta.update({key: value for key, value in node.meta.items() if key != "val"})
-        several = len(operation._schema.returns) > 1  # type: ignore[union-attr]
+        several = len(operation._schema.returns) > 1
         for user in list(node.users):
             position = user.args[1]
             if position == 0:
-                user.replace_all_uses_with(token)  # type: ignore[arg-type]
+                user.replace_all_uses_with(token)
             elif not several:
                 user.replace_all_uses_with(call)
             else:
-                user.args = (call, position - 1)  # type: ignore[operator]
+                user.args = (call, position - 1)
                 continue
             graph.erase_node(user)
         graph.erase_node(node)
@@ -266,3 +268,13 @@ def without_effect_tokens(module: fx.GraphModule) -> fx.GraphModule:
         if str(node.target) in ("prims._sink_tokens.default", "prims._make_token.default") and not node.users:
             graph.erase_node(node)
     return fx.GraphModule(module, graph)
+
+
+def tensor_leaves(value: Any) -> list[torch.Tensor]:
+    """The tensors in nested lists, tuples, dictionaries and registered output classes."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def forget_compiled() -> None:
+    """Drops everything Dynamo has compiled in this process (``torch._dynamo.reset``)."""
+    torch._dynamo.reset()

@@ -15,7 +15,7 @@ typedef __UINT64_TYPE__ uint64_t;
 #define RESTRICT __restrict__
 
 // Why a kernel failed: its return value.
-enum Status : int32_t { OK = 0, DIVISION_BY_ZERO = 1, INDEX_OUT_OF_RANGE = 2 };
+enum Status : int32_t { OK = 0, DIVISION_BY_ZERO = 1, INDEX_OUT_OF_RANGE = 2, OUT_OF_MEMORY = 3 };
 
 template <class To, class From> INLINE To bits(From value) {
   static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the width");
@@ -146,8 +146,11 @@ template <class T> struct Division {
     return (T)(a % b);
   }
 };
-INLINE float fmod_of(float a, float b) { return __builtin_fmodf(a, b); }
-INLINE double fmod_of(double a, double b) { return __builtin_fmod(a, b); }
+// The library's functions: inline, GCC would use an x87 instruction that misses the special values.
+extern "C" float fmodf(float, float) noexcept;
+extern "C" double fmod(double, double) noexcept;
+INLINE float fmod_of(float a, float b) { return fmodf(a, b); }
+INLINE double fmod_of(double a, double b) { return fmod(a, b); }
 INLINE float floor_of(float a) { return __builtin_floorf(a); }
 INLINE double floor_of(double a) { return __builtin_floor(a); }
 template <class T> struct FloatDivision {

@@ -33,6 +33,8 @@ FLAGS = (
     "-fno-trapping-math",
     # Contraction would make the result depend on how an expression was split; where a fused multiply-add is wanted it is written.
     "-ffp-contract=off",
+    "-fno-builtin-fmod",
+    "-fno-builtin-fmodf",
     "-fno-plt",
     "-w",
 )

@@ -46,15 +46,8 @@ TILE = 128
 CHUNKS = 64
 """Parts a reduction to one result is cut into."""
 
-_CALLS = (
-    "floor ceil trunc round sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh "
-    "acosh atanh hypot sigmoid erf erfc copysign nextafter frexp_mantissa frexp_exponent abs sign pow fmax fmin max min "
-    "gcd shl shr signbit philox"
-).split()
-_SPECIAL = (
-    "erfinv erfcx ndtri lgamma digamma trigamma zeta igamma igammac i0 i0e i1 i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1 "
-    "bessel_k0 bessel_k1 bessel_k0e bessel_k1e spherical_bessel_j0 airy_ai"
-).split()
+_CALLS = ["floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "hypot", "sigmoid", "erf", "erfc", "copysign", "nextafter", "frexp_mantissa", "frexp_exponent", "abs", "sign", "pow", "fmax", "fmin", "max", "min", "gcd", "shl", "shr", "signbit", "philox"]
+_SPECIAL = ["erfinv", "erfcx", "ndtri", "lgamma", "digamma", "trigamma", "zeta", "igamma", "igammac", "i0", "i0e", "i1", "i1e", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "bessel_k0", "bessel_k1", "bessel_k0e", "bessel_k1e", "spherical_bessel_j0", "airy_ai"]
 _WITH_STATUS = ("floordiv", "truncdiv", "mod", "fmod")
 
 OPS: Mapping[str, str] = {
@@ -84,6 +77,7 @@ OPS: Mapping[str, str] = {
     **{f"reduce.{name}": "" for name in ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin")},
     **{f"scan.{name}": "" for name in ("sum", "prod", "max", "min", "argmax", "argmin", "logaddexp")},
     **{f"store.{name}": "" for name in ("add", "mul", "max", "min")},
+    "scratch": "",
 }
 """Loop op to C++ expression: ``{0}``... are operands, ``{args}`` all of them, ``{T}`` their type, ``{R}`` the result's."""
 
@@ -109,7 +103,7 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
         return "true" if value else "false"
     if dtype.is_floating_point:
         if math.isnan(value):
-            return f"({kind})__builtin_nan(\"\")"
+            return f'({kind})__builtin_nan("")'
         if math.isinf(value):
             return f"({kind}){'-' if value < 0 else ''}__builtin_inf()"
         return f"({kind}){float(value).hex()}"
@@ -190,7 +184,7 @@ class KernelText:
         self.kernel = kernel
         self.out = Writer()
         self.types: dict[str, torch.dtype] = {}
-        self.params = {p.name: p for p in kernel.params}
+        self.params = {p.name: p for p in (*kernel.params, *kernel.scratch)}
         self.symbols = {s.name: s for s in kernel.symbols}
         self.counter = 0
 
@@ -211,8 +205,14 @@ class KernelText:
         self.out.depth = 0
         self.out.open(self.signature())
         self.out("int32_t status = OK;")
+        for p in self.kernel.scratch:
+            kind = CTYPES[p.dtype]
+            self.out(f"{kind} *const {p.name} = ({kind} *)__builtin_malloc(({index.to_c(p.size)} + 1) * sizeof({kind}));")
+            self.out(f"if (!{p.name}) return OUT_OF_MEMORY;")
         for nest in self.kernel.body:
             self.top(nest)
+        for p in self.kernel.scratch:
+            self.out(f"__builtin_free({p.name});")
         self.out("return status;")
         self.out.close()
         return "\n".join(self.out.lines) + "\n"
@@ -362,7 +362,9 @@ class KernelText:
         def flush() -> None:
             if not group:
                 return
-            made = [s.to for s in group if not isinstance(s, loop.Store | loop.Reduce | loop.Scan | loop.Nest) and s.to in carried]
+            made = [
+                s.to for s in group if not isinstance(s, loop.Store | loop.Reduce | loop.Scan | loop.Nest) and s.to in carried
+            ]
             for s in group:
                 self.note(s)
             for name in made:
@@ -405,9 +407,7 @@ class KernelText:
             if name in needed:
                 self.out(f"const {CTYPES[self.types[name]]} {name} = {name}_t[{lane}];")
 
-    def column_reduce(
-        self, s: loop.Reduce, lane: str, lanes: str, enter: Callable[[], None], available: Sequence[str]
-    ) -> None:
+    def column_reduce(self, s: loop.Reduce, lane: str, lanes: str, enter: Callable[[], None], available: Sequence[str]) -> None:
         blocked = [a for a in s.accumulators if self.blocked(a)]
         for a in s.accumulators:
             kind, start = wide(a.op, a.dtype), identity(a.op, a.dtype)
@@ -652,6 +652,7 @@ class CppEmitter(Emitter):
 _ERRORS: Mapping[int, Callable[[], Exception]] = {
     1: lambda: RuntimeError("ZeroDivisionError"),
     2: lambda: IndexError("index out of range"),
+    3: lambda: MemoryError("no memory for a kernel's scratch buffer"),
 }
 
 

@@ -1,16 +1,26 @@
-"""Kernels beside the emitter's: contractions and convolutions through torch's oneDNN and BLAS paths.
+"""Kernels beside the emitter's: contractions and convolutions through torch's oneDNN and BLAS paths, and hand-written C++ for prims
+whose loops depend on the data (sorting, search, compaction, rejection sampling).
 
-Each takes the prim's arguments and returns its result, contiguous.
+Each takes the prim's arguments and returns its results, contiguous.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from reference_backends.cpp_cpu import compiler
+from reference_backends.cpp_cpu.emitter import library
+
 Tensor = torch.Tensor
+
+
+# Contractions and convolutions
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
@@ -40,16 +50,234 @@ def _convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Tensor:
-    result = torch.ops.aten.convolution.default(
+    result: Tensor = torch.ops.aten.convolution.default(
         x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
     )
-    contiguous: Tensor = result.contiguous()
-    return contiguous
+    return result.contiguous()
 
 
 def _convolution_backward(*args: Any) -> tuple[Tensor | None, ...]:
     results = torch.ops.aten.convolution_backward.default(*args)
     return tuple(r if r is None else r.contiguous() for r in results)
+
+
+# Selection
+
+
+@functools.cache
+def _selection() -> ctypes.CDLL:
+    return compiler.load(library("base.h") + library("selection.cpp"))
+
+
+@functools.cache
+def _sampling() -> ctypes.CDLL:
+    return compiler.load(library("base.h") + library("sampling.cpp"))
+
+
+def _call(loaded: ctypes.CDLL, name: str, dtype: torch.dtype | None, *args: Tensor | int | None) -> int:
+    suffix = f"_{str(dtype).removeprefix('torch.')}" if dtype is not None else ""
+    function = getattr(loaded, f"{name}{suffix}")
+    function.restype = ctypes.c_int64
+    values = [
+        ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else None if a is None else ctypes.c_int64(a) for a in args
+    ]
+    result: int = function(*values)
+    return result
+
+
+def _lines(x: Tensor, dim: int) -> tuple[Tensor, int, int, int, int]:
+    """``x`` contiguous, the dimension, and sizes (outer, n, inner) around it; a 0-d tensor is one line of one element."""
+    x = x.contiguous()
+    if x.dim() == 0:
+        return x, 0, 1, 1, 1
+    dim %= x.dim()
+    return x, dim, math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
+
+
+def _pair(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    return torch.empty(shape, dtype=x.dtype), torch.empty(shape, dtype=torch.int64)
+
+
+def _sort(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    x, dim, outer, n, inner = _lines(x, dim)
+    values, indices = _pair(x, x.shape)
+    _call(_selection(), "sort", x.dtype, x, values, indices, outer, n, inner, int(descending))
+    return values, indices
+
+
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
+    x, dim, outer, n, inner = _lines(x, dim)
+    if not 0 <= k <= n:
+        raise RuntimeError("selected index k out of range")
+    values, indices = _pair(x, (*x.shape[:dim], k, *x.shape[dim + 1 :]) if x.dim() else x.shape)
+    if values.numel():
+        _call(_selection(), "topk", x.dtype, x, values, indices, outer, n, inner, k, int(largest))
+    return values, indices
+
+
+def _reduced(x: Tensor, dim: int, keepdim: bool) -> list[int]:
+    shape = list(x.shape)
+    if shape:
+        shape[dim : dim + 1] = [1] if keepdim else []
+    return shape
+
+
+def _ranked(x: Tensor, rank: int, dim: int, keepdim: bool, skip_nan: bool) -> tuple[Tensor, Tensor]:
+    x, dim, outer, n, inner = _lines(x, dim)
+    values, indices = _pair(x, _reduced(x, dim, keepdim))
+    if values.numel():
+        if n == 0 or rank >= n:
+            raise IndexError("selection from a dimension with too few elements")
+        _call(_selection(), "select", x.dtype, x, values, indices, outer, n, inner, rank, int(skip_nan))
+    return values, indices
+
+
+def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    if k < 1:
+        raise RuntimeError("selected number k out of range")
+    return _ranked(x, k - 1, dim, keepdim, False)
+
+
+def _median(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _ranked(x, -1, dim, keepdim, False)
+
+
+def _nanmedian(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return _ranked(x, -1, dim, keepdim, True)
+
+
+def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    x, dim, outer, n, inner = _lines(x, dim)
+    values, indices = _pair(x, _reduced(x, dim, keepdim))
+    if values.numel():
+        if n == 0:
+            raise IndexError("mode of a dimension of size 0")
+        _call(_selection(), "mode", x.dtype, x, values, indices, outer, n, inner)
+    return values, indices
+
+
+def _search(sequence: Tensor, values: Tensor, order: Tensor | None, right: bool, out_int32: bool) -> Tensor:
+    dtype = torch.promote_types(sequence.dtype, values.dtype)
+    n = sequence.shape[-1]
+    shared = sequence.dim() == 1
+    rows = 1 if shared else math.prod(sequence.shape[:-1])
+    # Operands of different dtypes are compared in their common one.
+    sequence, query = sequence.to(dtype).contiguous(), values.to(dtype).contiguous()
+    out = torch.empty(values.shape, dtype=torch.int64)
+    if out.numel():
+        count = out.numel() // rows
+        _call(
+            _selection(),
+            "search",
+            dtype,
+            sequence,
+            query,
+            None if order is None else order.contiguous(),
+            out,
+            rows,
+            n,
+            count,
+            int(shared),
+            int(right),
+        )
+    return out.to(torch.int32) if out_int32 else out
+
+
+def _searchsorted(
+    sequence: Tensor,
+    values: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    return _search(sequence, values, sorter, right or side == "right", out_int32)
+
+
+def _bucketize(values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    return _search(boundaries, values, None, right, out_int32)
+
+
+def _nonzero(x: Tensor) -> Tensor:
+    x = x.contiguous()
+    found = _call(_selection(), "count", x.dtype, x, x.numel())
+    out = torch.empty((found, x.dim()), dtype=torch.int64)
+    shape = torch.tensor(x.shape, dtype=torch.int64)
+    _call(_selection(), "nonzero", x.dtype, x, out, shape, x.dim(), x.numel())
+    return out
+
+
+def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    x, mask = (t.contiguous() for t in torch.broadcast_tensors(x, mask))
+    out = torch.empty((_call(_selection(), "count", torch.bool, mask, mask.numel()),), dtype=x.dtype)
+    _call(_selection(), "masked", x.dtype, x, mask, out, x.numel())
+    return out
+
+
+def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    x = x.contiguous()
+    size = max(int(x.max()) + 1 if x.numel() else 0, minlength)
+    counts = torch.zeros(size if weights is None else 0, dtype=torch.int64)
+    sums = torch.zeros(0 if weights is None else size, dtype=torch.float64)
+    wide = None if weights is None else weights.to(torch.float64).contiguous()
+    if _call(_selection(), "bincount", x.dtype, x, wide, counts, sums, x.numel()):
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if weights is None:
+        return counts
+    return sums if weights.dtype != torch.float32 else sums.to(torch.float32)
+
+
+# Sampling
+
+
+def _seed() -> int:
+    """Drawn from torch's generator, so that ``torch.manual_seed`` fixes the result."""
+    return int(torch.empty((), dtype=torch.int64).random_().item())
+
+
+def _own_generator(generator: Any) -> None:
+    if generator is not None:
+        raise NotImplementedError("cpp_cpu draws from torch's default generator only")
+
+
+def _elements(name: str) -> Callable[..., Tensor]:
+    def kernel(a: Tensor, generator: Any = None) -> Tensor:
+        _own_generator(generator)
+        a = a.contiguous()
+        out = torch.empty_like(a)
+        _call(_sampling(), name, a.dtype, a, None, out, a.numel(), _seed())
+        return out
+
+    return kernel
+
+
+def _binomial(count: Tensor, prob: Tensor, generator: Any = None) -> Tensor:
+    _own_generator(generator)
+    count, prob = (t.contiguous() for t in torch.broadcast_tensors(count, prob))
+    out = torch.empty_like(count)
+    _call(_sampling(), "binomial", count.dtype, count, prob, out, out.numel(), _seed())
+    return out
+
+
+def _multinomial(weights: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None) -> Tensor:
+    _own_generator(generator)
+    weights = weights.contiguous()
+    rows, n = (1, weights.shape[0]) if weights.dim() == 1 else weights.shape
+    out = torch.empty((*weights.shape[:-1], num_samples), dtype=torch.int64)
+    sums = torch.empty(n, dtype=torch.float64)
+    arguments = (weights, out, sums, rows, n, num_samples, int(replacement), _seed())
+    if _call(_sampling(), "multinomial", weights.dtype, *arguments):
+        raise RuntimeError(
+            "invalid multinomial distribution (weights must be finite, not negative, and enough of them positive)"
+        )
+    return out
+
+
+def _randperm(n: int, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    out = torch.empty(n, dtype=torch.int64)
+    _call(_sampling(), "permutation", None, out, n, _seed())
+    return out.to(dtype or torch.int64)
 
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
@@ -59,5 +287,21 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "baddbmm": _baddbmm,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "sort": _sort,
+    "topk": _topk,
+    "kthvalue": _kthvalue,
+    "median": _median,
+    "nanmedian": _nanmedian,
+    "mode": _mode,
+    "searchsorted": _searchsorted,
+    "bucketize": _bucketize,
+    "nonzero": _nonzero,
+    "masked_select": _masked_select,
+    "bincount": _bincount,
+    "poisson": _elements("poisson"),
+    "_standard_gamma": _elements("standard_gamma"),
+    "binomial": _binomial,
+    "multinomial": _multinomial,
+    "randperm": _randperm,
 }
 """Prim to kernel; the presence of a key is the capability."""

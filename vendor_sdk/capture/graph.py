@@ -1,7 +1,7 @@
 """Capture: from an ATen graph (AOTAutograd's, or a plain function's) to a prim graph.
 
-Two stages (AOTAutograd gets the core ATen table, so that min-cut's recompute rules still recognise the operators; the prim table is
-applied afterwards, here, inside the forward and backward compilers).
+Two stages: AOTAutograd gets the core ATen table, so that min-cut's recompute rules still recognise the operators; the prim table
+is applied afterwards, here, inside the forward and backward compilers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _check_outputs(module: fx.GraphModule, graph: PrimGraph) -> None:
     values = module.graph.output_node().args[0]
     for before, after in zip(values if isinstance(values, list | tuple) else (values,), graph.outputs, strict=True):
         old, new = (item.meta.get("val") if isinstance(item, fx.Node) else item for item in (before, after))
-        if isinstance(old, torch.Tensor) and (old.dtype != new.dtype or old.dim() != new.dim()):
+        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and (old.dtype != new.dtype or old.dim() != new.dim()):
             raise CaptureError(
                 f"output {before} was {describe(old)} in the captured graph and is {describe(new)} in prims",
                 why="a decomposition on the way to it returns another shape or dtype than its operator",
@@ -96,7 +96,8 @@ def _lift_constants(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, t
     if not names:
         return module, constants
     graph = fx.Graph()
-    graph.graph_copy(module.graph, values := {})
+    values: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(module.graph, values)
     last = [node for node in graph.nodes if node.op == "placeholder"]
     outputs = next(node for node in module.graph.nodes if node.op == "output")
     graph.output(fx.node.map_arg(outputs.args[0], lambda node: values[node]))

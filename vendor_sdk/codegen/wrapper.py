@@ -275,8 +275,10 @@ class _Writer:
         expected = [
             "None" if result is None else f"({self._tuple(result.shape)}, {self._constant(result.dtype)})" for result in results
         ]
-        check = f"RT.checked_several({name}({arguments}), ({', '.join(expected)},))" if several else (
-            f"RT.checked({name}({arguments}), {expected[0]})"
+        check = (
+            f"RT.checked_several({name}({arguments}), ({', '.join(expected)},))"
+            if several
+            else (f"RT.checked({name}({arguments}), {expected[0]})")
         )
         self._line(f"{node.name} = {check}", node)
 

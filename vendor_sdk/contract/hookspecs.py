@@ -28,65 +28,65 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec(firstresult=True)
-def backend() -> Backend:  # type: ignore[empty-body]
+def backend() -> Backend:
     """Identity and limits. Required. Asked once, at load."""
 
 
 @hookspec(firstresult=True)
-def device(options: Mapping[str, Any]) -> Device | TorchDevice:  # type: ignore[empty-body]
+def device(options: Mapping[str, Any]) -> Device | TorchDevice:
     """Where tensors live: an instance of ``Device`` for a chip with its own memory, ``TorchDevice("cpu")`` (the default) or
     ``TorchDevice("cuda")`` for memory that torch owns. Asked once for each distinct set of compile ``options``."""
 
 
 @hookspec(firstresult=True)
-def supports(node: NodeContext) -> Support | None:  # type: ignore[empty-body]
+def supports(node: NodeContext) -> Support | None:
     """Whether the backend takes this prim in this context: ``Supported()`` or ``Decline("reason")``; ``None`` passes the
     question on. Asked once per node while a graph is compiled, and only for prims that a route below offers. Default:
     ``Supported()``."""
 
 
 @hookspec
-def kernels() -> Mapping[str, Kernel | Callable[..., Any]]:  # type: ignore[empty-body]
+def kernels() -> Mapping[str, Kernel | Callable[..., Any]]:
     """Route 1: prim name to kernel. The presence of a key is the capability. Tables of several plugins are merged; where two
     have one key, the plugin registered last wins. Asked once, at load."""
 
 
 @hookspec(firstresult=True)
-def emitter(options: Mapping[str, Any]) -> Emitter | None:  # type: ignore[empty-body]
+def emitter(options: Mapping[str, Any]) -> Emitter | None:
     """Route 2: turns loop kernels into target code. Asked once for each distinct set of compile ``options``. Default: None."""
 
 
 @hookspec(firstresult=True)
-def graph_compiler(options: Mapping[str, Any]) -> GraphCompiler | None:  # type: ignore[empty-body]
+def graph_compiler(options: Mapping[str, Any]) -> GraphCompiler | None:
     """Route 3: compiles partitions as a whole. Asked once for each distinct set of compile ``options``. Default: None."""
 
 
 @hookspec
-def decompositions() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+def decompositions() -> Mapping[str, Callable[..., Any]]:
     """Prim or composite name to a function in other prims, used where no route takes the node. Merged like ``kernels``.
     Default: the decompositions of the prim and composite rows. Asked once, at load."""
 
 
 @hookspec
-def graph_passes(stage: str) -> Sequence[Callable[[PrimGraph], PrimGraph]]:  # type: ignore[empty-body]
+def graph_passes(stage: str) -> Sequence[Callable[[PrimGraph], PrimGraph]]:
     """Passes to run on the prim graph after ``stage`` (``"normalize"``, ``"legalize"``, ``"place"``), each a pure function,
     verified afterwards. Asked once per stage, at load. Default: none."""
 
 
 @hookspec(firstresult=True)
-def host_fallback(prim: str) -> Callable[..., Any] | None:  # type: ignore[empty-body]
+def host_fallback(prim: str) -> Callable[..., Any] | None:
     """What runs a prim that no route takes, on torch tensors in host memory (on torch's own device for ``TorchDevice``), in
     the prim's argument order. Default: the torch operator itself."""
 
 
 @hookspec(firstresult=True)
-def fingerprint() -> str:  # type: ignore[empty-body]
+def fingerprint() -> str:
     """Everything beside name and version that changes compiled artefacts (compiler version, instruction set, driver). Part of
     every cache key. Asked once, at load. Default: ``""``."""
 
 
 @hookspec
-def conformance() -> Mapping[str, str]:  # type: ignore[empty-body]
+def conformance() -> Mapping[str, str]:
     """Expected failures of the conformance suite: case id or glob (``"erfinv[float16]"``) to the reason. An expected failure
     that passes fails the run. Merged like ``kernels``. Default: none."""
 

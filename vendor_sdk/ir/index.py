@@ -304,7 +304,9 @@ def nonnegative(expression: Int, _depth: int = 6) -> bool:
     if low is not None:
         if low >= 0:
             return True
-        if all(not isinstance(f, Symbol) or f.below is None or not f.below.terms for a, _ in expression.terms for f in a.factors):
+        if all(
+            not isinstance(f, Symbol) or f.below is None or not f.below.terms for a, _ in expression.terms for f in a.factors
+        ):
             return False
     if _depth == 0:
         return False

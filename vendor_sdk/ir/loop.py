@@ -2,8 +2,9 @@
 
 Grammar (one screen; every name is a class below, every tuple is ordered):
 
-    kernel  = LoopKernel(name, params, symbols, body=(nest, ...))     nests run one after the other
-    param   = Param(name, dtype, size, role)     role: "in" | "out" | "inout"; a flat buffer of `size` elements
+    kernel  = LoopKernel(name, params, symbols, body=(nest, ...), scratch)   nests run one after the other
+    param   = Param(name, dtype, size, role)     role: "in" | "out" | "inout"; a flat buffer of `size` elements. Params in `scratch`
+                                                 have role "scratch": buffers of the launch's own, undefined before and after it
     symbol  = Symbol(name, dtype, role, lower, upper)   a run-time number: "size" (a shape symbol), "scalar" (a number of the
                                                  graph, int64 or float64), "seed" (drawn per call from the host's generator)
     nest    = Nest(ranges, body)                 ranges are independent: any order, in parallel
@@ -36,7 +37,7 @@ import torch
 
 from vendor_sdk.ir.index import Int
 
-Role = Literal["in", "out", "inout"]
+Role = Literal["in", "out", "inout", "scratch"]
 SymbolRole = Literal["size", "scalar", "seed"]
 StoreMode = Literal["set", "add", "mul", "max", "min"]
 
@@ -186,9 +187,10 @@ class LoopKernel:
     params: tuple[Param, ...]
     symbols: tuple[Symbol, ...]
     body: tuple[Nest, ...]
+    scratch: tuple[Param, ...] = ()
 
     def param(self, name: str) -> Param:
-        return next(p for p in self.params if p.name == name)
+        return next(p for p in (*self.params, *self.scratch) if p.name == name)
 
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
@@ -203,9 +205,9 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
 
 
 def required_ops(kernel: LoopKernel) -> frozenset[str]:
-    """What an emitter must have for this kernel: names of computed ops, ``reduce.OP``, ``scan.OP``, and ``store.MODE`` for
-    combining stores."""
-    found: set[str] = set()
+    """What an emitter must have for this kernel: names of computed ops, ``reduce.OP``, ``scan.OP``, ``store.MODE`` for combining
+    stores, and ``scratch`` for buffers of the launch's own."""
+    found: set[str] = {"scratch"} if kernel.scratch else set()
     for stmt in walk(kernel.body):
         if isinstance(stmt, Compute):
             found.add(stmt.op)

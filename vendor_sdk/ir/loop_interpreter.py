@@ -23,6 +23,9 @@ def interpret(kernel: LoopKernel, buffers: Sequence[torch.Tensor], symbols: Sequ
     written. ``symbols``: values in the order of ``kernel.symbols``."""
     memory = {p.name: b for p, b in zip(kernel.params, buffers, strict=True)}
     numbers = {s.name: v for s, v in zip(kernel.symbols, symbols, strict=True)}
+    for p in kernel.scratch:
+        size = int(ix.evaluate(p.size, numbers))
+        memory[p.name] = torch.empty(size, dtype=p.dtype)
     for nest in kernel.body:
         _Frame(memory, numbers).nest(nest)
 

@@ -111,7 +111,9 @@ def philox(seed: torch.Tensor, index: torch.Tensor, word: torch.Tensor) -> torch
         high1, low1 = multiply(counter[2], 0xCD9E8D57)
         counter = [high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0]
         key = [(key[0] + 0x9E3779B9) & _MASK, (key[1] + 0xBB67AE85) & _MASK]
-    return torch.where(word == 0, counter[0], torch.where(word == 1, counter[1], torch.where(word == 2, counter[2], counter[3])))
+    return torch.where(
+        word == 0, counter[0], torch.where(word == 1, counter[1], torch.where(word == 2, counter[2], counter[3]))
+    )
 
 
 def _floor_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -376,7 +378,14 @@ COMBINE: Mapping[str, CombineOp] = {
             _arg_scan(torch.le),
             2,
         ),
-        CombineOp("logaddexp", "float", "log of the sum of exponentials", lambda d: -math.inf, None, lambda v: torch.logcumsumexp(v, -1)),
+        CombineOp(
+            "logaddexp",
+            "float",
+            "log of the sum of exponentials",
+            lambda d: -math.inf,
+            None,
+            lambda v: torch.logcumsumexp(v, -1),
+        ),
     )
 }
 """Every op an ``Accumulator`` may name; the emitter's keys are ``reduce.NAME`` and ``scan.NAME``."""

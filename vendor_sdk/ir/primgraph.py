@@ -11,8 +11,8 @@ Rules, checked by ``PrimGraph.verify``:
    (``output_layouts``).
 4. Tensor constants are placeholders whose value is in ``constants``; they follow the caller's inputs.
 
-It prints as Python (``str(graph)``) and runs as it stands: ``graph.interpret`` calls the torch operators, node by node, and is the
-definition of what a graph means.
+It prints as Python (``str(graph)``) and runs as it stands: ``graph.interpret`` calls the torch operators, node by node, and is
+the definition of what a graph means.
 """
 
 from __future__ import annotations
@@ -104,14 +104,19 @@ class PrimGraph:
             if node.op not in ("placeholder", "call_function", "get_attr", "output"):
                 raise GraphError(f"node {node.name} has op {node.op!r}", fix="use call_function with a prim")
             if node.op == "get_attr" and not isinstance(getattr(self.module, str(node.target), None), fx.GraphModule):
-                raise GraphError(f"node {node.name} reads attribute {node.target!r}, which is no subgraph",
-                                 fix="make tensor constants placeholders listed in PrimGraph.constants")
+                raise GraphError(
+                    f"node {node.name} reads attribute {node.target!r}, which is no subgraph",
+                    fix="make tensor constants placeholders listed in PrimGraph.constants",
+                )
             if node.op in ("placeholder", "call_function") and "val" not in node.meta:
-                raise GraphError(f"node {node.name} ({node.target}) has no meta['val']",
-                                 fix="a pass that makes a node must record the fake value it computes")
+                raise GraphError(
+                    f"node {node.name} ({node.target}) has no meta['val']",
+                    fix="a pass that makes a node must record the fake value it computes",
+                )
             if node.op == "call_function" and _mutates(node.target):
-                raise GraphError(f"node {node.name} calls {node.target}, which writes to its argument",
-                                 fix="use the functional overload")
+                raise GraphError(
+                    f"node {node.name} calls {node.target}, which writes to its argument", fix="use the functional overload"
+                )
         if len(self.output_layouts) not in (0, len(self.outputs)):
             raise GraphError(f"{len(self.outputs)} outputs but {len(self.output_layouts)} output layouts")
 

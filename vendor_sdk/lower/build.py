@@ -141,6 +141,7 @@ class Builder:
             TensorSpec(self.sizes(v.shape), v.dtype) for v in self._results() if isinstance(v, torch.Tensor)
         ]
         self._inputs: dict[Node, Param] = {}
+        self._scratch: dict[int, Param] = {}
         self._symbols: dict[str, Symbol] = {}
         self._nests: list[Nest] = []
         self._stack: list[list[Stmt]] = []
@@ -446,19 +447,32 @@ class Builder:
             flat = flat + i * step
         self.store_flat(output, flat, value, mode, mask)
 
-    def store_flat(
-        self, output: int, flat: Int, value: Value, mode: StoreMode = "set", mask: Value | None = None
-    ) -> None:
+    def store_flat(self, output: int, flat: Int, value: Value, mode: StoreMode = "set", mask: Value | None = None) -> None:
         """As ``store``, at a row-major position."""
-        value = self.convert(value, self.outputs[output].dtype)
-        self._emit(Store(f"out{output}", flat, value.name, mode, mask.name if mask else None))
+        target = self._scratch.get(output)
+        value = self.convert(value, target.dtype if target else self.outputs[output].dtype)
+        self._emit(Store(target.name if target else f"out{output}", flat, value.name, mode, mask.name if mask else None))
+
+    def accumulate(self, output: int) -> None:
+        """Says that stores to this result combine. A half would round at each of them: its stores go to a float32 buffer of the
+        kernel's own instead, which is copied to the result at the end."""
+        spec = self.outputs[output]
+        if spec.dtype in HALVES:
+            self._scratch[output] = Param(f"wide{output}", torch.float32, ix.product(spec.shape), "scratch")
+
+    def _round_scratch(self) -> None:
+        for output, buffer in self._scratch.items():
+            spec = self.outputs[output]
+            with self.nest((buffer.size,)) as (i,):
+                value = self._value(buffer.dtype)
+                self._emit(Load(value.name, buffer.name, i, buffer.dtype))
+                self._emit(Store(f"out{output}", i, self.convert(value, spec.dtype).name))
 
     # The finished kernel
 
     def finish(self) -> Lowered:
-        outputs = tuple(
-            Param(f"out{k}", spec.dtype, ix.product(spec.shape), "out") for k, spec in enumerate(self.outputs)
-        )
+        self._round_scratch()
+        outputs = tuple(Param(f"out{k}", spec.dtype, ix.product(spec.shape), "out") for k, spec in enumerate(self.outputs))
         for spec in self.outputs:
             if spec.dtype not in (*ACCEPTS["any"], *HALVES):
                 raise self.fail(f"results of {spec.dtype}")
@@ -473,7 +487,7 @@ class Builder:
             if name not in self._bound:
                 symbols[name] = Symbol(name, torch.int64, "size", s.lower, s.upper)
         ordered = tuple(sorted(symbols.values(), key=operator.attrgetter("name")))
-        kernel = LoopKernel(self.name, params, ordered, tuple(self._nests))
+        kernel = LoopKernel(self.name, params, ordered, tuple(self._nests), tuple(self._scratch.values()))
         return Lowered(kernel, tuple(self._inputs), tuple(self.outputs), tuple(s.name for s in ordered))
 
 

@@ -26,7 +26,7 @@ def indirect(k: Builder, source: Argument, at: Sequence[Int], size: Int) -> Int:
 
 
 def _broadcast(k: Builder, shapes: Sequence[tuple[Int, ...]]) -> tuple[Int, ...]:
-    rank = max(len(s) for s in shapes)
+    rank = max((len(s) for s in shapes), default=0)
     sizes: list[Int] = [ix.ONE] * rank
     for shape in shapes:
         for position, size in enumerate(shape, rank - len(shape)):
@@ -73,24 +73,27 @@ def _index(k: Builder) -> None:
 def _index_put(k: Builder) -> None:
     source, values = k.args["self"], k.args["values"]
     access = Advanced(k, source, k.args["indices"])
-    copy(k, source)
     mode: StoreMode = "add" if k.args.get("accumulate") else "set"
-    _refuse_halves(k, mode)
+    _sums(k, mode)
+    copy(k, source)
     with k.nest(access.result) as i:
         target = access.at(i)
         value = k.load(values, k.broadcast(k.shape(values), i))
         _combine(k, target, value, mode)
 
 
-def _refuse_halves(k: Builder, mode: StoreMode) -> None:
-    if mode in ("add", "mul") and opmath(k.outputs[0].dtype) != k.outputs[0].dtype:
-        # Each addition would round to the half; sums of halves are kept in float32.
-        raise k.fail("a sum kept in halves would round at every step")
+def _sums(k: Builder, mode: StoreMode) -> None:
+    if mode in ("add", "mul"):
+        k.accumulate(0)
+
+
+_LOGICAL: Mapping[StoreMode, StoreMode] = {"add": "max", "mul": "min"}
 
 
 def _combine(k: Builder, target: Sequence[Int], value: Value, mode: StoreMode) -> None:
-    if k.outputs[0].dtype == torch.bool and mode != "set":
-        raise k.fail("combining bools")
+    if k.outputs[0].dtype == torch.bool:
+        # A sum of bools is their disjunction, a product their conjunction.
+        mode = _LOGICAL.get(mode, mode)
     k.store(0, target, value, mode)
 
 
@@ -124,7 +127,7 @@ def _index_select(k: Builder) -> None:
 
 def _scatter(mode: StoreMode, value: str) -> Lowering:
     def lowering(k: Builder) -> None:
-        _refuse_halves(k, mode)
+        _sums(k, mode)
         copy(k, k.args["self"])
         source = k.args[value]
         if is_tensor(source):
@@ -153,7 +156,7 @@ def _scatter_reduce(k: Builder) -> None:
     if reduce not in _REDUCE:
         raise k.fail(f"reduce='{reduce}'")
     mode = _REDUCE[reduce]
-    _refuse_halves(k, mode)
+    _sums(k, mode)
     copy(k, k.args["self"])
     if not k.args.get("include_self", True):
         start = _identity(mode, k.outputs[0].dtype)
@@ -240,15 +243,20 @@ def _nonzero_static(k: Builder) -> None:
         k.store(0, i, k.operand(k.args["fill_value"], (), torch.int64))
     if not shape:
         return
+
+    def nonzero(at: tuple[Int, ...]) -> Value:
+        value = k.load(source, at)
+        return truth(k, k.convert(value, opmath(value.dtype)))
+
     with k.nest(()):
 
         def step(r: Int) -> list[tuple[str, Value]]:
-            return [("sum", k.convert(truth(k, k.load(source, unflatten(r, shape))), torch.int64))]
+            return [("sum", k.convert(nonzero(unflatten(r, shape)), torch.int64))]
 
         def then(r: Int, running: tuple[Value, ...]) -> None:
             at = unflatten(r, shape)
             fits = k.compute("le", running[0], k.index(limit))
-            chosen = k.compute("bitand", fits, truth(k, k.load(source, at)))
+            chosen = k.compute("bitand", fits, nonzero(at))
             row = k.as_index(running[0]) - 1
             for dim, position in enumerate(at):
                 k.store(0, (row, ix.wrap(dim)), k.index(position), "set", chosen)
@@ -260,7 +268,7 @@ def _nonzero_static(k: Builder) -> None:
 def _embedding_dense_backward(k: Builder) -> None:
     if k.args.get("scale_grad_by_freq"):
         raise k.fail("scale_grad_by_freq")
-    _refuse_halves(k, "add")
+    _sums(k, "add")
     gradient, positions = k.args["grad_output"], k.args["indices"]
     rows, width = k.outputs[0].shape
     padding = k.integer(k.args["padding_idx"])
@@ -281,7 +289,7 @@ def _histc(k: Builder) -> None:
     source = k.args["self"]
     shape = k.shape(source)
     dtype = opmath(k.dtype(source))
-    _refuse_halves(k, "add")
+    _sums(k, "add")
     (bins,) = k.outputs[0].shape
     with k.nest((bins,)) as i:
         k.store(0, i, k.const(0, k.outputs[0].dtype))

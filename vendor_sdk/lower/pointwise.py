@@ -374,14 +374,58 @@ def _frexp(k: Builder) -> None:
         k.store(1, i, k.compute("frexp_exponent", wide))
 
 
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def _bitcast(k: Builder) -> None:
     source = k.args["self"]
-    if k.dtype(source).itemsize != k.outputs[0].dtype.itemsize:
-        raise k.fail("reinterpretation as a dtype of another width")
+    target = k.outputs[0].dtype
+    old, new = k.dtype(source).itemsize, target.itemsize
     with k.nest(k.outputs[0].shape) as i:
-        value = k.load(source, i)
-        target = k.outputs[0].dtype
-        k.store(0, i, value if value.dtype == target else k.compute("bitcast", value, dtype=target))
+        if old == new:
+            value = k.load(source, i)
+        elif old > new:
+            # Little-endian: the low bytes come first.
+            ratio = old // new
+            whole = _reinterpreted(k, k.load(source, (*i[:-1], i[-1] // ratio)), _INTEGERS[old])
+            shift = k.index(i[-1] % ratio * (8 * new))
+            part = k.compute("shr", k.convert(whole, torch.int64), shift)
+            value = k.convert(part, _INTEGERS[new])
+        else:
+            ratio = new // old
+            joined = k.const(0, torch.int64)
+            for part_number in range(ratio):
+                part = _reinterpreted(k, k.load(source, (*i[:-1], i[-1] * ratio + part_number)), _INTEGERS[old])
+                mask = k.const((1 << (8 * old)) - 1, torch.int64)
+                low = k.compute("bitand", k.convert(part, torch.int64), mask)
+                joined = k.compute("bitor", joined, k.compute("shl", low, k.const(8 * old * part_number, torch.int64)))
+            value = k.convert(joined, _INTEGERS[new])
+        k.store(0, i, _reinterpreted(k, value, target))
+
+
+def _reinterpreted(k: Builder, value: Value, dtype: torch.dtype) -> Value:
+    return value if value.dtype == dtype else k.compute("bitcast", value, dtype=dtype)
+
+
+def _nextafter(k: Builder) -> None:
+    dtype = k.outputs[0].dtype
+    if dtype == opmath(dtype):
+        promoted(op("nextafter"))(k)
+        return
+    int16, wide = torch.int16, opmath(dtype)
+    with k.nest(k.outputs[0].shape) as i:
+        # Neighbouring floats of one sign have neighbouring bit patterns.
+        a, b = (k.operand(k.args[n], i, dtype) for n in ("self", "other"))
+        x, y = k.convert(a, wide), k.convert(b, wide)
+        bits, zero, one = k.compute("bitcast", a, dtype=int16), like(k, x, 0), k.const(1, int16)
+        away = k.compute("eq", k.compute("lt", x, y), k.compute("gt", x, zero))
+        moved = select(k, away, k.compute("add", bits, one), k.compute("sub", bits, one))
+        smallest = select(k, k.compute("lt", y, zero), k.const(-(2**15) + 1, int16), one)
+        moved = select(k, k.compute("eq", x, zero), smallest, moved)
+        moved = select(k, k.compute("eq", x, y), k.compute("bitcast", b, dtype=int16), moved)
+        unordered = k.compute("bitor", k.compute("isnan", x), k.compute("isnan", y))
+        nan = k.compute("bitcast", k.convert(k.compute("add", x, y), dtype), dtype=int16)
+        k.store(0, i, k.compute("bitcast", select(k, unordered, nan, moved), dtype=dtype))
 
 
 def _gelu(k: Builder) -> None:
@@ -454,7 +498,7 @@ _FLOAT_UNARY = {
     "special_bessel_j1": "bessel_j1", "special_bessel_y0": "bessel_y0", "special_bessel_y1": "bessel_y1",
 }  # fmt: skip
 _FLOAT_BINARY = {
-    "atan2": "atan2", "hypot": "hypot", "copysign": "copysign", "nextafter": "nextafter", "igamma": "igamma",
+    "atan2": "atan2", "hypot": "hypot", "copysign": "copysign", "igamma": "igamma",
     "igammac": "igammac", "special_zeta": "zeta",
 }  # fmt: skip
 
@@ -470,6 +514,7 @@ def _float_extreme(name: str, on_ints: str) -> Body:
 LOWERINGS: Mapping[str, Lowering] = {
     **{prim: promoted(op(name)) for prim, name in {**_FLOAT_UNARY, **_FLOAT_BINARY}.items()},
     "polygamma": _polygamma,
+    "nextafter": _nextafter,
     "gcd": promoted(op("gcd")),
     "add": promoted(for_bool("add", "bitor")),
     "sub": promoted(op("sub")),

@@ -44,8 +44,7 @@ class Window:
     def at(self, o: Sequence[Int], r: Sequence[Int]) -> tuple[Int, ...]:
         """Position in the input of offset ``r`` of the window of output position ``o``; may lie in the padding."""
         return tuple(
-            out * s - p + off * d
-            for out, off, s, p, d in zip(o, r, self.stride, self.padding, self.dilation, strict=True)
+            out * s - p + off * d for out, off, s, p, d in zip(o, r, self.stride, self.padding, self.dilation, strict=True)
         )
 
     def valid(self, position: Sequence[Int]) -> Value | None:
@@ -155,8 +154,7 @@ def _max_backward(n: int) -> Lowering:
     def lowering(k: Builder) -> None:
         gradient, positions = k.args["grad_output"], k.args["indices"]
         dtype = k.outputs[0].dtype
-        if opmath(dtype) != dtype:
-            raise k.fail("a sum kept in halves would round at every step")
+        k.accumulate(0)
         shape = k.outputs[0].shape
         with k.nest(shape) as i:
             k.store(0, i, k.const(0, dtype))
@@ -176,9 +174,7 @@ def _adaptive_bounds(o: Int, size: Int, out: Int) -> tuple[Int, Int]:
 
 def _adaptive_sizes(sizes: Sequence[Int], outs: Sequence[Int]) -> tuple[Int, ...]:
     """Largest window a dimension: one more than the quotient where the sizes do not divide."""
-    return tuple(
-        size // out if size % out == 0 else (size + out - 1) // out + 1 for size, out in zip(sizes, outs, strict=True)
-    )
+    return tuple(size // out if size % out == 0 else (size + out - 1) // out + 1 for size, out in zip(sizes, outs, strict=True))
 
 
 def _adaptive_max(n: int) -> Lowering:
@@ -250,15 +246,14 @@ def _fractional_max(n: int) -> Lowering:
         outs = k.outputs[0].shape[len(shape) - n :]
         kernel = k.sizes([k.args["kernel_size"]] * n if isinstance(k.args["kernel_size"], int) else k.args["kernel_size"])
         dtype = opmath(k.outputs[0].dtype)
-        wide = torch.float32 if k.dtype(samples) != torch.float64 else torch.float64
         with k.nest(k.outputs[0].shape) as i:
             lead, o = i[: len(i) - n], i[len(i) - n :]
             plane = lead if len(lead_shape) == 2 else (ix.ZERO, *lead)
             starts = []
             for d in range(n):
                 # torch stores the samples of two dimensions innermost first, those of three outermost first.
-                sample = k.convert(k.load(samples, (*plane, ix.wrap(1 - d if n == 2 else d))), wide)
-                starts.append(_fractional_start(k, sample, o[d], spatial[d], outs[d], kernel[d], wide))
+                sample = k.load(samples, (*plane, ix.wrap(1 - d if n == 2 else d)))
+                starts.append(_fractional_start(k, sample, o[d], spatial[d], outs[d], kernel[d]))
 
             def element(r: tuple[Int, ...]) -> list[tuple[str, Value, Value]]:
                 position = tuple(begin + offset for begin, offset in zip(starts, r, strict=True))
@@ -273,19 +268,23 @@ def _fractional_max(n: int) -> Lowering:
     return lowering
 
 
-def _fractional_start(
-    k: Builder, sample: Value, o: Int, size: Int, out: Int, extent: Int, wide: torch.dtype
-) -> Int:
+def _fractional_start(k: Builder, sample: Value, o: Int, size: Int, out: Int, extent: Int) -> Int:
     """Where window ``o`` begins: floor((o + u) alpha) - floor(u alpha), the last window at the end. Graham, "Fractional
-    max-pooling" (2014), section 2."""
+    max-pooling" (2014), section 2. Halves are rounded at each step, as torch does: the positions depend on it."""
     int64 = torch.int64
+    half, wide = sample.dtype, opmath(sample.dtype)
+    sample = k.convert(sample, wide)
+
+    def rounded(value: Value) -> Value:
+        return k.convert(k.convert(value, half), wide)
+
     last = k.index(size - extent)
     if out == 1:
         begin = last
     else:
-        alpha = k.compute("div", k.convert(last, wide), k.convert(k.index(out - 1), wide))
-        moved = k.compute("mul", k.compute("add", k.convert(k.index(o), wide), sample), alpha)
-        base = k.convert(k.compute("mul", sample, alpha), int64)
+        alpha = rounded(k.compute("div", k.convert(last, wide), k.convert(k.index(out - 1), wide)))
+        moved = rounded(k.compute("mul", rounded(k.compute("add", k.convert(k.index(o), wide), sample)), alpha))
+        base = k.convert(rounded(k.compute("mul", sample, alpha)), int64)
         begin = k.compute("sub", k.convert(moved, int64), base)
         begin = k.compute("where", k.compute("eq", k.index(o), k.index(out - 1)), last, begin)
     begin = k.compute("max", k.compute("min", begin, last), k.const(0, int64))

@@ -120,9 +120,7 @@ def _arg(op: str, *, values: bool) -> Lowering:
         split = over(k)
         dtype = opmath(k.dtype(source))
         with k.nest(split.kept) as i:
-            (best,) = k.reduce(
-                split.sizes, lambda r: [(op, split.load(i, r, dtype), k.index(flatten(r, split.sizes)))]
-            )
+            (best,) = k.reduce(split.sizes, lambda r: [(op, split.load(i, r, dtype), k.index(flatten(r, split.sizes)))])
             assert isinstance(best, tuple)
             if values:
                 k.store(0, split.out(i), best[0])
@@ -155,9 +153,7 @@ def _logsumexp(k: Builder) -> None:
         top = k.reduce1(split.sizes, "max", lambda r: split.load(i, r, dtype))
         # An infinite maximum would make inf - inf: shift by zero there.
         shift = select(k, k.compute("isinf", top), like(k, top, 0), top)
-        total = k.reduce1(
-            split.sizes, "sum", lambda r: k.compute("exp", k.compute("sub", split.load(i, r, dtype), shift))
-        )
+        total = k.reduce1(split.sizes, "sum", lambda r: k.compute("exp", k.compute("sub", split.load(i, r, dtype), shift)))
         k.store(0, split.out(i), k.compute("add", k.compute("log", total), shift))
 
 
@@ -174,9 +170,7 @@ def _norm(k: Builder) -> None:
         if math.isinf(order):
             result = k.reduce1(split.sizes, "max" if order > 0 else "min", magnitude)
         elif order == 0:
-            result = k.reduce1(
-                split.sizes, "sum", lambda r: k.convert(truth(k, split.load(i, r, dtype)), dtype)
-            )
+            result = k.reduce1(split.sizes, "sum", lambda r: k.convert(truth(k, split.load(i, r, dtype)), dtype))
         elif order == 1:
             result = k.reduce1(split.sizes, "sum", magnitude)
         elif order == 2:
@@ -187,9 +181,7 @@ def _norm(k: Builder) -> None:
 
             result = k.compute("sqrt", k.reduce1(split.sizes, "sum", square))
         else:
-            total = k.reduce1(
-                split.sizes, "sum", lambda r: k.compute("pow", magnitude(r), k.const(order, dtype))
-            )
+            total = k.reduce1(split.sizes, "sum", lambda r: k.compute("pow", magnitude(r), k.const(order, dtype)))
             result = k.compute("pow", total, k.const(1.0 / order, dtype))
         k.store(0, split.out(i), result)
 
@@ -198,9 +190,7 @@ def _count_nonzero(k: Builder) -> None:
     split = over(k)
     source = opmath(k.dtype(k.args["self"]))
     with k.nest(split.kept) as i:
-        total = k.reduce1(
-            split.sizes, "sum", lambda r: k.convert(truth(k, split.load(i, r, source)), torch.int64)
-        )
+        total = k.reduce1(split.sizes, "sum", lambda r: k.convert(truth(k, split.load(i, r, source)), torch.int64))
         k.store(0, split.out(i), total)
 
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
-from vendor_sdk.ir.loop import Index, Load, LoopKernel, Nest, Range, Reduce, Scan, Stmt, Store
+from vendor_sdk.ir.loop import Index, Load, Nest, Range, Reduce, Scan, Stmt, Store
 from vendor_sdk.lower.build import Lowered
 
 
 def simplify(lowered: Lowered) -> Lowered:
     kernel = lowered.kernel
     body = tuple(nest for nest in map(_nest, kernel.body) if isinstance(nest, Nest))
-    return replace(lowered, kernel=LoopKernel(kernel.name, kernel.params, kernel.symbols, body))
+    return replace(lowered, kernel=replace(kernel, body=body))
 
 
 def _nest(stmt: Stmt) -> Stmt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -45,13 +45,8 @@ def acts(node: fx.Node) -> bool:
 def _drop_copies(graph: PrimGraph) -> None:
     """Values are never written, so a copy of a value is the value."""
     for node in list(graph.calls()):
-        if node.target in (aten.clone.default, aten.alias.default, aten.lift_fresh_copy.default):
-            pass
-        elif node.target is aten._to_copy.default and _same_type(node):
-            pass
-        elif node.target is aten.expand.default and _same_shape(node):
-            pass
-        else:
+        changes_nothing = _NO_CHANGE.get(node.target)
+        if changes_nothing is None or not changes_nothing(node):
             continue
         source = node.args[0]
         assert isinstance(source, fx.Node)
@@ -71,6 +66,17 @@ def _same_shape(node: fx.Node) -> bool:
     assert isinstance(source, fx.Node)
     before, after = source.meta["val"].shape, node.meta["val"].shape
     return len(before) == len(after) and all(torch_private.surely_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+_NO_CHANGE: Mapping[Any, Callable[[fx.Node], bool]] = {
+    aten.clone.default: lambda node: True,
+    aten.alias.default: lambda node: True,
+    aten.lift_fresh_copy.default: lambda node: True,
+    aten._to_copy.default: _same_type,
+    aten.expand.default: _same_shape,
+    aten.view.default: _same_shape,
+}
+"""Operators that may leave a value as it is, with when they do."""
 
 
 def _merge_equal(graph: PrimGraph) -> None:

@@ -30,9 +30,7 @@ def legalize(graph: PrimGraph, wants: Legalization) -> PrimGraph:
             continue
         dtype = _computation_dtype(node, row.result)
         with graph.graph.inserting_before(node):
-            node.args = tuple(
-                _operand(graph, node, argument, index, dtype, wants) for index, argument in enumerate(node.args)
-            )
+            node.args = tuple(_operand(graph, node, argument, index, dtype, wants) for index, argument in enumerate(node.args))
     graph.module.recompile()
     return graph
 
@@ -48,9 +46,7 @@ def _computation_dtype(node: fx.Node, rule: Result) -> torch.dtype:
     return dtype
 
 
-def _operand(
-    graph: PrimGraph, node: fx.Node, argument: Any, index: int, dtype: torch.dtype, wants: Legalization
-) -> Any:
+def _operand(graph: PrimGraph, node: fx.Node, argument: Any, index: int, dtype: torch.dtype, wants: Legalization) -> Any:
     shape = list(node.meta["val"].shape)
     condition = node.target is aten.where.self and index == 0
     if isinstance(argument, fx.Node) and isinstance(argument.meta["val"], torch.Tensor):
@@ -70,9 +66,7 @@ def _operand(
 
 
 def _has_shape(value: torch.Tensor, shape: list[Any]) -> bool:
-    return value.dim() == len(shape) and all(
-        torch_private.surely_equal(a, b) for a, b in zip(value.shape, shape, strict=True)
-    )
+    return value.dim() == len(shape) and all(torch_private.surely_equal(a, b) for a, b in zip(value.shape, shape, strict=True))
 
 
 def _sizes(graph: PrimGraph, node: fx.Node) -> list[Any]:

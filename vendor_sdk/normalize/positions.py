@@ -101,7 +101,7 @@ def histogram(
     x: Tensor,
     bins: int = 100,
     *,
-    range: Sequence[float] | None = None,  # noqa: A002  (torch's name for it)
+    range: Sequence[float] | None = None,
     weight: Tensor | None = None,
     density: bool = False,
 ) -> tuple[Tensor, Tensor]:

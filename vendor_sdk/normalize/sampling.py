@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.normalize.rules import Rules, aten, cast, named, number
+from vendor_sdk.normalize.rules import Rules, aten, cast, number
 
 SAMPLING = Rules()
 rule = SAMPLING.rule
@@ -44,26 +44,23 @@ def randint_like_low(x: Tensor, low: Any, high: Any, *, dtype: Any = None, devic
     return aten.randint.low(low, high, list(x.shape), **_uniform_floats(x, dtype, device))
 
 
-for _name in ("rand.default", "randn.default", "randint.low", "randperm.default"):
-    _target = named(f"aten::{_name.removesuffix('.default')}")
+def _canonical(target: Any, default: torch.dtype | None) -> Any:
+    """A rule that states dtype and device and leaves out the rest; ``default`` is the schema's own (the dispatcher drops it)."""
 
-    def _without_layout(
-        *args: Any,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-        _target: Any = _target,
-        _integers: bool = _name.startswith(("randint", "randperm")),
+    def stated(
+        *args: Any, dtype: Any = default, layout: Any = None, device: Any = None, pin_memory: Any = None, **kwargs: Any
     ) -> Any:
-        """Canonical: dtype and device stated, nothing else."""
         if layout is None and pin_memory is None and dtype is not None and device is not None:
             return NotImplemented
-        default = torch.int64 if _integers else torch.get_default_dtype()
-        return _target(*args, dtype=dtype or default, device=device or "cpu")
+        return target(*args, dtype=dtype or torch.get_default_dtype(), device=device or "cpu", **kwargs)
 
-    assert _target is not None
-    SAMPLING[_target] = _without_layout
+    return stated
+
+
+SAMPLING[aten.rand.default] = _canonical(aten.rand.default, None)
+SAMPLING[aten.randn.default] = _canonical(aten.randn.default, None)
+SAMPLING[aten.randint.low] = _canonical(aten.randint.low, torch.int64)
+SAMPLING[aten.randperm.default] = _canonical(aten.randperm.default, torch.int64)
 
 
 @rule(aten.normal_functional.default)

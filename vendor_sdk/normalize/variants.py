@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,8 +79,10 @@ def floor_divide(x: Any, other: Any) -> Any:
 # --- other operators with numbers: the number becomes a 0-d tensor of the dtype the operation has anyway ---
 
 
-def _exact(value: Any, dtype: torch.dtype) -> bool:
-    return not isinstance(value, float) or torch.tensor(value, dtype=dtype, device="cpu").item() == value
+def _exact(value: float, dtype: torch.dtype) -> bool:
+    """Whether a number is a value of a floating ``dtype`` (of moderate size: exponents of powers)."""
+    significant = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}.get(dtype, 53)
+    return math.isfinite(value) and math.ldexp(math.frexp(value)[0], significant).is_integer()
 
 
 def _wrapped(target: Any) -> Any:
@@ -346,7 +349,7 @@ def to_copy(
     """Canonical: ``dtype`` alone, or ``dtype`` and ``device`` where the device changes."""
     moves = device is not None and torch.device(device) != x.device
     kwargs: dict[str, Any] = {"device": device} if moves else {}
-    if dtype is not None and dtype != x.dtype or moves:
+    if (dtype is not None and dtype != x.dtype) or moves:
         kwargs["dtype"] = dtype or x.dtype
     if not kwargs:
         return aten.clone.default(x)
@@ -476,10 +479,7 @@ def _copy_of(view: Any) -> Any:
     return rule_of_copy
 
 
-for _name in (
-    "alias as_strided diagonal expand permute select.int slice.Tensor squeeze squeeze.dim squeeze.dims t transpose.int "
-    "unfold unsqueeze view view.dtype split.Tensor split_with_sizes unbind.int detach view_as_complex view_as_real"
-).split():
+for _name in ["alias", "as_strided", "diagonal", "expand", "permute", "select.int", "slice.Tensor", "squeeze", "squeeze.dim", "squeeze.dims", "t", "transpose.int", "unfold", "unsqueeze", "view", "view.dtype", "split.Tensor", "split_with_sizes", "unbind.int", "detach", "view_as_complex", "view_as_real"]:
     _op, _, _overload = _name.partition(".")
     _key, _value = named(f"aten::{_op}_copy.{_overload}"), named(f"aten::{_name}")
     if _key is not None:

@@ -1,4 +1,4 @@
-"""Placement: one linear pass decides for every node who runs it, and why; what no route takes is decomposed or goes to the host."""
+"""Placement: one linear pass decides who runs each node, and why; what no route takes is decomposed or goes to the host."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from vendor_sdk.ir.primgraph import PrimGraph, describe, map_nodes, prim_name, t
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET
 from vendor_sdk.prims.row import Family
 
+
 class Routes(Protocol):
     """What the placement pass asks of a loaded backend's session."""
 
@@ -24,12 +25,13 @@ class Routes(Protocol):
     fallback: str
     compiles_graphs: bool
     table: Mapping[Any, Callable[..., Any]]
-    decomposition: Callable[[Any], Callable[..., Any] | None]
 
     def route(self, node: fx.Node, name: str) -> Route | Decline:
         """By which route the backend offers this node, or why by none."""
 
     def supports(self, node: NodeContext) -> Support: ...
+
+    def decomposition(self, target: Any) -> Callable[..., Any] | None: ...
 
     def legalize(self, graph: PrimGraph) -> None:
         """Makes a decomposition legal for the backend, as the graph around it already is; in place."""
@@ -156,9 +158,7 @@ def _decompose(node: fx.Node, graph: PrimGraph, routes: Routes, dead: set[fx.Nod
     if rule is None:
         return None
     inputs = list(node.all_input_nodes)
-    inner = PrimGraph(
-        torch_private.trace_call(rule, node.args, node.kwargs, inputs, routes.table), backward=graph.backward
-    )
+    inner = PrimGraph(torch_private.trace_call(rule, node.args, node.kwargs, inputs, routes.table), backward=graph.backward)
     routes.legalize(inner)
     inner_dead: set[fx.Node] = set()
     for part in list(inner.calls()):

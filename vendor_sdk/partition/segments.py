@@ -1,7 +1,7 @@
 """Segments: nodes on the graph route join into partitions that the vendor's compiler gets whole.
 
-A node's depth counts how often a path from the inputs to it changes between the graph route and anything else. Nodes of the graph
-route with equal depth form one partition: no path leaves a partition and comes back, since leaving and coming back raises the depth.
+A node's depth counts how often a path from the inputs to it changes between the graph route and anything else. Nodes of the
+graph route with equal depth form one partition: no path leaves a partition and comes back, since that would raise the depth.
 One pass, linear in nodes and edges.
 """
 
@@ -95,5 +95,3 @@ def _replace(graph: PrimGraph, nodes: list[fx.Node], compiler: GraphCompiler, na
 
 def _several(node: fx.Node) -> bool:
     return isinstance(node.meta["val"], list | tuple)
-
-

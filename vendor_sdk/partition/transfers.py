@@ -20,8 +20,8 @@ def insert_transfers(graph: PrimGraph, *, narrow_int64: bool) -> None:
     """Inserts ``to_device`` and ``to_host`` nodes in place; afterwards ``meta["on_device"]`` is set on every value.
 
     Args:
-        narrow_int64: int64 values are int32 on the device (``Legalization.no_int64``): the fake values of device nodes and their
-            ``dtype`` arguments are rewritten so; transfers convert.
+        narrow_int64: int64 values are int32 on the device (``Legalization.no_int64``): the fake values of device nodes and
+            their ``dtype`` arguments are rewritten so; transfers convert.
     """
     moved: dict[tuple[fx.Node, bool], fx.Node] = {}
     returned = {value for value in graph.outputs if isinstance(value, fx.Node)}
@@ -32,9 +32,10 @@ def insert_transfers(graph: PrimGraph, *, narrow_int64: bool) -> None:
         if user.op == "output" and _follows_source(value) and _above(value) & returned:
             # Returned beside what it is a view of: the caller was promised one storage, so the view is taken on the host.
             if (value, device) not in moved:
-                source = at(value.args[0], device, user)
+                (viewed,) = (n for n in value.all_input_nodes if n is value.args[0])
+                source = at(viewed, device, user)
                 with graph.graph.inserting_before(user):
-                    moved[value, device] = graph.graph.node_copy(value, lambda n: source if n is value.args[0] else n)
+                    moved[value, device] = graph.graph.node_copy(value, lambda n: source if n is viewed else n)
                 moved[value, device].meta["on_device"] = False
             return moved[value, device]
         if (value, device) not in moved:

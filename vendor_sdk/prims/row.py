@@ -128,7 +128,7 @@ class Prim:
     @property
     def is_view(self) -> bool:
         """Whether the result is the operand's own memory under another shape: the SDK runs such prims as metadata."""
-        returns = getattr(getattr(self.target, "_schema", None), "returns", ())
+        returns = list(getattr(getattr(self.target, "_schema", None), "returns", ()))
         return self.family is Family.VIEW and len(returns) == 1 and returns[0].alias_info is not None
 
     @property

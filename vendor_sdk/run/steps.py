@@ -9,6 +9,7 @@ import torch
 
 from vendor_sdk.contract.device import DeviceTensor
 from vendor_sdk.errors import KernelError
+from vendor_sdk.run.memory import DeviceMemory
 
 Shape = tuple[int, ...]
 Expected = tuple[Shape, torch.dtype]
@@ -92,11 +93,13 @@ class TorchRuntime:
         """An output with the promised strides, in storage of its own when ``fresh``."""
         if value.stride() != strides:
             return _with_strides(value, strides)
-        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value) if fresh else value
+        return (
+            torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value) if fresh else value
+        )
 
 
 def draw_seed() -> int:
-    """A fresh seed from torch's CPU generator: ``torch.manual_seed`` fixes it, and so do saved and restored generator states."""
+    """A fresh seed from torch's CPU generator: ``torch.manual_seed`` fixes it, and so does a restored generator state."""
     return int(torch.empty((), dtype=torch.int64).random_())
 
 
@@ -134,20 +137,20 @@ def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 class OwnMemoryRuntime:
     """For chips with memory of their own: values on the device are ``DeviceTensor``."""
 
-    def __init__(self, memory: Any, copy_kernel: Callable[..., Any] | None, contiguous_operands: bool) -> None:
+    def __init__(self, memory: DeviceMemory, copy_kernel: Callable[..., Any] | None, contiguous_operands: bool) -> None:
         self.memory = memory
         self.copy_kernel = copy_kernel
         self.contiguous_operands = contiguous_operands
         self.host = TorchRuntime(torch.device("cpu"))
 
     def empty(self, shape: Shape, dtype: torch.dtype) -> DeviceTensor:
-        return self.memory.empty(shape, dtype)  # type: ignore[no-any-return]
+        return self.memory.empty(shape, dtype)
 
     def to_device(self, value: torch.Tensor, dtype: torch.dtype, static: bool) -> DeviceTensor:
-        return self.memory.upload(value, dtype=dtype, static=static)  # type: ignore[no-any-return]
+        return self.memory.upload(value, dtype=dtype, static=static)
 
     def to_host(self, value: DeviceTensor, dtype: torch.dtype) -> torch.Tensor:
-        return self.memory.download(value, dtype=dtype)  # type: ignore[no-any-return]
+        return self.memory.download(value, dtype=dtype)
 
     def contiguous(self, value: Any) -> Any:
         if isinstance(value, DeviceTensor):
@@ -158,7 +161,10 @@ class OwnMemoryRuntime:
         if prim == "as_strided":
             value = self.contiguous(value)
         result = self.memory.view(prim, value, args, kwargs)
-        return result if result is not None else self.memory.view(prim, self.contiguous(value), args, kwargs)
+        if result is None:
+            result = self.memory.view(prim, self.contiguous(value), args, kwargs)
+        assert isinstance(result, DeviceTensor), f"{prim} of {value} is no single view"
+        return result
 
     def as_strided(self, value: torch.Tensor, size: Shape, stride: Shape, offset: int | None = None) -> torch.Tensor:
         return self.host.as_strided(value, size, stride, offset)
@@ -176,7 +182,8 @@ class OwnMemoryRuntime:
                 why=f"the prim's result here is {dtype} {shape}",
                 fix="return exactly that shape and dtype",
             )
-        return self.contiguous(value)  # type: ignore[no-any-return]
+        dense: DeviceTensor = self.contiguous(value)
+        return dense
 
     def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> tuple[Any, ...]:
         return _checked_several(self.checked, values, expected)

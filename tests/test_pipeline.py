@@ -1,0 +1,421 @@
+"""The compiler's stages on small graphs: placement, legalization, partitions, transfers, wrapper, errors, explain."""
+
+from __future__ import annotations
+
+import json
+import operator
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+import vendor_sdk
+from tests.toys import DTYPES, register_toys
+from vendor_sdk import (
+    Backend,
+    CaptureError,
+    Decline,
+    GraphCompiler,
+    GraphError,
+    Kernel,
+    KernelError,
+    Kind,
+    Legalization,
+    NodeContext,
+    PrimGraph,
+    Route,
+    Support,
+    Supported,
+    UnsupportedPrimError,
+    destination,
+    hookimpl,
+)
+from vendor_sdk.capture.graph import to_prim_graph
+from vendor_sdk.ir.primgraph import prim_name
+from vendor_sdk.normalize.canonicalize import canonicalize
+from vendor_sdk.normalize.legalize import legalize
+from vendor_sdk.pipeline import static_support
+
+aten = torch.ops.aten
+
+
+class Plugin:
+    """A backend made of what a test gives it."""
+
+    def __init__(
+        self,
+        kernels: Mapping[str, Kernel | Callable[..., Any]],
+        supports: Callable[[NodeContext], Support] = lambda node: Supported(),
+        compiler: GraphCompiler | None = None,
+        **limits: Any,
+    ) -> None:
+        self.name = f"t{uuid.uuid4().hex[:8]}"
+        self._kernels, self._supports, self._compiler, self._limits = kernels, supports, compiler, limits
+
+    @hookimpl
+    def backend(self) -> Backend:
+        return Backend(**{"name": self.name, "version": "0", "dtypes": DTYPES, **self._limits})
+
+    @hookimpl
+    def kernels(self) -> Mapping[str, Any]:
+        return self._kernels
+
+    @hookimpl
+    def supports(self, node: NodeContext) -> Support:
+        return self._supports(node)
+
+    @hookimpl
+    def graph_compiler(self) -> GraphCompiler | None:
+        return self._compiler
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., str]]:
+    """Registers a plugin, returning its name; all are withdrawn afterwards."""
+    names = []
+
+    def register(*args: Any, **kwargs: Any) -> str:
+        plugin = Plugin(*args, **kwargs)
+        vendor_sdk.register(plugin)
+        names.append(plugin.name)
+        return plugin.name
+
+    yield register
+    for name in names:
+        vendor_sdk.unregister(name)
+
+
+def kinds(compiled: Any) -> dict[str, Kind]:
+    return {p.prim: p.placement.kind for p in compiled.placements}
+
+
+# Capture and normalization
+
+
+def test_constants_become_placeholders_with_values() -> None:
+    graph = vendor_sdk.trace(lambda x: x + torch.tensor([1.0, 2.0]), [torch.zeros(2)])
+    assert len(graph.placeholders) == 2
+    assert torch.equal(*graph.constants.values(), torch.tensor([1.0, 2.0]))
+    torch.testing.assert_close(graph.interpret(torch.ones(2)), [torch.tensor([2.0, 3.0])])
+
+
+def test_a_decomposition_that_changes_the_dtype_is_caught() -> None:
+    module = torch.fx.experimental.proxy_tensor.make_fx(lambda x: aten.hardswish.default(x), tracing_mode="fake")(torch.ones(3))
+    fakes = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    with pytest.raises(CaptureError, match=r"float32\[3\].*float64\[3\]"):
+        to_prim_graph(module, fakes, {aten.hardswish.default: lambda x: x.double()})
+
+
+def test_copies_and_equal_nodes_vanish() -> None:
+    graph = canonicalize(vendor_sdk.trace(lambda x: (x.clone() + 1) * (x.contiguous() + 1), [torch.ones(3)]))
+    assert [prim_name(node) for node in graph.calls()] == ["add", "mul"]
+
+
+def test_random_nodes_are_not_merged() -> None:
+    graph = canonicalize(vendor_sdk.trace(lambda x: torch.rand_like(x) + torch.rand_like(x), [torch.ones(3)]))
+    assert [prim_name(node) for node in graph.calls()].count("rand") == 2
+
+
+def test_constants_that_differ_in_sign_or_type_are_not_merged() -> None:
+    graph = canonicalize(vendor_sdk.trace(lambda x: (x / 0.0, x / -0.0), [torch.ones(3)]))
+    first, second = graph.interpret(torch.ones(1))
+    assert first.item() == float("inf")
+    assert second.item() == float("-inf")
+
+
+def test_as_strided_counts_in_the_logical_tensor() -> None:
+    x = torch.arange(24.0).reshape(4, 6)
+    graph = canonicalize(vendor_sdk.trace(lambda v: (v + 0).t()[1:].as_strided((2, 3), (7, 2), 5), [x]))
+    torch.testing.assert_close(graph.interpret(x), [x.as_strided((2, 3), (7, 2), 5)])
+
+
+def test_verify_names_what_is_wrong() -> None:
+    graph = vendor_sdk.trace(lambda x: x + 1, [torch.ones(3)])
+    (node,) = graph.calls()
+    value = node.meta.pop("val")
+    with pytest.raises(GraphError, match="add.*has no meta"):
+        graph.verify()
+    node.meta["val"] = value
+    node.target = aten.add_.Tensor
+    with pytest.raises(GraphError, match="writes to its argument"):
+        graph.verify()
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.int64, torch.float32), (torch.bool, torch.int32)])
+def test_legalization_spells_everything_out(dtypes: tuple[torch.dtype, torch.dtype]) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x + y, torch.where(x > 1, y, 2), (x * 3) == y, x / y
+
+    inputs = [torch.randint(0, 2, (4, 1)).to(dtypes[0]), torch.randint(1, 2, (3,)).to(dtypes[1])]
+    graph = canonicalize(vendor_sdk.trace(f, inputs))
+    legal = legalize(graph.copy(), Legalization(explicit_broadcast=True, explicit_promotion=True, no_scalars=True))
+    legal.verify()
+    seen = 0
+    for node in legal.calls():
+        row = vendor_sdk.OPSET.get(prim_name(node))
+        if row is None or row.shape != "broadcast":
+            continue
+        seen += 1
+        operands = [n.meta["val"] for n in node.all_input_nodes]
+        assert len(operands) == len(node.args), "a Python number is left"
+        assert {v.shape for v in operands} == {node.meta["val"].shape}
+        values = operands[1:] if prim_name(node) == "where" else operands
+        assert len({v.dtype for v in values}) == 1
+    assert seen >= 4
+    for got, expected in zip(legal.interpret(*inputs), f(*inputs), strict=True):
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+# Placement
+
+
+def test_placement_reasons(make: Callable[..., str]) -> None:
+    def supports(node: NodeContext) -> Support:
+        if node.prim == "mm" and node.args[0].shape[1] > 4:
+            return Decline("k > 4")
+        return Supported()
+
+    name = make({"mm": torch.mm, "add": torch.add, "sin": torch.sin}, supports)
+    graph = vendor_sdk.trace(
+        lambda x, y: (x @ y.t() + 1, x.double().sin(), x.erf(), x.t()), [torch.ones(2, 5), torch.ones(3, 5)]
+    )
+    compiled = vendor_sdk.compile_graph(graph, backend=name)
+    found = {p.prim: str(p.placement) for p in compiled.placements}
+    assert found == {
+        "permute": "view",
+        "mm": "host: k > 4",
+        "add": "native (kernel)",
+        "_to_copy": "host: float64 is not among the backend's dtypes",
+        "sin": "host: float64 is not among the backend's dtypes",
+        "erf": "host: the backend has no kernel for it",
+    }
+
+
+def test_decomposition_is_used_only_when_all_of_it_is_native(make: Callable[..., str]) -> None:
+    graph = vendor_sdk.trace(torch.sigmoid, [torch.randn(3)])
+    some, all_parts = {"neg": torch.neg}, {"neg": torch.neg, "exp": torch.exp, "add": torch.add, "reciprocal": torch.reciprocal}
+    x = torch.randn(3)
+    for kernels in (some, all_parts | {"div": torch.div, "full": torch.full, "where": torch.where}):
+        compiled = vendor_sdk.compile_graph(graph, backend=make(kernels))
+        torch.testing.assert_close(compiled(x), [x.sigmoid()])
+        (entry,) = compiled.placements
+        assert entry.placement.kind is (Kind.HOST if kernels is some else Kind.DECOMPOSED), entry
+    assert "runs as" in entry.placement.reason
+
+
+def test_fallback_error_names_everything(make: Callable[..., str]) -> None:
+    graph = vendor_sdk.trace(lambda x: x.cumsum(0), [torch.randn(3, 2)])
+    name = make({})
+    with pytest.raises(UnsupportedPrimError) as caught:
+        vendor_sdk.compile_graph(graph, backend=name, options={"fallback": "error"})
+    text = str(caught.value)
+    for part in (name, "'cumsum'", "float32[3, 2]", "no kernel", "fix:", "fallback"):
+        assert part in text
+    (entry,) = vendor_sdk.compile_graph(graph, backend=name).placements
+    assert entry.placement.kind is Kind.HOST
+
+
+def test_fallback_error_through_torch_compile_names_the_users_line(make: Callable[..., str]) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0)
+
+    with pytest.raises(Exception, match=r"(?s)cannot run on the backend.*test_pipeline\.py:\d+ in model: return x\.cumsum"):
+        torch.compile(model, backend=make({}), options={"fallback": "error"})(torch.ones(3))
+
+
+def test_static_support_covers_the_opset() -> None:
+    register_toys()
+    found = static_support(vendor_sdk.load("toy"))
+    assert found.keys() == vendor_sdk.OPSET.keys()
+    assert found["add"].route is Route.KERNEL
+    assert found["permute"].kind is Kind.VIEW
+    assert found["erf"].kind is Kind.HOST
+    assert found["erf"].reason
+
+
+# Graph route
+
+
+class Recorder(GraphCompiler):
+    """Runs partitions with the interpreter, remembering them."""
+
+    prims = frozenset({"add", "mul", "sin", "permute", "max.dim"})
+
+    def __init__(self) -> None:
+        self.graphs: list[PrimGraph] = []
+
+    def compile(self, graph: PrimGraph) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        self.graphs.append(graph)
+        return lambda values: graph.interpret(*values)
+
+
+def test_partitions_are_maximal_and_acyclic(make: Callable[..., str]) -> None:
+    compiler = Recorder()
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = (x + y).sin()
+        b = a.erf()  # host: leaves the partition and comes back below
+        values, places = torch.max(a.t() * 2, 1)
+        return a + b, values + 1, places, y * 3
+
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(f, [x, y]), backend=make({}, compiler=compiler))
+    torch.testing.assert_close(compiled(x, y), list(f(x, y)))
+    sizes = [sum(1 for n in graph.calls() if n.target is not operator.getitem) for graph in compiler.graphs]
+    assert sizes == [7, 1]
+    assert kinds(compiled)["erf"] is Kind.HOST
+
+
+def test_partitioning_is_linear(make: Callable[..., str]) -> None:
+    import time
+
+    def chain(length: int) -> float:
+        graph = fx.Graph()
+        node = graph.placeholder("x")
+        fake = vendor_sdk.trace(lambda v: v + 1, [torch.ones(2)]).placeholders[0].meta["val"]
+        node.meta["val"] = fake
+        for index in range(length):
+            node = graph.call_function(aten.add.Tensor if index % 3 else aten.erf.default, (node, 1) if index % 3 else (node,))
+            node.meta["val"] = fake
+        graph.output((node,))
+        prim_graph = PrimGraph(fx.GraphModule({}, graph))
+        start = time.perf_counter()
+        vendor_sdk.compile_graph(prim_graph, backend=name)
+        return time.perf_counter() - start
+
+    name = make({}, compiler=Recorder())
+    chain(50)
+    small, large = chain(300), chain(2400)
+    assert large < 8 * small * 4, (small, large)  # quadratic would be 64 times
+
+
+# Run time
+
+
+@pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        (lambda x: x[:1], r"returned torch.float32 \(1,\) on cpu.*result here is torch.float32 \(3,\)"),
+        (lambda x: x.double(), r"returned torch.float64"),
+        (lambda x: x.to("meta"), r"on meta"),
+        (lambda x: None, r"returned NoneType"),
+        (lambda x: 1 / 0, r"raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_bad_kernel_is_reported_by_prim(make: Callable[..., str], kernel: Callable[..., Any], message: str) -> None:
+    name = make({"sin": kernel})
+    x = torch.randn(3)
+    before = x.clone()
+
+    def model(v: torch.Tensor) -> torch.Tensor:
+        return v.sin() + 1
+
+    with pytest.raises(KernelError, match=f"(?s){name}: the kernel of prim 'sin'.*{message}") as caught:
+        torch.compile(model, backend=name)(x)
+    assert "in model: return v.sin()" in str(caught.value)
+    assert torch.equal(x, before)
+
+
+def test_a_kernel_with_the_wrong_number_of_results(make: Callable[..., str]) -> None:
+    name = make({"max.dim": lambda x, dim, keepdim=False: (x.amax(dim),)})
+    graph = vendor_sdk.trace(lambda x: torch.max(x, 0), [torch.ones(3, 2)])
+    with pytest.raises(KernelError, match="returned 1 instead of 2 results"):
+        vendor_sdk.compile_graph(graph, backend=name)(torch.ones(3, 2))
+
+
+def test_destination_kernels_fill_what_the_sdk_allocated(make: Callable[..., str]) -> None:
+    def top(values: torch.Tensor, places: torch.Tensor, x: torch.Tensor, dim: int, keepdim: bool = False) -> None:
+        values.copy_(x.amax(dim, keepdim))
+        places.copy_(x.argmax(dim, keepdim))
+
+    name = make({"max.dim": destination(top)})
+    x = torch.randn(3, 4)
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(lambda v: torch.max(v, 1), [x]), backend=name)
+    torch.testing.assert_close(compiled(x), list(torch.max(x, 1)))
+    assert kinds(compiled) == {"max.dim": Kind.NATIVE}
+
+
+def test_host_errors_keep_their_type(make: Callable[..., str]) -> None:
+    graph = vendor_sdk.trace(lambda x, i: x[i], [torch.ones(3), torch.tensor([0])])
+    compiled = vendor_sdk.compile_graph(graph, backend=make({}))
+    with pytest.raises(IndexError) as caught:
+        compiled(torch.ones(3), torch.tensor([7]))
+    assert any("prim 'index'" in note for note in caught.value.__notes__)
+
+
+def test_values_die_after_their_last_use(make: Callable[..., str]) -> None:
+    import weakref
+
+    alive: list[weakref.ref[torch.Tensor]] = []
+    peak = 0
+
+    def add(x: torch.Tensor, y: Any) -> torch.Tensor:
+        nonlocal peak
+        out = torch.add(x, y)
+        alive.append(weakref.ref(out))
+        peak = max(peak, sum(ref() is not None for ref in alive))
+        return out
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for step in range(6):
+            x = x + (step + 1)
+        return x
+
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(f, [torch.ones(2)]), backend=make({"add": add}))
+    compiled(torch.ones(2))
+    assert peak == 2
+
+
+def test_int64_that_does_not_fit_is_refused_on_a_chip_without_it() -> None:
+    register_toys()
+    graph = vendor_sdk.trace(lambda i: i + 1, [torch.zeros(2, dtype=torch.int64)])
+    compiled = vendor_sdk.compile_graph(graph, backend="toychip")
+    assert compiled(torch.tensor([5, -7]))[0].tolist() == [6, -6]
+    assert compiled(torch.tensor([5, -7]))[0].dtype is torch.int64
+    with pytest.raises(vendor_sdk.DeviceError, match=str(2**40)):
+        compiled(torch.tensor([5, 2**40]))
+
+
+# Explain
+
+
+def test_explain_tells_what_ran_where(capsys: pytest.CaptureFixture[str]) -> None:
+    register_toys()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Softplus())
+    before = [p.detach().clone() for p in model.parameters()]
+    x = torch.randn(5, 4)
+    found = vendor_sdk.explain(model, x, backend="toychip")
+    printed = capsys.readouterr().out
+    assert "why not native" in printed
+    assert [graph.name.split()[0] for graph in found.graphs] == ["forward", "backward"]
+    by_prim = {p.prim: p.placement for p in found.placements()}
+    assert by_prim["mm"].kind is Kind.NATIVE
+    assert by_prim["tanh"].kind is Kind.NATIVE
+    hosts = [p for p in found.placements() if p.placement.kind is Kind.HOST]
+    assert hosts
+    assert all(p.placement.reason for p in hosts)
+    assert found.graphs[0].traffic.to_device >= x.nbytes + sum(p.nbytes for p in model.parameters())
+    assert found.graphs[0].traffic.to_host > 0
+    assert json.loads(found.to_json())["counts"] == found.counts
+    assert all(p.grad is None for p in model.parameters())
+    for parameter, value in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+
+
+def test_explain_reports_graph_breaks() -> None:
+    register_toys()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        torch._dynamo.graph_break()
+        return y * 2
+
+    found = vendor_sdk.explain(f, torch.ones(3), backend="toy", show=False)
+    assert len(found.graphs) == 2
+    assert len(found.graph_breaks) == 1
+    assert "test_pipeline.py" in found.graph_breaks[0]
