@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from vendor_sdk import Prim, Sample
-from vendor_sdk.prims.bounds import violations
-from vendor_sdk.prims.reference import Expected, outlined, reference, target_of
+from vendor_sdk import Expected, Prim, Sample, outlined, reference, target_of, violations
 
 
 @dataclass(frozen=True)

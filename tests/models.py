@@ -1,4 +1,4 @@
-"""Real models for end-to-end tests: transformers architectures from their configs, with random weights, and a residual network."""
+"""Real models for end-to-end tests: transformers from their configs with random weights, and a residual network."""
 
 from __future__ import annotations
 

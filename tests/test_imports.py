@@ -23,7 +23,7 @@ LAYERS = (
     ("contract",),
     STAGES,
     ("pipeline",),
-    ("debug", "dynamo", "explain"),
+    ("closure", "dynamo", "explanation"),
     ("pages",),
     ("cli",),
 )

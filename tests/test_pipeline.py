@@ -37,7 +37,7 @@ from vendor_sdk.capture.graph import to_prim_graph
 from vendor_sdk.ir.primgraph import prim_name
 from vendor_sdk.normalize.canonicalize import canonicalize
 from vendor_sdk.normalize.legalize import legalize
-from vendor_sdk.pipeline import static_support
+from vendor_sdk.pipeline import recording, static_support
 
 aten = torch.ops.aten
 
@@ -136,7 +136,7 @@ def test_verify_names_what_is_wrong() -> None:
     graph = vendor_sdk.trace(lambda x: x + 1, [torch.ones(3)])
     (node,) = graph.calls()
     value = node.meta.pop("val")
-    with pytest.raises(GraphError, match="add.*has no meta"):
+    with pytest.raises(GraphError, match=r"add.*has no meta"):
         graph.verify()
     node.meta["val"] = value
     node.target = aten.add_.Tensor
@@ -419,3 +419,66 @@ def test_explain_reports_graph_breaks() -> None:
     assert len(found.graphs) == 2
     assert len(found.graph_breaks) == 1
     assert "test_pipeline.py" in found.graph_breaks[0]
+
+
+# Composites
+
+
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+COMPOSITE_USES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
+    "softmax": (lambda x: torch.softmax(x, -1), [(3, 5)]),
+    "log_softmax": (lambda x: torch.log_softmax(x, 0), [(3, 5)]),
+    "gelu": (lambda x: torch.nn.functional.gelu(x, approximate="tanh"), [(3, 5)]),
+    "silu": (torch.nn.functional.silu, [(3, 5)]),
+    "layer_norm": (lambda x, w, b: torch.nn.functional.layer_norm(x, (5,), w, b), [(3, 5), (5,), (5,)]),
+    "rms_norm": (lambda x, w: torch.nn.functional.rms_norm(x, (5,), w), [(3, 5), (5,)]),
+    "group_norm": (lambda x: torch.nn.functional.group_norm(x, 2), [(2, 4, 3)]),
+    "linear": (torch.nn.functional.linear, [(3, 5), (4, 5), (4,)]),
+    "scaled_dot_product_attention": (_attention, [(1, 2, 4, 8)] * 3),
+    "embedding": (lambda x, w: torch.nn.functional.embedding((x[:, 0] > 0).long(), w), [(3, 5), (4, 5)]),
+    "cross_entropy": (lambda x: torch.nn.functional.cross_entropy(x, torch.tensor([1, 0, 4])), [(3, 5)]),
+}
+
+
+@pytest.mark.parametrize("composite", COMPOSITE_USES)
+def test_a_claimed_composite_arrives_whole_and_others_as_prims(make: Callable[..., str], composite: str) -> None:
+    function, shapes = COMPOSITE_USES[composite]
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape) for shape in shapes]
+    expected = function(*inputs)
+    calls: list[str] = []
+    whole = vendor_sdk.COMPOSITES[composite]
+    canonical = next(iter(whole.targets))
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        calls.append(composite)
+        return canonical(*args, **kwargs)
+
+    claiming = make({composite: kernel}, composites=frozenset({composite}))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(function, backend=claiming)(*inputs), expected, rtol=1e-5, atol=1e-6)
+        assert calls == [composite]
+        torch._dynamo.reset()
+        graphs: list[Any] = []
+        with recording(graphs.append):
+            torch.testing.assert_close(torch.compile(function, backend=make({}))(*inputs), expected, rtol=1e-5, atol=1e-6)
+    (graph,) = graphs
+    assert {p.prim for p in graph.placements} <= vendor_sdk.OPSET.keys()
+
+
+def test_a_declined_composite_decomposes_when_its_parts_run(make: Callable[..., str]) -> None:
+    def supports(node: NodeContext) -> Support:
+        return Decline("rows longer than 4") if node.prim == "softmax" and node.args[0].shape[1] > 4 else Supported()
+
+    parts = {"sub": torch.sub, "exp": torch.exp, "div": torch.div, "amax": torch.amax, "sum": torch.sum}
+    parts |= {"eq": torch.eq, "full": torch.full, "where": torch.where, "logical_not": torch.logical_not, "any": torch.any}
+    name = make({"softmax": torch.ops.aten._softmax.default, **parts}, supports, composites=frozenset({"softmax"}))
+    for columns, kind in ((4, Kind.NATIVE), (5, Kind.DECOMPOSED)):
+        x = torch.randn(3, columns)
+        graph = vendor_sdk.trace(lambda v: torch.softmax(v, -1), [x], composites=["softmax"])
+        compiled = vendor_sdk.compile_graph(graph, backend=name)
+        assert kinds(compiled) == {"softmax": kind}, compiled.placements
+        torch.testing.assert_close(compiled(x), [torch.softmax(x, -1)])

@@ -1,8 +1,8 @@
 """Closure of the opset: what torch's operator database can produce ends in prims, or the operator is a named exclusion.
 
 Each sample of the database is captured forward and backward through AOTAutograd with ``capture_table`` and min-cut, then taken
-to prims with ``prim_table``, exactly as a compiled model is. ``python -m vendor_sdk.closure`` runs all samples and
-writes the percentages.
+to prims with ``prim_table``, exactly as a compiled model is; the prim graphs are run and compared with eager torch.
+``python -m vendor_sdk.closure`` runs all samples and writes the percentages.
 """
 
 from __future__ import annotations
@@ -14,23 +14,69 @@ import operator
 import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.graph import to_prim_graph
 from vendor_sdk.normalize.decompose import capture_table, prim_table
 from vendor_sdk.prims.exclusions import EXCLUSIONS
 from vendor_sdk.prims.opset import BY_TARGET
+from vendor_sdk.torch_private import pytree
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
 SECONDS_PER_SAMPLE = 60
+
+_RANDOM = "random numbers: torch's generators differ from the prims'"
+_UNDEFINED = "contents are undefined"
+
+UNCOMPARED: Mapping[str, str] = {
+    **dict.fromkeys(
+        [
+            "bernoulli",
+            "cauchy",
+            "exponential",
+            "geometric",
+            "log_normal",
+            "multinomial",
+            "normal",
+            "normal.in_place",
+            "normal.number_mean",
+            "rand_like",
+            "randint",
+            "randint_like",
+            "randn",
+            "randn_like",
+            "uniform",
+            "nn.functional.alpha_dropout",
+            "nn.functional.dropout",
+            "nn.functional.dropout2d",
+            "nn.functional.dropout3d",
+            "nn.functional.feature_alpha_dropout.with_train",
+            "nn.functional.fractional_max_pool2d",
+            "nn.functional.fractional_max_pool3d",
+            "nn.functional.multi_head_attention_forward",
+            "nn.functional.rrelu",
+            "nn.functional.scaled_dot_product_attention",
+            "pca_lowrank",
+            "svd_lowrank",
+        ],
+        _RANDOM,
+    ),
+    **dict.fromkeys(
+        ["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_"],
+        _UNDEFINED,
+    ),
+    "argsort": "torch's unstable sort orders equal elements as it likes",
+    "sort": "torch's unstable sort orders equal elements as it likes",
+    "linalg.eig": "eigenvectors are defined up to a factor, and so are gradients through them",
+}
+"""Operators whose results are not compared with torch's, with the reason."""
 
 
 @dataclass
@@ -43,6 +89,7 @@ class Outcome:
         foreign: operators that remained, with the number of samples in which they did.
         unexported: why samples could not be captured, with counts; they do not count for or against closure.
         errors: samples on which a rule itself failed, by message; they count as not closed.
+        wrong: samples on which the prims computed something else than torch does, by message.
     """
 
     samples: int = 0
@@ -50,6 +97,7 @@ class Outcome:
     foreign: dict[str, int] = field(default_factory=dict)
     unexported: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
+    wrong: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_closed(self) -> bool:
@@ -60,9 +108,9 @@ class Outcome:
         """Merges the outcome of another entry of the same name."""
         self.samples += other.samples
         self.closed += other.closed
-        for mine, its in ((self.foreign, other.foreign), (self.unexported, other.unexported), (self.errors, other.errors)):
-            for key, count in its.items():
-                mine[key] = mine.get(key, 0) + count
+        for name in ("foreign", "unexported", "errors", "wrong"):
+            for key, count in getattr(other, name).items():
+                _count(getattr(self, name), key, count)
 
     def explanation(self) -> str:
         """What stands in the way, ``""`` when nothing does."""
@@ -113,9 +161,10 @@ def _samples(entry: Any, dtype: torch.dtype, outcome: Outcome) -> Iterator[Any]:
 def _examine_sample(entry: Any, sample: Any, outcome: Outcome) -> bool:
     """Adds one sample to ``outcome``; returns whether it was captured."""
     foreign: set[str] = set()
+    call = _Call(entry, sample)
     try:
         with _time_limit(SECONDS_PER_SAMPLE):
-            _capture(entry, sample, foreign)
+            results = call.through_prims(foreign)
     except _CompilerFailure as error:
         outcome.samples += 1
         _count(outcome.errors, str(error))
@@ -127,52 +176,80 @@ def _examine_sample(entry: Any, sample: Any, outcome: Outcome) -> bool:
     outcome.closed += not foreign
     for name in foreign:
         _count(outcome.foreign, name)
+    if entry.full_name not in UNCOMPARED:
+        try:
+            difference = _difference(results, call.eager())
+        except (RuntimeError, NotImplementedError) as error:
+            difference = f"eager torch raises {_first_line(error)}"
+        if difference:
+            _count(outcome.wrong, difference)
     return True
 
 
-def _capture(entry: Any, sample: Any, foreign: set[str]) -> None:
-    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-    positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+class _Call:
+    """One sample as a function of its tensors."""
 
-    def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        values = list(leaves)
-        for position, value in zip(positions, tensors, strict=True):
+    def __init__(self, entry: Any, sample: Any) -> None:
+        self.entry = entry
+        self.leaves, self.spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        self.positions = [index for index, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
+
+    def function(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        values = list(self.leaves)
+        for position, value in zip(self.positions, tensors, strict=True):
             values[position] = value
-        first, args, kwargs = pytree.tree_unflatten(values, spec)
-        result = entry.op(first, *args, **kwargs)
+        first, args, kwargs = pytree.tree_unflatten(values, self.spec)
+        result = self.entry.op(first, *args, **kwargs)
         return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
-    inputs = [leaves[i].detach().clone().requires_grad_(leaves[i].requires_grad) for i in positions]
-    with _compiling(foreign) as compiler:
-        outputs = torch_private.aot_function(function, compiler, capture_table())(*inputs)
-        wanted = [output for output in outputs if output.requires_grad]
-        if wanted:
-            torch.autograd.backward(wanted, [torch.ones_like(output) for output in wanted])
+    def through_prims(self, foreign: set[str]) -> list[torch.Tensor | None]:
+        """Results and gradients computed by the prim graphs; names of operators that are no prims go to ``foreign``."""
+        table = prim_table(frozenset())
+
+        def compiler(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+            try:
+                graph = to_prim_graph(module, inputs, table)
+                graph.verify()
+            except _TimeoutError:
+                raise
+            except Exception as error:
+                raise _CompilerFailure(f"decomposition failed with {type(error).__name__}: {_first_line(error)}") from error
+            foreign.update(foreign_operators(graph.module))
+            return torch_private.boxed(lambda *values: graph.interpret(*values))
+
+        return self._run(torch_private.aot_function(self.function, compiler, capture_table()))
+
+    def eager(self) -> list[torch.Tensor | None]:
+        """Results and gradients computed by torch, none where eager torch itself has no gradient."""
+        return self._run(self.function)
+
+    def _run(self, function: Any) -> list[torch.Tensor | None]:
+        inputs = [self.leaves[i].detach().clone().requires_grad_(self.leaves[i].requires_grad) for i in self.positions]
+        generator = torch.Generator().manual_seed(0)
+        with torch.random.fork_rng(devices=[]):
+            outputs = function(*inputs)
+            wanted = [output for output in outputs if output.requires_grad]
+            # by shape, not like the output: its strides would decide which element gets which number
+            grads = [torch.randn(output.shape, generator=generator, dtype=output.dtype) for output in wanted]
+            if wanted:
+                torch.autograd.backward(wanted, grads)
+        return [*(output.detach() for output in outputs), *(value.grad for value in inputs if value.requires_grad)]
 
 
-class _compiling:
-    """A compiler that records what is foreign in each graph, and runs the graph as captured."""
-
-    def __init__(self, foreign: set[str]) -> None:
-        self.foreign = foreign
-        self.table = prim_table(frozenset())
-
-    def __enter__(self) -> Any:
-        return self.compile
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-    def compile(self, module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        try:
-            graph = to_prim_graph(module, inputs, self.table)
-            graph.verify()
-        except _TimeoutError:
-            raise
-        except Exception as error:
-            raise _CompilerFailure(f"decomposition failed with {type(error).__name__}: {_first_line(error)}") from error
-        self.foreign.update(foreign_operators(graph.module))
-        return torch_private.boxed(module.forward)
+def _difference(results: Sequence[torch.Tensor | None], expected: Sequence[torch.Tensor | None]) -> str:
+    """Where two lists of results differ by more than rounding in float32 explains, ``""`` when nowhere."""
+    for index, (actual, wanted) in enumerate(zip(results, expected, strict=True)):
+        if actual is None or wanted is None:
+            other = actual if wanted is None else wanted
+            if other is not None and bool((other != 0).any()):
+                return f"result {index} is missing on one side"
+            continue
+        if actual.shape != wanted.shape or actual.dtype != wanted.dtype:
+            return f"result {index} is {actual.dtype}{list(actual.shape)} where torch has {wanted.dtype}{list(wanted.shape)}"
+        scale = wanted.abs().nan_to_num(0, 0, 0).max().item() if wanted.numel() and wanted.dtype != torch.bool else 1
+        if not torch.allclose(actual, wanted, rtol=1e-3, atol=5e-4 * max(1, scale), equal_nan=True):
+            return f"result {index} differs from torch"
+    return ""
 
 
 def foreign_operators(module: torch.fx.GraphModule) -> set[str]:
@@ -203,8 +280,8 @@ class _time_limit:
         raise _TimeoutError(f"no result after {self.seconds} s")
 
 
-def _count(table: dict[str, int], key: str) -> None:
-    table[key] = table.get(key, 0) + 1
+def _count(table: dict[str, int], key: str, count: int = 1) -> None:
+    table[key] = table.get(key, 0) + count
 
 
 def _first_line(error: BaseException) -> str:
@@ -218,8 +295,8 @@ def measure(limit: int | None = None, show: bool = False) -> dict[str, Any]:
         torch.manual_seed(0)
         outcome = outcomes.setdefault(entry.full_name, Outcome())
         outcome.add(examine(entry, limit))
-        if show and not outcome.is_closed:
-            print(f"{entry.full_name}: {outcome.explanation()}", file=sys.stderr, flush=True)
+        if show and (outcome.wrong or disagreement(entry.full_name, outcome)):
+            print(f"{entry.full_name}: {outcome.explanation()} {'; '.join(outcome.wrong)}", file=sys.stderr, flush=True)
     exportable = {name: outcome for name, outcome in outcomes.items() if outcome.samples}
     samples = sum(outcome.samples for outcome in exportable.values())
     closed = sum(outcome.closed for outcome in exportable.values())
@@ -234,6 +311,7 @@ def measure(limit: int | None = None, show: bool = False) -> dict[str, Any]:
         "samples": {"exported": samples, "closed": closed, "percent": _percent(closed, samples)},
         "not_exported": {name: o.explanation() for name, o in outcomes.items() if not o.samples},
         "not_closed": {name: o.explanation() for name, o in exportable.items() if not o.is_closed},
+        "wrong": {name: list(outcome.wrong) for name, outcome in exportable.items() if outcome.wrong},
         "exclusions": dict(EXCLUSIONS),
         "disagreements": wrong,
     }
@@ -267,7 +345,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{kind}: {counts['closed']} of {counts['exported']} end in prims ({counts['percent']} %)")
     for text in report["disagreements"].values():
         print(text)
-    return 1 if report["disagreements"] else 0
+    for name, differences in report["wrong"].items():
+        print(f"{name}: {'; '.join(differences)}")
+    return 1 if report["disagreements"] or report["wrong"] else 0
 
 
 if __name__ == "__main__":

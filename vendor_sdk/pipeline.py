@@ -17,7 +17,7 @@ import functools
 import operator
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,14 +28,15 @@ from vendor_sdk import torch_private
 from vendor_sdk.capture.graph import to_prim_graph
 from vendor_sdk.capture.graph import trace as trace_function
 from vendor_sdk.codegen.wrapper import EmittedCall, generate
-from vendor_sdk.contract.backend import Backend, Decline, NodeContext, Support
+from vendor_sdk.contract.backend import Decline, NodeContext, Support
 from vendor_sdk.contract.device import Device, TorchDevice
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.contract.placement import Kind, Placement, Route
 from vendor_sdk.errors import LoweringError, UnsupportedPrimError
-from vendor_sdk.ir.index import from_size
+from vendor_sdk.ir.index import from_size, symbols
 from vendor_sdk.ir.loop import Symbol, required_ops
-from vendor_sdk.ir.primgraph import PrimGraph, prim_name
+from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
+from vendor_sdk.ir.rewrite import erase, inline
 from vendor_sdk.lower import LOWERINGS, VIEWS, Layout, Lowered, lower
 from vendor_sdk.lower.build import contiguous_strides
 from vendor_sdk.normalize.canonicalize import canonicalize, drop_dead
@@ -44,7 +45,7 @@ from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.partition.place import place
 from vendor_sdk.partition.segments import join_segments
 from vendor_sdk.partition.transfers import insert_transfers
-from vendor_sdk.prims.opset import BY_TARGET, COMPOSITES, OPSET
+from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, COMPOSITES, OPSET
 from vendor_sdk.prims.row import Prim
 from vendor_sdk.prims.samples import Effort, SampleContext
 from vendor_sdk.run.compiled import CompiledGraph
@@ -74,14 +75,17 @@ def compile_dynamo(
     return compile_pair(module, example_inputs)  # type: ignore[no-any-return]
 
 
-def trace(function: Callable[..., Any], example_inputs: Sequence[torch.Tensor]) -> PrimGraph:
+def trace(function: Callable[..., Any], example_inputs: Sequence[torch.Tensor], *, composites: Iterable[str] = ()) -> PrimGraph:
     """The prim graph of a function of tensors, with static shapes and without autograd.
 
     Args:
         function: called with fake tensors like ``example_inputs``; returns a tensor, or a tuple or list of them.
         example_inputs: tensors whose shapes, strides and dtypes the graph takes.
+        composites: names of composites to keep whole, as for a backend that claims them.
     """
-    return trace_function(function, example_inputs, prim_table(frozenset()))
+    graph = trace_function(function, example_inputs, prim_table(_targets(composites)))
+    _recognize(graph, composites)
+    return graph
 
 
 def compile_graph(graph: PrimGraph, *, backend: str, options: Options | None = None) -> CompiledGraph:
@@ -98,7 +102,7 @@ def compile_prim_graph(graph: PrimGraph, session: Session) -> CompiledGraph:
     """All stages after capture, in order. ``graph`` is consumed."""
     loaded = session.loaded
     with torch_private.real_tensors():
-        _recognize(graph, loaded.backend)
+        _recognize(graph, loaded.backend.composites)
         graph = _after("normalize", canonicalize(graph), loaded)
         graph = _after("legalize", legalize(graph, loaded.backend.legalize), loaded)
         placements = place(graph, _Routes(session))
@@ -121,7 +125,7 @@ def compile_prim_graph(graph: PrimGraph, session: Session) -> CompiledGraph:
 
 @contextmanager
 def recording(sink: Callable[[CompiledGraph], None]) -> Iterator[None]:
-    """Calls ``sink`` with every graph compiled meanwhile, by any thread: autograd compiles backward graphs in threads of its own."""
+    """Calls ``sink`` with every graph compiled meanwhile, by any thread: autograd may compile backward graphs in its own."""
     _sinks.append(sink)
     try:
         yield
@@ -174,11 +178,31 @@ def _after(stage: str, graph: PrimGraph, loaded: LoadedBackend) -> PrimGraph:
     return graph
 
 
-def _recognize(graph: PrimGraph, backend: Backend) -> None:
-    for name in sorted(backend.composites):
+def _targets(composites: Iterable[str]) -> frozenset[Any]:
+    """The operators to leave whole so that ``composites`` arrive: theirs, and those of what they are made of."""
+    names = set(composites)
+    names |= {part for name in names for part in COMPOSITES[name].made_of}
+    return frozenset(target for name in names for target in COMPOSITES[name].targets)
+
+
+def _recognize(graph: PrimGraph, composites: Iterable[str]) -> None:
+    """Finds composites that have no single operator, then decomposes what was left whole only for that search."""
+    claimed = sorted(composites)
+    for name in claimed:
         recognize = COMPOSITES[name].recognize
         if recognize is not None:
             recognize(graph.module)
+    table = prim_table(_targets(()))
+    dead: set[fx.Node] = set()
+    for node in list(graph.calls()):
+        composite = COMPOSITE_BY_TARGET.get(node.target)
+        if composite is None or composite.name in claimed:
+            continue
+        inputs = list(node.all_input_nodes)
+        traced = torch_private.trace_call(composite.targets[node.target], node.args, node.kwargs, inputs, table)
+        if traced is not None:
+            dead |= inline(graph, node, PrimGraph(traced), inputs)[1]
+    erase(graph, dead)
 
 
 def _lower_all(graph: PrimGraph, *, own_memory: bool) -> dict[fx.Node, Lowered]:
@@ -256,8 +280,12 @@ class _Routes:
         legalize(graph, self.backend.legalize)
 
     def route(self, node: fx.Node, name: str) -> Route | Decline:
-        if name in self.session.loaded.kernels:
+        kernel = self.session.loaded.kernels.get(name)
+        sized_by_data = _sized_by_data(node)
+        if kernel is not None and not (kernel.destination and sized_by_data):
             return Route.KERNEL
+        if sized_by_data:
+            return Decline("the size of its result depends on data: only a kernel that returns its result can run it")
         compiler, emitter = self.session.graph_compiler, self.session.emitter
         if compiler is not None and name in compiler.prims:
             return Route.GRAPH
@@ -266,11 +294,24 @@ class _Routes:
         if name not in LOWERINGS and name not in VIEWS:
             return Decline("the backend has no kernel for it, and it does not lower to loops")
         try:
-            kernel = lower(node, "probe", functools.partial(_layout, own_memory=self.own_memory)).kernel
+            loops = lower(node, "probe", functools.partial(_layout, own_memory=self.own_memory)).kernel
         except LoweringError as error:
             return Decline(error.what)
-        missing = required_ops(kernel) - set(emitter.ops)
+        missing = required_ops(loops) - set(emitter.ops)
         return Decline(f"the emitter lacks the loop ops {', '.join(sorted(missing))}") if missing else Route.EMITTER
+
+
+def _sized_by_data(node: fx.Node) -> bool:
+    """Whether only the data tells a size of the node's result (``nonzero``): its symbol is in no operand."""
+    known = {name for source in node.all_input_nodes for name in _size_symbols(source.meta.get("val"))}
+    return bool(_size_symbols(node.meta["val"]) - known)
+
+
+def _size_symbols(value: Any) -> set[str]:
+    sizes = [size for tensor in tensors_of(value) for size in (*tensor.shape, *tensor.stride())]
+    if isinstance(value, torch.SymInt):
+        sizes.append(value)
+    return {name for size in sizes if isinstance(size, torch.SymInt) for name in symbols(from_size(size))}
 
 
 # State that belongs to a session, made once
@@ -307,8 +348,7 @@ def _capture_table() -> Mapping[Any, Callable[..., Any]]:
 
 @functools.cache
 def _table(loaded: LoadedBackend) -> Mapping[Any, Callable[..., Any]]:
-    kept = {target for name in loaded.backend.composites for target in COMPOSITES[name].targets}
-    return prim_table(frozenset(kept))
+    return prim_table(_targets(loaded.backend.composites))
 
 
 def _fakes(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[Any]:

@@ -19,7 +19,11 @@ from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._functorch.aot_autograd import aot_function as _aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
-from torch._ops import OpOverload
+from torch._higher_order_ops.invoke_subgraph import invoke_subgraph as invoke_subgraph
+from torch._higher_order_ops.while_loop import while_loop_op as while_loop_op
+from torch._ops import OpOverload as OpOverload
+from torch._prims.rng_prims import run_and_save_rng_state as run_and_save_rng_state
+from torch._prims.rng_prims import run_with_rng_state as run_with_rng_state
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -105,26 +109,26 @@ def sympy_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     return value.node.expr
 
 
-def unbacked_bindings(node: fx.Node) -> Mapping[Any, Any]:
-    """Symbols that get their value when ``node`` runs (sizes of ``nonzero``), with the path to read each from the result."""
-    return node.meta.get("unbacked_bindings") or {}
+def trace_call(
+    rule: Callable[..., Any], args: Any, kwargs: Any, inputs: Sequence[fx.Node], table: Table
+) -> fx.GraphModule | None:
+    """Traces ``rule(*args, **kwargs)``, where nodes of a graph stand among the arguments, as a function of ``inputs``.
 
-
-def trace_call(rule: Callable[..., Any], args: Any, kwargs: Any, inputs: Sequence[fx.Node], table: Table) -> fx.GraphModule:
-    """Traces ``rule(*args, **kwargs)``, where nodes of a graph stand among the arguments, as a function of ``inputs``."""
+    ``None`` when the rule answers ``NotImplemented`` for these arguments.
+    """
+    refused = False
 
     def call(*values: Any) -> Any:
+        nonlocal refused
         of = dict(zip(inputs, values, strict=True))
-        return rule(*fx.node.map_arg(args, of.__getitem__), **fx.node.map_arg(kwargs, of.__getitem__))
+        result = rule(*fx.node.map_arg(args, of.__getitem__), **fx.node.map_arg(kwargs, of.__getitem__))
+        refused = result is NotImplemented
+        return () if refused else result
 
     fakes = [node.meta["val"] for node in inputs]
     with fake_mode_of(fakes):
-        return make_fx(call, decomposition_table=dict(table))(*fakes)
-
-
-def read_binding(path: Any, value: Any) -> int:
-    """The number that a key path of ``unbacked_bindings`` reads from a node's result."""
-    return int(pytree.key_get(value, path))
+        traced: fx.GraphModule = make_fx(call, decomposition_table=dict(table))(*fakes)
+    return None if refused else traced
 
 
 def surely_equal(a: Any, b: Any) -> bool:
@@ -237,7 +241,7 @@ def boxed(function: Callable[..., Any]) -> Callable[..., Any]:
 def without_effect_tokens(module: fx.GraphModule) -> fx.GraphModule:
     """``with_effects(token, operator, *args)`` to the bare operator: a prim graph runs in order, so it needs no tokens.
 
-    ``torch.ops.higher_order.with_effects``, ``prims._make_token`` and ``prims._sink_tokens``; the module itself stays as it was.
+    ``torch.ops.higher_order.with_effects``, ``prims._make_token``, ``prims._sink_tokens``; ``module`` itself stays as it was.
     """
     effects = getattr(torch.ops.higher_order, "with_effects", None)
     if not any(node.target is effects for node in module.graph.nodes):
@@ -278,3 +282,21 @@ def tensor_leaves(value: Any) -> list[torch.Tensor]:
 def forget_compiled() -> None:
     """Drops everything Dynamo has compiled in this process (``torch._dynamo.reset``)."""
     torch._dynamo.reset()
+
+
+def surely_contiguous(tensor: torch.Tensor) -> bool:
+    """Whether a fake tensor is row-major contiguous whatever its symbols; adds no guard."""
+    expected: Any = 1
+    for size, stride in reversed(list(zip(tensor.shape, tensor.stride(), strict=True))):
+        if not surely_equal(size, 1):
+            if not surely_equal(stride, expected):
+                return False
+            expected = expected * size
+    return True
+
+
+def functional_collectives() -> Any:
+    """``torch.ops._c10d_functional`` with its meta kernels, which an import of the private module defines."""
+    import torch.distributed._functional_collectives
+
+    return torch.ops._c10d_functional

@@ -25,22 +25,23 @@ template <class To, class From> INLINE To bits(From value) {
 }
 
 // Halves are storage: arithmetic is done in float.
-struct bf16 { uint16_t raw; };
-struct f16 { uint16_t raw; };
+// Enumerations, because loops over them vectorise and loops over structures do not.
+enum class bf16 : uint16_t {};
+enum class f16 : uint16_t {};
 
-INLINE float widen(bf16 h) { return bits<float>((uint32_t)h.raw << 16); }
+INLINE float widen(bf16 h) { return bits<float>((uint32_t)h << 16); }
 INLINE bf16 narrow_bf16(float f) {
   uint32_t u = bits<uint32_t>(f);
   uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  return bf16{(uint16_t)(f != f ? 0x7fc0u : rounded)};
+  return (bf16)(uint16_t)(f != f ? 0x7fc0u : rounded);
 }
 
 #ifdef __FLT16_MANT_DIG__
-INLINE float widen(f16 h) { return (float)bits<_Float16>(h.raw); }
-INLINE f16 narrow_f16(float f) { return f16{bits<uint16_t>((_Float16)f)}; }
+INLINE float widen(f16 h) { return (float)bits<_Float16>((uint16_t)h); }
+INLINE f16 narrow_f16(float f) { return (f16)bits<uint16_t>((_Float16)f); }
 #else
 INLINE float widen(f16 h) {
-  uint32_t sign = (uint32_t)(h.raw & 0x8000u) << 16, rest = h.raw & 0x7fffu;
+  uint32_t raw = (uint32_t)h, sign = (raw & 0x8000u) << 16, rest = raw & 0x7fffu;
   // Exponents are re-biased by a multiplication, which also normalises subnormals; infinities and NaN are patched.
   float scaled = bits<float>(rest << 13) * 0x1p112f;
   uint32_t u = rest >= 0x7c00u ? (0x7f800000u | ((rest & 0x3ffu) << 13)) : bits<uint32_t>(scaled);
@@ -55,7 +56,7 @@ INLINE f16 narrow_f16(float f) {
     // Adding 0.5 aligns the last kept bit of a subnormal half with the last bit of the float, which rounds to even.
     result = bits<uint32_t>(bits<float>(a) + 0.5f) - 0x3f000000u;
   } else result = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
-  return f16{(uint16_t)(sign | result)};
+  return (f16)(uint16_t)(sign | result);
 }
 #endif
 
@@ -206,10 +207,64 @@ BUILTIN_UNARY(ceil, ceil)
 BUILTIN_UNARY(trunc, trunc)
 BUILTIN_UNARY(round, nearbyint)
 BUILTIN_UNARY(sqrt, sqrt)
-BUILTIN_UNARY(exp, exp)
+// exp, log and tanh in float without branches, so that loops of them vectorise. Reductions of the argument with a two-part logarithm of
+// two; polynomials from Cephes (Moshier), each within 2 units in the last place over the whole range.
+INLINE float op_exp(float a) {
+  float x = a < -104.0f ? -104.0f : a;
+  x = x > 89.0f ? 89.0f : x;
+  float n = __builtin_floorf(x * 1.44269504088896341f + 0.5f);
+  float r = __builtin_fmaf(n, -0.693359375f, x);
+  r = __builtin_fmaf(n, 2.12194440e-4f, r);
+  float p = 1.9875691500e-4f;
+  p = __builtin_fmaf(p, r, 1.3981999507e-3f);
+  p = __builtin_fmaf(p, r, 8.3334519073e-3f);
+  p = __builtin_fmaf(p, r, 4.1665795894e-2f);
+  p = __builtin_fmaf(p, r, 1.6666665459e-1f);
+  p = __builtin_fmaf(p, r, 5.0000001201e-1f);
+  p = __builtin_fmaf(p * r, r, r) + 1.0f;
+  // The power of two in two factors: the result may be subnormal, and 2**128 is no float.
+  int32_t whole = (int32_t)(n != n ? 0.0f : n), half = whole >> 1;
+  return p * bits<float>((half + 127) << 23) * bits<float>((whole - half + 127) << 23);
+}
+INLINE float op_log(float a) {
+  bool tiny = a < 0x1p-126f;
+  uint32_t u = bits<uint32_t>(tiny ? a * 0x1p24f : a);
+  // Significand in [sqrt(1/2), sqrt(2)).
+  int32_t e = (int32_t)((u - 0x3f3504f3u) & 0xff800000u);
+  float x = bits<float>(u - (uint32_t)e) - 1.0f;
+  float n = (float)(e >> 23) - (tiny ? 24.0f : 0.0f);
+  float z = x * x;
+  float p = 7.0376836292e-2f;
+  p = __builtin_fmaf(p, x, -1.1514610310e-1f);
+  p = __builtin_fmaf(p, x, 1.1676998740e-1f);
+  p = __builtin_fmaf(p, x, -1.2420140846e-1f);
+  p = __builtin_fmaf(p, x, 1.4249322787e-1f);
+  p = __builtin_fmaf(p, x, -1.6668057665e-1f);
+  p = __builtin_fmaf(p, x, 2.0000714765e-1f);
+  p = __builtin_fmaf(p, x, -2.4999993993e-1f);
+  p = __builtin_fmaf(p, x, 3.3333331174e-1f);
+  float y = __builtin_fmaf(n, -2.12194440e-4f, p * x * z);
+  y = __builtin_fmaf(-0.5f, z, y);
+  float result = __builtin_fmaf(n, 0.693359375f, x + y);
+  result = a == __builtin_inff() ? a : result;
+  result = a == 0 ? -__builtin_inff() : result;
+  return a < 0 || a != a ? __builtin_nanf("") : result;
+}
+INLINE float op_tanh(float a) {
+  float m = __builtin_fabsf(a), z = a * a;
+  float p = -5.70498872745e-3f;
+  p = __builtin_fmaf(p, z, 2.06390887954e-2f);
+  p = __builtin_fmaf(p, z, -5.37397155531e-2f);
+  p = __builtin_fmaf(p, z, 1.33314422036e-1f);
+  p = __builtin_fmaf(p, z, -3.33332819422e-1f);
+  float near = __builtin_fmaf(p * z, a, a);
+  float far = __builtin_copysignf(1.0f - 2.0f / (op_exp(2.0f * m) + 1.0f), a);
+  return m < 0.625f ? near : far;
+}
+INLINE double op_exp(double a) { return __builtin_exp(a); }
 BUILTIN_UNARY(exp2, exp2)
 BUILTIN_UNARY(expm1, expm1)
-BUILTIN_UNARY(log, log)
+INLINE double op_log(double a) { return __builtin_log(a); }
 BUILTIN_UNARY(log2, log2)
 BUILTIN_UNARY(log10, log10)
 BUILTIN_UNARY(log1p, log1p)
@@ -221,7 +276,7 @@ BUILTIN_UNARY(acos, acos)
 BUILTIN_UNARY(atan, atan)
 BUILTIN_UNARY(sinh, sinh)
 BUILTIN_UNARY(cosh, cosh)
-BUILTIN_UNARY(tanh, tanh)
+INLINE double op_tanh(double a) { return __builtin_tanh(a); }
 BUILTIN_UNARY(asinh, asinh)
 BUILTIN_UNARY(acosh, acosh)
 BUILTIN_UNARY(atanh, atanh)
@@ -233,7 +288,11 @@ BUILTIN_BINARY(copysign, copysign)
 BUILTIN_BINARY(nextafter, nextafter)
 INLINE float op_rsqrt(float a) { return 1.0f / __builtin_sqrtf(a); }
 INLINE double op_rsqrt(double a) { return 1.0 / __builtin_sqrt(a); }
-template <class T> INLINE T op_sigmoid(T a) { return (T)1 / ((T)1 + op_exp(-a)); }
+template <class T> INLINE T op_sigmoid(T a) {
+  // The exponential never overflows, and far left the result keeps its digits.
+  T e = op_exp(-op_abs(a));
+  return (a < 0 ? e : (T)1) / ((T)1 + e);
+}
 template <class T> INLINE T op_gcd(T a, T b) {
   a = op_abs(a); b = op_abs(b);
   while (b != 0) { T r = (T)(a % b); a = b; b = r; }

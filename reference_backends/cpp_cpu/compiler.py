@@ -1,8 +1,8 @@
 """From C++ text to loaded library: finds the compiler, keeps results in a cache on disk.
 
-An entry is one file, named by the hash of everything that shaped it (text, flags, compiler, processor), with the hash of its own
-content at its end; it appears by an atomic rename. Many processes may build one entry at once: they write the same bytes. An
-entry whose content does not match its hash is built anew.
+An entry is one file, named by the hash of everything that shaped it (text, flags, compiler, processor), with the hash of its
+own content at its end; it appears by an atomic rename. Many processes may build one entry at once: they write the same bytes.
+An entry whose content does not match its hash is built anew.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ FLAGS = (
     "-fwrapv",
     "-fno-math-errno",
     "-fno-trapping-math",
-    # Contraction would make the result depend on how an expression was split; where a fused multiply-add is wanted it is written.
+    # Contraction would make the result depend on how an expression was split; where a fused multiply-add is wanted it is
+    # written.
     "-ffp-contract=off",
     "-fno-builtin-fmod",
     "-fno-builtin-fmodf",

@@ -1,11 +1,13 @@
 """Loop kernels to C++: one function a kernel, one translation unit a graph.
 
-Three shapes of code, chosen from the strides of the loads:
+Four shapes of code, chosen from the strides of the loads:
 
 - *rows*: iterations of a nest run one by one, in parallel; reductions inside run along memory with vector accumulators;
-- *columns*: where a reduction walks across memory and the nest's innermost loop along it, a tile of results is accumulated at once;
-- *chunks*: a reduction to one result is cut into a number of chunks that depends on its length only, so that results do not depend on
-  the number of threads.
+- *tiles*: a nest that reads across memory what it writes along it runs in square tiles;
+- *columns*: where a reduction walks across memory and the nest's innermost loop along it, a tile of results is accumulated
+  at once;
+- *chunks*: a reduction to one result is cut into a fixed number of chunks, so that results do not depend on the number of
+  threads.
 
 Sums run in blocks: float32 lanes within a block, float64 across blocks.
 """
@@ -39,15 +41,88 @@ CTYPES: Mapping[torch.dtype, str] = {
 
 GRAIN = 32768
 """Inner iterations below which a loop is not worth other threads."""
-BLOCK = 512
+BLOCK = 128
 """Elements summed in the value's own precision before float64 takes over."""
 TILE = 128
 """Results a column reduction accumulates at once."""
+SQUARE = 16
+"""Side of the tiles of a transposing loop."""
 CHUNKS = 64
 """Parts a reduction to one result is cut into."""
 
-_CALLS = ["floor", "ceil", "trunc", "round", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "hypot", "sigmoid", "erf", "erfc", "copysign", "nextafter", "frexp_mantissa", "frexp_exponent", "abs", "sign", "pow", "fmax", "fmin", "max", "min", "gcd", "shl", "shr", "signbit", "philox"]
-_SPECIAL = ["erfinv", "erfcx", "ndtri", "lgamma", "digamma", "trigamma", "zeta", "igamma", "igammac", "i0", "i0e", "i1", "i1e", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "bessel_k0", "bessel_k1", "bessel_k0e", "bessel_k1e", "spherical_bessel_j0", "airy_ai"]
+_CALLS = [
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+    "sqrt",
+    "rsqrt",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "atan2",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "hypot",
+    "sigmoid",
+    "erf",
+    "erfc",
+    "copysign",
+    "nextafter",
+    "frexp_mantissa",
+    "frexp_exponent",
+    "abs",
+    "sign",
+    "pow",
+    "fmax",
+    "fmin",
+    "max",
+    "min",
+    "gcd",
+    "shl",
+    "shr",
+    "signbit",
+    "philox",
+]
+_SPECIAL = [
+    "erfinv",
+    "erfcx",
+    "ndtri",
+    "lgamma",
+    "digamma",
+    "trigamma",
+    "zeta",
+    "igamma",
+    "igammac",
+    "i0",
+    "i0e",
+    "i1",
+    "i1e",
+    "bessel_j0",
+    "bessel_j1",
+    "bessel_y0",
+    "bessel_y1",
+    "bessel_k0",
+    "bessel_k1",
+    "bessel_k0e",
+    "bessel_k1e",
+    "spherical_bessel_j0",
+    "airy_ai",
+]
 _WITH_STATUS = ("floordiv", "truncdiv", "mod", "fmod")
 
 OPS: Mapping[str, str] = {
@@ -238,6 +313,10 @@ class KernelText:
         parallel = not serial and (work.value is None or work.value >= GRAIN)
         clause = f" if({index.to_c(work)} >= {GRAIN})" if work.value is None else ""
         vector = plain(nest.body) and not self.scatters(nest.body)
+        across = self.across(nest) if vector else None
+        if across is not None:
+            self.tiles(nest, across, parallel, clause)
+            return
         outer = list(nest.ranges[:-1]) if vector else list(nest.ranges)
         rows = index.product([r.size for r in outer])
         short = rows.value is not None and rows.value < 16
@@ -248,12 +327,41 @@ class KernelText:
             self.out(f"#pragma omp parallel for{collapse} schedule(static){clause}")
             parallel = False
         for r in outer:
-            self.loop(r)
+            self.open_loop(r)
         if vector:
             self.out(f"#pragma omp parallel for simd schedule(static){clause}" if parallel else "#pragma omp simd")
-            self.loop(inner)
+            self.open_loop(inner)
         self.body(nest.body)
         self.out.close(len(nest.ranges) + 1)
+
+    def across(self, nest: loop.Nest) -> loop.Range | None:
+        """The outer range along which a load is contiguous that the innermost range walks across: a transposed read."""
+        inner = nest.ranges[-1].var
+        for r in nest.ranges[:-1]:
+            if any(stride_is(s.index, r.var, 1) and not stride_is(s.index, inner, 0, 1) for s in loads(nest.body)):
+                return r
+        return None
+
+    def tiles(self, nest: loop.Nest, across: loop.Range, parallel: bool, clause: str) -> None:
+        """A transposing nest in square tiles, so that every cache line that is read or written is used whole."""
+        inner = nest.ranges[-1]
+        rest = [r for r in nest.ranges[:-1] if r is not across]
+        self.out.open("")
+        if parallel:
+            self.out(f"#pragma omp parallel for collapse({len(rest) + 2}) schedule(static){clause}")
+        for r in rest:
+            self.open_loop(r)
+        starts = {}
+        for r in (across, inner):
+            starts[r.var] = self.fresh("tile")
+            start, size = starts[r.var], index.to_c(r.size)
+            self.out.open(f"for (int64_t {start} = 0; {start} < {size}; {start} += {SQUARE})")
+        for r in (across, inner):
+            if r is inner:
+                self.out("#pragma omp simd")
+            self.open_loop(r, starts[r.var], f"min_int({starts[r.var]} + {SQUARE}, {index.to_c(r.size)})")
+        self.body(nest.body)
+        self.out.close(len(rest) + 5)
 
     def scatters(self, body: Sequence[loop.Stmt]) -> list[loop.Store]:
         """Stores of which two iterations may write one element: combining ones, and those whose index is itself loaded."""
@@ -292,7 +400,7 @@ class KernelText:
         last = reduce.ranges[-1].var
         return any(stride_is(s.index, inner, 1) and not stride_is(s.index, last, 0, 1) for s in loads(reduce.body))
 
-    def loop(self, r: loop.Range, start: str = "0", end: str | None = None) -> None:
+    def open_loop(self, r: loop.Range, start: str = "0", end: str | None = None) -> None:
         end = end or index.to_c(r.size)
         self.out.open(f"for (int64_t {r.var} = {start}; {r.var} < {end}; ++{r.var})")
 
@@ -345,7 +453,7 @@ class KernelText:
         if work.value is None or work.value >= GRAIN:
             self.out(f"#pragma omp parallel for collapse({len(outer) + 1}) schedule(static){clause}")
         for r in outer:
-            self.loop(r)
+            self.open_loop(r)
         size = index.to_c(inner.size)
         self.out.open(f"for (int64_t {base} = 0; {base} < {size}; {base} += {TILE})")
         self.out(f"const int64_t {width} = min_int({TILE}, {size} - {base});")
@@ -414,16 +522,16 @@ class KernelText:
             self.out(f"{kind} {a.to[0]}_w[{TILE}];")
             self.out(f"for (int64_t {lane} = 0; {lane} < {TILE}; ++{lane}) {a.to[0]}_w[{lane}] = {start};")
         for r in s.ranges[:-1]:
-            self.loop(r)
+            self.open_loop(r)
         last = s.ranges[-1]
         if blocked:
             begin, size = self.fresh("begin"), index.to_c(last.size)
-            self.out.open(f"for (int64_t {begin} = 0; {begin} < {size}; {begin} += {BLOCK // 4})")
+            self.out.open(f"for (int64_t {begin} = 0; {begin} < {size}; {begin} += {BLOCK})")
             for a in blocked:
                 self.out(f"{CTYPES[a.dtype]} {a.to[0]}_b[{TILE}] = {{}};")
-            self.loop(last, begin, f"min_int({begin} + {BLOCK // 4}, {size})")
+            self.open_loop(last, begin, f"min_int({begin} + {BLOCK}, {size})")
         else:
-            self.loop(last)
+            self.open_loop(last)
         enter()
         self.restore(available, s.body, lane)
         self.body(s.body)
@@ -480,7 +588,7 @@ class KernelText:
         simple = plain(s.body) and bool(s.ranges)
         outer = s.ranges[:-1] if simple else s.ranges
         for position, r in enumerate(outer):
-            self.loop(r, start if position == 0 else "0", stop if position == 0 else None)
+            self.open_loop(r, start if position == 0 else "0", stop if position == 0 else None)
         if not simple:
             self.body(s.body)
             for a in s.accumulators:
@@ -502,7 +610,7 @@ class KernelText:
                     f" reduction({_SIMD[a.op]}:{a.to[0]}{'_b' if a in blocked else running})" for a in s.accumulators
                 )
                 self.out(f"#pragma omp simd{clauses}")
-            self.loop(last, begin, end)
+            self.open_loop(last, begin, end)
             self.body(s.body)
             for a in s.accumulators:
                 if a in blocked:
@@ -522,16 +630,15 @@ class KernelText:
     def scan(self, s: loop.Scan) -> None:
         for a in s.accumulators:
             self.declare(a, "_w")
-        self.loop(s.range)
+        self.open_loop(s.range)
         self.body(s.body)
         for a in s.accumulators:
             if len(a.to) == 2:
                 # The latest of equals, as torch's cummax and cummin have it.
                 value, best = a.args[0], f"{a.to[0]}_w"
                 better = f"{value} {'>=' if a.op == 'argmax' else '<='} {best}"
-                self.out(
-                    f"if ({value} != {value} || ({best} == {best} && {better})) {{ {best} = {value}; {a.to[1]}_w = {a.args[1]}; }}"
-                )
+                taken = f"{best} = {value}; {a.to[1]}_w = {a.args[1]};"
+                self.out(f"if ({value} != {value} || ({best} == {best} && {better})) {{ {taken} }}")
             else:
                 self.advance(a, "_w", a.args)
             self.settle(a, "_w")
@@ -564,11 +671,11 @@ class KernelText:
     def inner(self, s: loop.Nest) -> None:
         vector = plain(s.body) and not combines(s.body)
         for r in s.ranges[:-1]:
-            self.loop(r)
+            self.open_loop(r)
         if s.ranges:
             if vector:
                 self.out("#pragma omp simd")
-            self.loop(s.ranges[-1])
+            self.open_loop(s.ranges[-1])
         else:
             self.out.open("")
         self.body(s.body)

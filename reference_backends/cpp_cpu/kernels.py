@@ -1,5 +1,5 @@
-"""Kernels beside the emitter's: contractions and convolutions through torch's oneDNN and BLAS paths, and hand-written C++ for prims
-whose loops depend on the data (sorting, search, compaction, rejection sampling).
+"""Kernels beside the emitter's: contractions and convolutions through torch's oneDNN and BLAS paths, and hand-written C++ for
+prims whose loops depend on the data (sorting, search, compaction, rejection sampling).
 
 Each takes the prim's arguments and returns its results, contiguous.
 """
@@ -209,7 +209,7 @@ def _nonzero(x: Tensor) -> Tensor:
 
 
 def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    x, mask = (t.contiguous() for t in torch.broadcast_tensors(x, mask))
+    x, mask = (t.contiguous() for t in torch.broadcast_tensors(x, mask))  # type: ignore[no-untyped-call]
     out = torch.empty((_call(_selection(), "count", torch.bool, mask, mask.numel()),), dtype=x.dtype)
     _call(_selection(), "masked", x.dtype, x, mask, out, x.numel())
     return out
@@ -254,7 +254,7 @@ def _elements(name: str) -> Callable[..., Tensor]:
 
 def _binomial(count: Tensor, prob: Tensor, generator: Any = None) -> Tensor:
     _own_generator(generator)
-    count, prob = (t.contiguous() for t in torch.broadcast_tensors(count, prob))
+    count, prob = (t.contiguous() for t in torch.broadcast_tensors(count, prob))  # type: ignore[no-untyped-call]
     out = torch.empty_like(count)
     _call(_sampling(), "binomial", count.dtype, count, prob, out, out.numel(), _seed())
     return out
@@ -280,6 +280,123 @@ def _randperm(n: int, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     return out.to(dtype or torch.int64)
 
 
+# Dense linear algebra, complex numbers, segments
+
+
+@functools.cache
+def _dense() -> ctypes.CDLL:
+    return compiler.load(library("base.h") + library("dense.cpp"))
+
+
+def _cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    a = a.contiguous()
+    n, batch = a.shape[-1], math.prod(a.shape[:-2])
+    factor, info = torch.empty_like(a), torch.zeros(a.shape[:-2], dtype=torch.int32)
+    _call(_dense(), "cholesky", a.dtype, a, factor, info, batch, n, int(upper))
+    if check_errors and bool(info.any()):
+        raise RuntimeError("linalg.cholesky: the input is not positive-definite")
+    return factor, info
+
+
+def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    if not left:
+        # x a = b is the transposed system.
+        return _solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT.contiguous()
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    n, m = b.shape[-2:]
+    a = a.expand(*batch, n, n).contiguous()
+    x = b.expand(*batch, n, m).clone(memory_format=torch.contiguous_format)
+    _call(_dense(), "solve_triangular", a.dtype, a, x, math.prod(batch), n, m, int(upper), int(unitriangular))
+    return x
+
+
+def _householder_product(a: Tensor, tau: Tensor) -> Tensor:
+    a, tau = a.contiguous(), tau.contiguous()
+    m, n = a.shape[-2:]
+    out = torch.empty_like(a)
+    _call(_dense(), "householder", a.dtype, a, tau, out, math.prod(a.shape[:-2]), m, n, tau.shape[-1])
+    return out
+
+
+def _complex(real: Tensor, imaginary: Tensor) -> Tensor:
+    real, imaginary = (t.contiguous() for t in torch.broadcast_tensors(real, imaginary))  # type: ignore[no-untyped-call]
+    out = torch.empty((*real.shape, 2), dtype=real.dtype)
+    _call(_dense(), "complex", real.dtype, real, imaginary, out, real.numel())
+    return torch.view_as_complex(out)
+
+
+def _conjugate(x: Tensor) -> Tensor:
+    if not x.is_complex():
+        return x.clone(memory_format=torch.contiguous_format)
+    pairs = torch.view_as_real(x.resolve_conj()).contiguous()
+    out = torch.empty_like(pairs)
+    _call(_dense(), "conjugate", pairs.dtype, pairs, out, x.numel())
+    return torch.view_as_complex(out)
+
+
+_SEGMENT_KINDS = {"sum": 0, "mean": 1, "max": 2, "min": 3, "prod": 4}
+
+
+class _Segments:
+    """Where segments begin, as the C++ takes it, from ``lengths`` or ``offsets`` along ``axis``."""
+
+    def __init__(self, data: Tensor, lengths: Tensor | None, offsets: Tensor | None, axis: int) -> None:
+        if lengths is None and offsets is None:
+            raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")
+        if offsets is None:
+            assert lengths is not None
+            offsets = torch.zeros((*lengths.shape[:-1], lengths.shape[-1] + 1), dtype=torch.int64)
+            torch.cumsum(lengths, -1, out=offsets[..., 1:])
+        self.first = offsets.to(torch.int64).contiguous()
+        self.count = self.first.shape[-1] - 1
+        self.outer, self.n = math.prod(data.shape[:axis]), data.shape[axis]
+        self.inner = math.prod(data.shape[axis + 1 :])
+        self.shape = (*data.shape[:axis], self.count, *data.shape[axis + 1 :])
+        if self.count > 0 and self.first.numel() and (int(self.first.min()) < 0 or int(self.first.max()) > self.n):
+            raise RuntimeError("segment_reduce(): a segment lies outside the data")
+
+    def rest(self, reduce: str, initial: float | None) -> tuple[Tensor | int, ...]:
+        start = torch.tensor(0.0 if initial is None else float(initial), dtype=torch.float64)
+        sizes = (self.outer, self.count, self.n, self.inner)
+        return (self.first, *sizes, _SEGMENT_KINDS[reduce], int(initial is not None), start)
+
+
+def _segment_reduce(
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    indices: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Tensor:
+    data = data.contiguous()
+    segments = _Segments(data, lengths, offsets, axis)
+    out = torch.empty(segments.shape, dtype=data.dtype)
+    _call(_dense(), "segments", data.dtype, data, out, *segments.rest(reduce, initial))
+    return out
+
+
+def _segment_reduce_backward(
+    gradient: Tensor,
+    output: Tensor,
+    data: Tensor,
+    reduce: str,
+    *,
+    lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
+    axis: int = 0,
+    initial: float | None = None,
+) -> Tensor:
+    gradient, output, data = gradient.contiguous(), output.contiguous(), data.contiguous()
+    segments = _Segments(data, lengths, offsets, axis)
+    out = torch.empty_like(data)
+    _call(_dense(), "segments_backward", data.dtype, gradient, output, data, out, *segments.rest(reduce, initial))
+    return out
+
+
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "mm": _mm,
     "bmm": _bmm,
@@ -294,7 +411,6 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "nanmedian": _nanmedian,
     "mode": _mode,
     "searchsorted": _searchsorted,
-    "bucketize": _bucketize,
     "nonzero": _nonzero,
     "masked_select": _masked_select,
     "bincount": _bincount,
@@ -303,5 +419,12 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "binomial": _binomial,
     "multinomial": _multinomial,
     "randperm": _randperm,
+    "linalg_cholesky_ex": _cholesky,
+    "linalg_solve_triangular": _solve_triangular,
+    "linalg_householder_product": _householder_product,
+    "complex": _complex,
+    "_conj_physical": _conjugate,
+    "segment_reduce": _segment_reduce,
+    "_segment_reduce_backward": _segment_reduce_backward,
 }
 """Prim to kernel; the presence of a key is the capability."""

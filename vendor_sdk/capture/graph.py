@@ -61,7 +61,11 @@ def _check_outputs(module: fx.GraphModule, graph: PrimGraph) -> None:
     values = module.graph.output_node().args[0]
     for before, after in zip(values if isinstance(values, list | tuple) else (values,), graph.outputs, strict=True):
         old, new = (item.meta.get("val") if isinstance(item, fx.Node) else item for item in (before, after))
-        if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and (old.dtype != new.dtype or old.dim() != new.dim()):
+        if (
+            isinstance(old, torch.Tensor)
+            and isinstance(new, torch.Tensor)
+            and (old.dtype != new.dtype or old.dim() != new.dim())
+        ):
             raise CaptureError(
                 f"output {before} was {describe(old)} in the captured graph and is {describe(new)} in prims",
                 why="a decomposition on the way to it returns another shape or dtype than its operator",

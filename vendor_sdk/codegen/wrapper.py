@@ -183,15 +183,15 @@ class _Writer:
                         self._bind(torch_private.sympy_of(stride), f"{node.name}.stride({dim})")
         for node in placeholders:
             value = node.meta["val"]
-            if isinstance(value, torch.Tensor) and node.users and not value.is_contiguous():
+            if isinstance(value, torch.Tensor) and node.users and not torch_private.surely_contiguous(value):
                 strides = self._tuple(value.stride())
                 self._line(f"{node.name} = RT.as_traced({node.name}, {strides})", node)
 
-    def _bind(self, expression: Any, text: str) -> None:
+    def _bind(self, expression: Any, text: str, node: fx.Node | None = None) -> None:
         name = str(expression)
         if getattr(expression, "is_symbol", False) and name not in self.bound:
             self.bound.add(name)
-            self._line(f"{name} = {text}")
+            self._line(f"{name} = {text}", node)
 
     def _epilogue(self) -> None:
         returned: list[str] = []
@@ -230,9 +230,20 @@ class _Writer:
                 Kind.HOST: self._host,
                 Kind.NATIVE: self._native,
             }[placement.kind](node)
-        for symbol, path in torch_private.unbacked_bindings(node).items():
-            self._line(f"{symbol} = {self._constant(torch_private.read_binding)}({self._constant(path)}, {node.name})", node)
-            self.bound.add(str(symbol))
+        self._bind_data_dependent(node)
+
+    def _bind_data_dependent(self, node: fx.Node) -> None:
+        """Sizes that only the value tells (of ``nonzero``) become variables as soon as it is there."""
+        value = node.meta["val"]
+        results = enumerate(value) if isinstance(value, list | tuple) else [(None, value)]
+        for index, result in results:
+            name = node.name if index is None else f"{node.name}[{index}]"
+            if isinstance(result, torch.Tensor):
+                for dim, size in enumerate(result.shape):
+                    if isinstance(size, torch.SymInt):
+                        self._bind(torch_private.sympy_of(size), f"{name}.shape[{dim}]", node)
+            elif isinstance(result, torch.SymInt):
+                self._bind(torch_private.sympy_of(result), name, node)
 
     def _number(self, node: fx.Node) -> None:
         self._line(f"{node.name} = {self._call(self._constant(node.target), node.args, node.kwargs)}", node)
@@ -271,16 +282,14 @@ class _Writer:
         if kernel.destination:
             self._allocate_and_call(node, lambda outs: f"{name}({', '.join([*outs, arguments] if arguments else outs)})")
             return
+        self._line(f"{node.name} = {name}({arguments})", node)
+        self._bind_data_dependent(node)
         results = node.meta["val"] if several else (node.meta["val"],)
         expected = [
             "None" if result is None else f"({self._tuple(result.shape)}, {self._constant(result.dtype)})" for result in results
         ]
-        check = (
-            f"RT.checked_several({name}({arguments}), ({', '.join(expected)},))"
-            if several
-            else (f"RT.checked({name}({arguments}), {expected[0]})")
-        )
-        self._line(f"{node.name} = {check}", node)
+        check = f"checked_several({node.name}, ({', '.join(expected)},))" if several else f"checked({node.name}, {expected[0]})"
+        self._line(f"{node.name} = RT.{check}", node)
 
     def _allocate_and_call(self, node: fx.Node, call: Callable[[list[str]], str]) -> None:
         """Allocates the results of ``node``, then fills them; results that the prim leaves out stay ``None``."""

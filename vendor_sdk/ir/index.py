@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 
-IntLike = "Int | int"
-
 
 class Int:
     """An integer expression. Immutable, hashable, compared by canonical form; supports ``+ - * // %`` with ints."""
@@ -120,7 +118,7 @@ class Atom:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (type(self) is type(other) and self._hash == hash(other) and self.key == other.key)  # type: ignore[attr-defined]
+        return self is other or (type(self) is type(other) and self._hash == hash(other) and self.key == other.key)
 
     @property
     def factors(self) -> tuple[Atom, ...]:
@@ -263,7 +261,8 @@ def _sum(terms: dict[Atom, int], constant: int) -> Int:
     for atom in kept:
         if isinstance(atom, Mod):
             # x // c * c + x % c is x.
-            numerator, denominator = atom.key
+            numerator: Int = atom.key[0]
+            denominator: Int = atom.key[1]
             whole = wrap_atom(Div((numerator, denominator))) * denominator
             if len(whole.terms) == 1:
                 (whole_atom, scale) = whole.terms[0]
@@ -555,8 +554,8 @@ def to_python(expression: Int) -> str:
 
 
 def to_c(expression: Int) -> str:
-    """C source over int64 variables; ``floor_div``, ``floor_mod``, ``min_int`` and ``max_int`` are the emitter's, and appear only
-    where the operands' signs are unknown."""
+    """C source over int64 variables; ``floor_div``, ``floor_mod``, ``min_int`` and ``max_int`` are the emitter's, and appear
+    only where the operands' signs are unknown."""
     return _text(expression, _C)
 
 

@@ -3,8 +3,8 @@
 Grammar (one screen; every name is a class below, every tuple is ordered):
 
     kernel  = LoopKernel(name, params, symbols, body=(nest, ...), scratch)   nests run one after the other
-    param   = Param(name, dtype, size, role)     role: "in" | "out" | "inout"; a flat buffer of `size` elements. Params in `scratch`
-                                                 have role "scratch": buffers of the launch's own, undefined before and after it
+    param   = Param(name, dtype, size, role)     role: "in" | "out" | "inout"; a flat buffer of `size` elements. Those in
+                                                 `scratch` have role "scratch": the launch's own, undefined before and after
     symbol  = Symbol(name, dtype, role, lower, upper)   a run-time number: "size" (a shape symbol), "scalar" (a number of the
                                                  graph, int64 or float64), "seed" (drawn per call from the host's generator)
     nest    = Nest(ranges, body)                 ranges are independent: any order, in parallel
@@ -205,8 +205,8 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
 
 
 def required_ops(kernel: LoopKernel) -> frozenset[str]:
-    """What an emitter must have for this kernel: names of computed ops, ``reduce.OP``, ``scan.OP``, ``store.MODE`` for combining
-    stores, and ``scratch`` for buffers of the launch's own."""
+    """What an emitter must have for this kernel: names of computed ops, ``reduce.OP``, ``scan.OP``, ``store.MODE`` for
+    combining stores, and ``scratch`` for buffers of the launch's own."""
     found: set[str] = {"scratch"} if kernel.scratch else set()
     for stmt in walk(kernel.body):
         if isinstance(stmt, Compute):

@@ -95,15 +95,15 @@ class _Frame:
             if 0 not in inner.shape:
                 inner.run(stmt.body)
             for accumulator in stmt.accumulators:
-                row = COMBINE[accumulator.op]
-                assert row.reduce is not None, f"{accumulator.op} is a scan only"
+                combine = COMBINE[accumulator.op]
+                assert combine.reduce is not None, f"{accumulator.op} is a scan only"
                 if 0 in inner.shape:
                     dtypes = (accumulator.dtype, torch.int64)
                     operands = [torch.empty(inner.shape, dtype=d) for d, _ in zip(dtypes, accumulator.args, strict=False)]
                 else:
                     operands = [inner.read(a).expand(inner.shape) for a in accumulator.args]
-                results = row.reduce(*operands, len(stmt.ranges))
-                for to, result in zip(accumulator.to, results if row.results > 1 else (results,), strict=True):
+                results = combine.reduce(*operands, len(stmt.ranges))
+                for to, result in zip(accumulator.to, results if combine.results > 1 else (results,), strict=True):
                     self.values[to] = result
         elif isinstance(stmt, Scan):
             inner = self.enter((stmt.range,))
@@ -111,10 +111,10 @@ class _Frame:
                 return
             inner.run(stmt.body)
             for accumulator in stmt.accumulators:
-                row = COMBINE[accumulator.op]
-                assert row.scan is not None, f"{accumulator.op} is a reduction only"
-                results = row.scan(*(inner.read(a).expand(inner.shape) for a in accumulator.args))
-                for to, result in zip(accumulator.to, results if row.results > 1 else (results,), strict=True):
+                combine = COMBINE[accumulator.op]
+                assert combine.scan is not None, f"{accumulator.op} is a reduction only"
+                results = combine.scan(*(inner.read(a).expand(inner.shape) for a in accumulator.args))
+                for to, result in zip(accumulator.to, results if combine.results > 1 else (results,), strict=True):
                     inner.values[to] = result
             inner.run(stmt.then)
         elif isinstance(stmt, Nest):
@@ -131,7 +131,7 @@ class _Frame:
             return memory[position]
         assert stmt.other is not None, f"{stmt.to}: a masked load needs a value for where the mask is false"
         mask, other = self.read(stmt.mask), self.read(stmt.other)
-        position, mask = torch.broadcast_tensors(position, mask)
+        position, mask = torch.broadcast_tensors(position, mask)  # type: ignore[no-untyped-call]
         if memory.numel() == 0:
             return other.expand(mask.shape)
         return torch.where(mask, memory[torch.where(mask, position, 0)], other)

@@ -1,10 +1,10 @@
 """The loop-level ops: everything a ``Compute``, ``Reduce`` or ``Scan`` of the loop IR may name. One row each.
 
-Operand kinds: ``number`` is any of float32, float64, int8 to int64, uint8; ``float`` is float32 or float64; ``int`` an integer or bool;
-``bool`` bool only; ``any`` all of these. Halves never reach an op but ``convert`` and ``bitcast``.
+Operand kinds: ``number`` is any of float32, float64, int8 to int64, uint8; ``float`` is float32 or float64; ``int`` an integer
+or bool; ``bool`` bool only; ``any`` all of these. Halves never reach an op but ``convert`` and ``bitcast``.
 
-Result rules: ``same`` is the operands' common dtype; ``bool``, ``int64`` and ``int32`` are themselves; ``given`` is the dtype the
-``Compute`` states.
+Result rules: ``same`` is the operands' common dtype; ``bool``, ``int64`` and ``int32`` are themselves; ``given`` is the dtype
+the ``Compute`` states.
 
 The reference takes torch tensors of the operands' dtypes and is the definition: NaN propagates through ``max`` and ``min``,
 ``mod`` has the divisor's sign, ``fmod`` the dividend's, integer arithmetic wraps.
@@ -96,7 +96,7 @@ def philox(seed: torch.Tensor, index: torch.Tensor, word: torch.Tensor) -> torch
 
     Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
     """
-    seed, index, word = torch.broadcast_tensors(seed, index, word)
+    seed, index, word = torch.broadcast_tensors(seed, index, word)  # type: ignore[no-untyped-call]
     counter = [index & _MASK, (index >> 32) & _MASK, torch.zeros_like(index), torch.zeros_like(index)]
     key = [seed & _MASK, (seed >> 32) & _MASK]
 
@@ -130,10 +130,6 @@ def wrap_index(a: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
     if bool(((wrapped < 0) | (wrapped >= size)).any()):
         raise IndexError("index out of range")
     return wrapped
-
-
-def _shift(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda a, b: function(a, b)
 
 
 def _where(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -259,8 +255,8 @@ _ROWS = (
     _op("bitor", 2, "int", "same", "a | b", torch.bitwise_or),
     _op("bitxor", 2, "int", "same", "a ^ b", torch.bitwise_xor),
     _op("bitnot", 1, "int", "same", "~a (logical for bool)", torch.bitwise_not),
-    _op("shl", 2, "int", "same", "a << b; 0 when b is negative or too large", _shift(torch.bitwise_left_shift)),
-    _op("shr", 2, "int", "same", "a >> b; the sign when b is negative or too large", _shift(torch.bitwise_right_shift)),
+    _op("shl", 2, "int", "same", "a << b; 0 when b is negative or too large", torch.bitwise_left_shift),
+    _op("shr", 2, "int", "same", "a >> b; the sign when b is negative or too large", torch.bitwise_right_shift),
     # Conversion
     _op("convert", 1, "any", "given", "a in another dtype, as torch's CPU conversion; halves too", _convert),
     _op("bitcast", 1, "any", "given", "the same bits read as another dtype of equal width; halves too", _bitcast),
@@ -305,7 +301,8 @@ def _arg_reduce(function: Callable[..., Any], identity: Callable[[torch.dtype], 
 
 def _arg_scan(better: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def scan(value: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, positions = [], []
+        values: list[torch.Tensor] = []
+        positions: list[torch.Tensor] = []
         for k in range(value.shape[-1]):
             v, p = value[..., k], position[..., k]
             if values:

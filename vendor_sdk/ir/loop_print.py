@@ -1,7 +1,7 @@
 """Loop kernels as Python text, and back: ``read(text(kernel)) == kernel``.
 
-The text is an expression of the classes of ``vendor_sdk.ir.loop``; index expressions are arithmetic over the names of loop variables,
-symbols and values. Reading evaluates it with an interpreter of its own that knows nothing but these classes.
+The text is an expression of the classes of ``vendor_sdk.ir.loop``; index expressions are arithmetic over the names of loop
+variables, symbols and values. Reading evaluates it with an interpreter of its own that knows nothing but these classes.
 """
 
 from __future__ import annotations

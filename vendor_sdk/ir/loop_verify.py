@@ -27,8 +27,8 @@ from vendor_sdk.ir.loop_ops import ACCEPTS, COMBINE, HALVES, OPS
 
 
 def verify(kernel: LoopKernel) -> None:
-    """Raises ``AssertionError`` naming the kernel and the first statement that breaks a rule: a name used before it is assigned or
-    assigned twice, an unknown param or symbol, a store to an input, an op with operands it does not take."""
+    """Raises ``AssertionError`` naming the kernel and the first statement that breaks a rule: a name used before it is
+    assigned or assigned twice, an unknown param or symbol, a store to an input, an op with operands it does not take."""
     names = [p.name for p in (*kernel.params, *kernel.scratch)] + [s.name for s in kernel.symbols]
     _require(len(set(names)) == len(names), kernel, "two params or symbols share a name")
     scope = _Scope(kernel, {s.name for s in kernel.symbols if s.role == "size"})

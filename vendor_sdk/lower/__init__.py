@@ -20,7 +20,7 @@ from vendor_sdk.prims.opset import BY_TARGET
 
 __all__ = ["LOWERINGS", "VIEWS", "Layout", "LayoutOf", "Lowered", "TensorSpec", "lower", "required_ops"]
 
-FAMILIES = ("pointwise", "reduction", "scan", "copy", "indexing", "pooling", "creation", "random")
+FAMILIES = ("pointwise", "reduction", "scan", "copy", "indexing", "distance", "pooling", "resample", "creation", "random")
 
 
 def _table() -> dict[str, Lowering]:

@@ -403,8 +403,8 @@ class Builder:
     def load(
         self, source: Argument, index: Sequence[Int], mask: Value | None = None, other: bool | int | float | Value = 0
     ) -> Value:
-        """Element ``index`` (one expression a dimension) of a tensor node, through whatever views are above it. Where ``mask`` is
-        false, ``other`` stands instead and memory is not read. The value has the node's dtype."""
+        """Element ``index`` (one expression a dimension) of a tensor node, through whatever views are above it. Where ``mask``
+        is false, ``other`` stands instead and memory is not read. The value has the node's dtype."""
         root, position = read_through(self, source, tuple(index))
         param, layout = self.input(root)
         flat = ix.ZERO

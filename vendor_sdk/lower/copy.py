@@ -70,17 +70,8 @@ def _pad(k: Builder) -> None:
         k.store(0, i, k.load(source, position, all_of(k, conditions), filler))
 
 
-def _repeat(k: Builder) -> None:
-    source = k.args["self"]
-    shape = k.shape(source)
-    with k.nest(k.outputs[0].shape) as i:
-        aligned = i[len(i) - len(shape) :]
-        k.store(0, i, k.load(source, tuple(a % n if n != 0 else ix.ZERO for a, n in zip(aligned, shape, strict=True))))
-
-
 LOWERINGS: Mapping[str, Lowering] = {
     "clone": _copy,
     "cat": _cat,
     "constant_pad_nd": _pad,
-    "repeat": _repeat,
 }

@@ -139,41 +139,8 @@ def _sign(k: Builder, a: Value) -> Value:
     return a if a.dtype == torch.bool else k.compute("sign", a)
 
 
-def _sinc(k: Builder, a: Value) -> Value:
-    x = k.compute("mul", a, like(k, a, math.pi))
-    return select(k, k.compute("eq", a, like(k, a, 0)), like(k, a, 1), k.compute("div", k.compute("sin", x), x))
-
-
-def _logit(k: Builder) -> None:
-    eps = k.args.get("eps")
-
-    def body(k: Builder, a: Value) -> Value:
-        if eps is not None:
-            low, high = k.operand(eps, (), a.dtype), None
-            high = k.compute("sub", like(k, a, 1), low)
-            a = k.compute("min", k.compute("max", a, low), high)
-        return k.compute("log", k.compute("div", a, k.compute("sub", like(k, a, 1), a)))
-
-    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
-
-
-def _isfinite(k: Builder, a: Value) -> Value:
-    if not a.dtype.is_floating_point:
-        return k.const(True, torch.bool)
-    return k.compute("bitnot", k.compute("bitor", k.compute("isnan", a), k.compute("isinf", a)))
-
-
 def _is(name: str) -> Body:
     return lambda k, a: k.compute(name, a) if a.dtype.is_floating_point else k.const(False, torch.bool)
-
-
-def _infinite(sign: float) -> Body:
-    def body(k: Builder, a: Value) -> Value:
-        if not a.dtype.is_floating_point:
-            return k.const(False, torch.bool)
-        return k.compute("eq", a, like(k, a, math.inf * sign))
-
-    return body
 
 
 def _signbit(k: Builder, a: Value) -> Value:
@@ -229,17 +196,6 @@ def _integer_division(name: str) -> Lowering:
     return lowering
 
 
-def _clamp(k: Builder) -> None:
-    bounds = [(n, o) for n, o in (("min", "max"), ("max", "min")) if k.args.get(n) is not None]
-
-    def body(k: Builder, a: Value, *limits: Value) -> Value:
-        for (_, combine), limit in zip(bounds, limits, strict=True):
-            a = k.compute(combine, a, limit)
-        return a
-
-    pointwise(k, [k.args["self"], *(k.args[n] for n, _ in bounds)], opmath(k.outputs[0].dtype), body)
-
-
 def _where(k: Builder) -> None:
     dtype = k.outputs[0].dtype
     with k.nest(k.outputs[0].shape) as i:
@@ -247,85 +203,6 @@ def _where(k: Builder) -> None:
         a, b = (k.operand(k.args[n], i) for n in ("self", "other"))
         wide = opmath(dtype)
         k.store(0, i, select(k, condition, k.convert(a, wide), k.convert(b, wide)))
-
-
-def _ternary(k: Builder, first: str, second: str, combine: str) -> None:
-    scale = k.args.get("value", 1)
-    dtype = opmath(k.outputs[0].dtype)
-    with k.nest(k.outputs[0].shape) as i:
-        base, a, b = (k.operand(k.args[n], i, dtype) for n in ("self", first, second))
-        if fake(scale) == 1:
-            scaled = a
-        else:
-            scaled = k.compute("mul", k.operand(scale, i, dtype), a)
-        k.store(0, i, k.compute("add", base, k.compute(combine, scaled, b)))
-
-
-def _lerp(k: Builder) -> None:
-    # torch's formula: exact at both ends, whichever is nearer.
-    def body(k: Builder, a: Value, b: Value, w: Value) -> Value:
-        difference = k.compute("sub", b, a)
-        near = k.compute("lt", k.compute("abs", w), like(k, a, 0.5))
-        low = k.compute("add", a, k.compute("mul", w, difference))
-        high = k.compute("sub", b, k.compute("mul", difference, k.compute("sub", like(k, a, 1), w)))
-        return select(k, near, low, high)
-
-    pointwise(k, [k.args["self"], k.args["end"], k.args["weight"]], opmath(k.outputs[0].dtype), body)
-
-
-def _nan_to_num(k: Builder) -> None:
-    out = k.outputs[0].dtype
-    dtype = opmath(out)
-
-    def body(k: Builder, a: Value) -> Value:
-        if not dtype.is_floating_point:
-            return a
-        limits = torch.finfo(out)
-        nan, high, low = (
-            k.args.get("nan") or 0.0,
-            limits.max if k.args.get("posinf") is None else k.args["posinf"],
-            limits.min if k.args.get("neginf") is None else k.args["neginf"],
-        )
-        result = select(k, k.compute("isnan", a), k.operand(nan, (), dtype), a)
-        result = select(k, k.compute("eq", a, like(k, a, math.inf)), k.operand(high, (), dtype), result)
-        return select(k, k.compute("eq", a, like(k, a, -math.inf)), k.operand(low, (), dtype), result)
-
-    pointwise(k, [k.args["self"]], dtype, body)
-
-
-def _xlogy(inner: str) -> Body:
-    def body(k: Builder, a: Value, b: Value) -> Value:
-        product = k.compute("mul", a, k.compute(inner, b))
-        zero = select(k, k.compute("eq", a, like(k, a, 0)), like(k, a, 0), product)
-        return select(k, k.compute("isnan", b), b, zero)
-
-    return body
-
-
-def _entr(k: Builder, a: Value) -> Value:
-    positive = k.compute("mul", k.compute("neg", a), k.compute("log", a))
-    rest = select(k, k.compute("eq", a, like(k, a, 0)), like(k, a, 0), like(k, a, -math.inf))
-    result = select(k, k.compute("gt", a, like(k, a, 0)), positive, rest)
-    return select(k, k.compute("isnan", a), a, result)
-
-
-def _logaddexp(k: Builder, a: Value, b: Value) -> Value:
-    both = k.compute("bitand", k.compute("isinf", a), k.compute("eq", a, b))
-    top = k.compute("max", a, b)
-    tail = k.compute("log1p", k.compute("exp", k.compute("neg", k.compute("abs", k.compute("sub", a, b)))))
-    return select(k, both, a, k.compute("add", top, tail))
-
-
-def _logaddexp2(k: Builder, a: Value, b: Value) -> Value:
-    both = k.compute("bitand", k.compute("isinf", a), k.compute("eq", a, b))
-    top = k.compute("max", a, b)
-    tail = k.compute("log1p", k.compute("exp2", k.compute("neg", k.compute("abs", k.compute("sub", a, b)))))
-    return select(k, both, a, k.compute("add", top, k.compute("mul", tail, like(k, a, 1 / math.log(2)))))
-
-
-def _heaviside(k: Builder, a: Value, b: Value) -> Value:
-    step = select(k, k.compute("lt", a, like(k, a, 0)), like(k, a, 0), like(k, a, 1))
-    return select(k, k.compute("eq", a, like(k, a, 0)), b, step)
 
 
 def _polygamma(k: Builder) -> None:
@@ -339,10 +216,6 @@ def _polygamma(k: Builder) -> None:
         return k.compute("mul", scale, k.compute("zeta", like(k, a, order + 1.0), a))
 
     pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
-
-
-def _frac(k: Builder, a: Value) -> Value:
-    return k.compute("sub", a, k.compute("trunc", a))
 
 
 def _round(k: Builder) -> None:
@@ -428,62 +301,6 @@ def _nextafter(k: Builder) -> None:
         k.store(0, i, k.compute("bitcast", select(k, unordered, nan, moved), dtype=dtype))
 
 
-def _gelu(k: Builder) -> None:
-    tanh = k.args.get("approximate", "none") == "tanh"
-
-    def body(k: Builder, a: Value) -> Value:
-        half = k.compute("mul", a, like(k, a, 0.5))
-        if tanh:
-            cube = k.compute("mul", k.compute("mul", a, a), a)
-            inner = k.compute("mul", like(k, a, math.sqrt(2 / math.pi)), _axpy(k, 0.044715, cube, a))
-            return k.compute("mul", half, k.compute("add", like(k, a, 1), k.compute("tanh", inner)))
-        return k.compute("mul", half, k.compute("erfc", k.compute("mul", a, like(k, a, -math.sqrt(0.5)))))
-
-    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
-
-
-def _axpy(k: Builder, scale: float, x: Value, y: Value) -> Value:
-    return k.compute("add", k.compute("mul", like(k, x, scale), x), y)
-
-
-def _silu(k: Builder, a: Value) -> Value:
-    return k.compute("mul", a, k.compute("sigmoid", a))
-
-
-def _log_sigmoid(k: Builder, a: Value) -> Value:
-    low = k.compute("min", a, like(k, a, 0))
-    return k.compute("sub", low, k.compute("log1p", k.compute("exp", k.compute("neg", k.compute("abs", a)))))
-
-
-def _elu(k: Builder) -> None:
-    alpha, scale, inner = (k.args.get(n, 1) for n in ("alpha", "scale", "input_scale"))
-
-    def body(k: Builder, a: Value) -> Value:
-        positive = k.compute("mul", a, k.operand(scale, (), a.dtype))
-        coefficient = k.compute("mul", k.operand(alpha, (), a.dtype), k.operand(scale, (), a.dtype))
-        negative = k.compute("mul", k.compute("expm1", k.compute("mul", a, k.operand(inner, (), a.dtype))), coefficient)
-        return select(k, k.compute("gt", a, like(k, a, 0)), positive, negative)
-
-    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
-
-
-def _leaky_relu(k: Builder) -> None:
-    slope = k.args.get("negative_slope", 0.01)
-
-    def body(k: Builder, a: Value) -> Value:
-        return select(k, k.compute("gt", a, like(k, a, 0)), a, k.compute("mul", a, k.operand(slope, (), a.dtype)))
-
-    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
-
-
-def _hardtanh(k: Builder) -> None:
-    def body(k: Builder, a: Value) -> Value:
-        low, high = (k.operand(k.args.get(n, d), (), a.dtype) for n, d in (("min_val", -1), ("max_val", 1)))
-        return k.compute("min", k.compute("max", a, low), high)
-
-    pointwise(k, [k.args["self"]], opmath(k.outputs[0].dtype), body)
-
-
 _FLOAT_UNARY = {
     "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log", "log2": "log2", "log10": "log10", "log1p": "log1p",
     "sin": "sin", "cos": "cos", "tan": "tan", "asin": "asin", "acos": "acos", "atan": "atan", "sinh": "sinh",
@@ -503,10 +320,6 @@ _FLOAT_BINARY = {
 }  # fmt: skip
 
 
-def _true_div(k: Builder, a: Value, b: Value) -> Value:
-    return k.compute("div", a, b)
-
-
 def _float_extreme(name: str, on_ints: str) -> Body:
     return lambda k, a, b: k.compute(name if a.dtype.is_floating_point else on_ints, a, b)
 
@@ -521,8 +334,6 @@ LOWERINGS: Mapping[str, Lowering] = {
     "mul": promoted(for_bool("mul", "bitand")),
     "div": _div_rounded,
     "div.Tensor_mode": _div_rounded,
-    "div_mode": _div_rounded,
-    "floor_divide": _integer_division("floordiv"),
     "remainder": _integer_division("mod"),
     "fmod": _integer_division("fmod"),
     "pow": _pow_lowering,
@@ -533,47 +344,17 @@ LOWERINGS: Mapping[str, Lowering] = {
     "neg": promoted(op("neg")),
     "abs": promoted(_abs),
     "sign": promoted(_sign),
-    "sgn": promoted(_sign),
-    "square": promoted(_square),
     "reciprocal": promoted(_reciprocal),
     "relu": promoted(_relu),
     "floor": promoted(identity_for_ints("floor")),
     "ceil": promoted(identity_for_ints("ceil")),
     "trunc": promoted(identity_for_ints("trunc")),
     "round": _round,
-    "round.decimals": _round,
-    "frac": promoted(_frac),
     "frexp": _frexp,
-    "frexp.Tensor": _frexp,
-    "sinc": promoted(_sinc),
-    "logit": _logit,
-    "nan_to_num": _nan_to_num,
-    "xlogy": promoted(_xlogy("log")),
-    "special_xlog1py": promoted(_xlogy("log1p")),
-    "special_entr": promoted(_entr),
-    "logaddexp": promoted(_logaddexp),
-    "logaddexp2": promoted(_logaddexp2),
-    "heaviside": promoted(_heaviside),
-    "clamp": _clamp,
-    "clamp.Tensor": _clamp,
     "where": _where,
-    "addcmul": lambda k: _ternary(k, "tensor1", "tensor2", "mul"),
-    "addcdiv": lambda k: _ternary(k, "tensor1", "tensor2", "div"),
-    "lerp": _lerp,
-    "lerp.Tensor": _lerp,
-    "lerp.Scalar": _lerp,
-    "gelu": _gelu,
-    "silu": promoted(_silu, "self"),
-    "log_sigmoid": promoted(_log_sigmoid),
-    "elu": _elu,
-    "leaky_relu": _leaky_relu,
-    "hardtanh": _hardtanh,
     **{prim: compared(op(prim)) for prim in ("eq", "ne", "lt", "le", "gt", "ge")},
     "isnan": compared(_is("isnan")),
     "isinf": compared(_is("isinf")),
-    "isfinite": compared(_isfinite),
-    "isposinf": compared(_infinite(1.0)),
-    "isneginf": compared(_infinite(-1.0)),
     "signbit": compared(_signbit),
     "logical_and": compared(logical("bitand")),
     "logical_or": compared(logical("bitor")),
@@ -586,7 +367,5 @@ LOWERINGS: Mapping[str, Lowering] = {
     "bitwise_left_shift": promoted(op("shl")),
     "bitwise_right_shift": promoted(op("shr")),
     "_to_copy": _convert,
-    "to": _convert,
-    "convert_element_type": _convert,
     "view.dtype": _bitcast,
 }

@@ -238,6 +238,36 @@ def _adaptive_average(n: int) -> Lowering:
     return lowering
 
 
+def _adaptive_average_backward(n: int) -> Lowering:
+    def lowering(k: Builder) -> None:
+        gradient = k.args["grad_output"]
+        shape = k.outputs[0].shape
+        spatial = shape[len(shape) - n :]
+        outs = k.shape(gradient)[len(shape) - n :]
+        dtype = opmath(k.outputs[0].dtype)
+        # Windows that cover one position: at most one more than the quotient of outputs by inputs, rounded up.
+        reach = tuple((out + size - 1) // size + 1 for size, out in zip(spatial, outs, strict=True))
+        with k.nest(shape) as i:
+            lead, position = i[: len(i) - n], i[len(i) - n :]
+
+            def element(r: tuple[Int, ...]) -> Value:
+                conditions, o, count = [], [], ix.ONE
+                for place, offset, size, out in zip(position, r, spatial, outs, strict=True):
+                    window = place * out // size + offset
+                    begin, end = _adaptive_bounds(window, size, out)
+                    conditions.extend(inside(k, window, out))
+                    conditions.append(k.compute("le", k.index(begin), k.index(place)))
+                    conditions.append(k.compute("lt", k.index(place), k.index(end)))
+                    o.append(window)
+                    count = count * (end - begin)
+                loaded = k.convert(k.load(gradient, (*lead, *o), all_of(k, conditions)), dtype)
+                return k.compute("div", loaded, k.convert(k.index(count), dtype))
+
+            k.store(0, i, k.reduce1(reach, "sum", element))
+
+    return lowering
+
+
 def _fractional_max(n: int) -> Lowering:
     def lowering(k: Builder) -> None:
         source, samples = k.args["self"], k.args["random_samples"]
@@ -301,11 +331,9 @@ LOWERINGS: Mapping[str, Lowering] = {
     "max_pool2d_with_indices_backward": _max_backward(2),
     "max_pool3d_with_indices_backward": _max_backward(3),
     "_adaptive_avg_pool2d": _adaptive_average(2),
-    "_adaptive_avg_pool3d": _adaptive_average(3),
+    "_adaptive_avg_pool2d_backward": _adaptive_average_backward(2),
     "adaptive_max_pool2d": _adaptive_max(2),
     "adaptive_max_pool3d": _adaptive_max(3),
-    "adaptive_max_pool2d_backward": _max_backward(2),
-    "adaptive_max_pool3d_backward": _max_backward(3),
     "fractional_max_pool2d": _fractional_max(2),
     "fractional_max_pool3d": _fractional_max(3),
 }

@@ -13,7 +13,7 @@ import torch
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
 from vendor_sdk.lower.build import Argument, Builder, Lowering, Value, opmath
-from vendor_sdk.lower.pointwise import like, select, truth
+from vendor_sdk.lower.pointwise import truth
 from vendor_sdk.lower.view import flatten
 
 
@@ -130,33 +130,6 @@ def _arg(op: str, *, values: bool) -> Lowering:
     return lowering
 
 
-def _aminmax(k: Builder) -> None:
-    split = over(k)
-    dtype = opmath(k.outputs[0].dtype)
-    with k.nest(split.kept) as i:
-
-        def both(r: tuple[Int, ...]) -> list[tuple[str, Value]]:
-            value = split.load(i, r, dtype)
-            return [("min", value), ("max", value)]
-
-        low, high = k.reduce(split.sizes, both)
-        assert isinstance(low, Value)
-        assert isinstance(high, Value)
-        k.store(0, split.out(i), low)
-        k.store(1, split.out(i), high)
-
-
-def _logsumexp(k: Builder) -> None:
-    split = over(k)
-    dtype = opmath(k.outputs[0].dtype)
-    with k.nest(split.kept) as i:
-        top = k.reduce1(split.sizes, "max", lambda r: split.load(i, r, dtype))
-        # An infinite maximum would make inf - inf: shift by zero there.
-        shift = select(k, k.compute("isinf", top), like(k, top, 0), top)
-        total = k.reduce1(split.sizes, "sum", lambda r: k.compute("exp", k.compute("sub", split.load(i, r, dtype), shift)))
-        k.store(0, split.out(i), k.compute("add", k.compute("log", total), shift))
-
-
 def _norm(k: Builder) -> None:
     split = over(k)
     order = k.args.get("ord", k.args.get("p", 2))
@@ -186,55 +159,17 @@ def _norm(k: Builder) -> None:
         k.store(0, split.out(i), result)
 
 
-def _count_nonzero(k: Builder) -> None:
-    split = over(k)
-    source = opmath(k.dtype(k.args["self"]))
-    with k.nest(split.kept) as i:
-        total = k.reduce1(split.sizes, "sum", lambda r: k.convert(truth(k, split.load(i, r, source)), torch.int64))
-        k.store(0, split.out(i), total)
-
-
-def _nansum(k: Builder) -> None:
-    split = over(k)
-    dtype = opmath(k.outputs[0].dtype)
-
-    def known(r: tuple[Int, ...], i: Sequence[Int]) -> Value:
-        value = split.load(i, r, dtype)
-        if not dtype.is_floating_point:
-            return value
-        return select(k, k.compute("isnan", value), like(k, value, 0), value)
-
-    with k.nest(split.kept) as i:
-        k.store(0, split.out(i), k.reduce1(split.sizes, "sum", lambda r: known(r, i)))
-
-
 LOWERINGS: Mapping[str, Lowering] = {
     "sum": _simple("sum"),
     "prod": _simple("prod"),
-    "prod.dim_int": _simple("prod"),
     "amax": _simple("max"),
     "amin": _simple("min"),
-    "aminmax": _aminmax,
-    "max": _simple("max"),
-    "min": _simple("min"),
     "max.dim": _arg("argmax", values=True),
     "min.dim": _arg("argmin", values=True),
     "argmax": _arg("argmax", values=False),
     "argmin": _arg("argmin", values=False),
     "any": _truth("any"),
-    "all": _truth("all"),
-    "any.dim": _truth("any"),
-    "all.dim": _truth("all"),
-    "any.dims": _truth("any"),
-    "all.dims": _truth("all"),
     "mean": _mean,
     "var": _variance(root=False, with_mean=False),
-    "std": _variance(root=True, with_mean=False),
-    "var_mean": _variance(root=False, with_mean=True),
-    "std_mean": _variance(root=True, with_mean=True),
-    "logsumexp": _logsumexp,
     "linalg_vector_norm": _norm,
-    "norm": _norm,
-    "count_nonzero": _count_nonzero,
-    "nansum": _nansum,
 }

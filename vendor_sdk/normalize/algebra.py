@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.normalize.rules import Rules, aten, cast, full, number
+from vendor_sdk.normalize.rules import Rules, aten, broadcast_shapes, cast, full, number
 
 ALGEBRA = Rules()
 rule = ALGEBRA.rule
@@ -50,7 +50,7 @@ def triangular_solve(
     b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Tensor, Tensor]:
     matrix = _mt(a) if transpose else a
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    batch = broadcast_shapes(a.shape[:-2], b.shape[:-2])
     right = aten.expand.default(b, [*batch, *b.shape[-2:]])
     matrix = aten.expand.default(matrix, [*batch, *matrix.shape[-2:]])
     solution = aten.linalg_solve_triangular.default(matrix, right, upper=upper != transpose, unitriangular=unitriangular)
@@ -80,9 +80,7 @@ def pinv(x: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, h
     else:
         relative = _vector(cast(rtol, values.dtype))
     threshold = aten.maximum.default(floor, aten.mul.Tensor(relative, largest))
-    inverse = aten.where.self(
-        aten.gt.Tensor(sizes, threshold), aten.reciprocal.default(values), number(0, values.dtype, x)
-    )
+    inverse = aten.where.self(aten.gt.Tensor(sizes, threshold), aten.reciprocal.default(values), number(0, values.dtype, x))
     scaled = aten.mul.Tensor(_mh(right), aten.unsqueeze.default(inverse, -2))
     return aten.matmul.default(scaled, _mh(left))
 

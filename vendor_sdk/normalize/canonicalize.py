@@ -121,7 +121,7 @@ def _logical_as_strided(graph: PrimGraph) -> None:
             offset = source.meta["val"].storage_offset()
         shift = value.storage_offset()
         with graph.graph.inserting_before(node):
-            if not value.is_contiguous():
+            if not torch_private.surely_contiguous(value):
                 order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), dim))
                 root = graph.graph.call_function(aten.permute.default, (root, order))
                 root.meta["val"] = value.permute(order)

@@ -33,6 +33,14 @@ DECOMPOSED_AT_CAPTURE = (
 )
 """Whether torch factors A or its transpose depends on A's strides, forward and backward alike: only here are they torch's."""
 
+TORCHS_OWN_IS_WRONG = (
+    # one off for integer results with fractional ends
+    aten.linspace.default,
+    aten.linspace.Tensor_Tensor,
+    aten.linspace.Tensor_Scalar,
+    aten.linspace.Scalar_Tensor,
+)
+
 
 def capture_table() -> dict[OpOverload, Rule]:
     """Decompositions for AOTAutograd: core ATen, with composites and prims left whole (a fresh dict)."""
@@ -43,8 +51,8 @@ def capture_table() -> dict[OpOverload, Rule]:
             table.pop(overload, None)
     for target in (*BY_TARGET, *COMPOSITE_BY_TARGET):
         table.pop(target, None)
-    derived = _derived()
-    table.update({target: derived[target] for target in DECOMPOSED_AT_CAPTURE})
+    ours = {**_derived(), **VARIANTS}
+    table.update({target: ours[target] for target in (*DECOMPOSED_AT_CAPTURE, *TORCHS_OWN_IS_WRONG)})
     return table
 
 

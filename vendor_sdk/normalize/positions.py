@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.normalize.rules import Rules, aten, cast, full, named, number
+from vendor_sdk.normalize.rules import Rules, aten, broadcast_shapes, cast, full, named, number
 
 POSITIONS = Rules()
 rule = POSITIONS.rule
@@ -33,7 +33,7 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> A
 @rule(aten.masked_scatter_backward.default)
 def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -> Any:
     """The k-th element taken by the mask goes to position k; what the mask leaves goes to a place cut off at the end."""
-    shape = torch.broadcast_shapes(grad.shape, mask.shape)
+    shape = broadcast_shapes(grad.shape, mask.shape)
     taken = _flat(aten.expand.default(mask, list(shape)))
     values = _flat(aten.expand.default(grad, list(shape)))
     wanted, length = math.prod(sizes), max(math.prod(sizes), taken.shape[0])
@@ -72,12 +72,10 @@ def searchsorted_scalar(sequence: Tensor, value: Any, **kwargs: Any) -> Any:
 
 @rule(aten.bucketize.Scalar)
 def bucketize_scalar(value: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Any:
-    return aten.searchsorted.Tensor(
-        boundaries, number(value, boundaries.dtype, boundaries), out_int32=out_int32, right=right
-    )
+    return aten.searchsorted.Tensor(boundaries, number(value, boundaries.dtype, boundaries), out_int32=out_int32, right=right)
 
 
-def _counts(x: Tensor, edges: Tensor, weight: Tensor | None, density: bool) -> Tensor:
+def _counts(x: Tensor, edges: Tensor, weight: Tensor | None, density: bool) -> Any:
     """Elements of ``x`` between consecutive edges; the last interval is closed, what lies outside counts nowhere."""
     bins = edges.shape[0] - 1
     values = _flat(x)
@@ -122,9 +120,7 @@ def histogram(
 
 
 @rule(aten.histogram.bins_tensor)
-def histogram_of_bins(
-    x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False
-) -> tuple[Tensor, Tensor]:
+def histogram_of_bins(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False) -> tuple[Tensor, Tensor]:
     return _counts(x, bins, weight, density), aten.clone.default(bins)
 
 

@@ -14,7 +14,7 @@ import torch
 from vendor_sdk.prims.widen import cast, computation_dtype, number
 from vendor_sdk.torch_private import OpOverload
 
-__all__ = ["Rule", "Rules", "aten", "cast", "computation_dtype", "full", "named", "number"]
+__all__ = ["Rule", "Rules", "aten", "broadcast_shapes", "cast", "computation_dtype", "full", "named", "number"]
 
 Rule = Callable[..., Any]
 F = TypeVar("F", bound=Rule)
@@ -50,3 +50,8 @@ def named(name: str) -> OpOverload | None:
 def full(value: Any, shape: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
     """A tensor of ``shape`` filled with the number ``value``, on the device of ``like``."""
     return aten.full.default(list(shape), value, dtype=dtype, device=like.device)  # type: ignore[no-any-return]
+
+
+def broadcast_shapes(*shapes: Any) -> list[Any]:
+    """The shape to which ``shapes`` broadcast together."""
+    return list(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]

@@ -15,18 +15,20 @@ rule = SAMPLING.rule
 Tensor = torch.Tensor
 
 
-def _uniform_floats(x: Tensor, dtype: torch.dtype | None, device: Any) -> Any:
+def _as(x: Tensor, dtype: torch.dtype | None, device: Any) -> Any:
     return {"dtype": dtype or x.dtype, "device": device or x.device}
 
 
 @rule(aten.rand_like.default)
 def rand_like(x: Tensor, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    return aten.rand.default(list(x.shape), **_uniform_floats(x, dtype, device))
+    # torch's decompositions ask for uniform numbers like an integer tensor and round them afterwards
+    kind = dtype or (x.dtype if x.dtype.is_floating_point else torch.get_default_dtype())
+    return aten.rand.default(list(x.shape), dtype=kind, device=device or x.device)
 
 
 @rule(aten.randn_like.default)
 def randn_like(x: Tensor, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    return aten.randn.default(list(x.shape), **_uniform_floats(x, dtype, device))
+    return aten.randn.default(list(x.shape), **_as(x, dtype, device))
 
 
 @rule(aten.randint.default)
@@ -36,16 +38,16 @@ def randint(high: Any, size: Sequence[Any], *, dtype: Any = torch.int64, device:
 
 @rule(aten.randint_like.default)
 def randint_like(x: Tensor, high: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    return aten.randint.low(0, high, list(x.shape), **_uniform_floats(x, dtype, device))
+    return aten.randint.low(0, high, list(x.shape), **_as(x, dtype, device))
 
 
 @rule(aten.randint_like.low_dtype)
 def randint_like_low(x: Tensor, low: Any, high: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
-    return aten.randint.low(low, high, list(x.shape), **_uniform_floats(x, dtype, device))
+    return aten.randint.low(low, high, list(x.shape), **_as(x, dtype, device))
 
 
 def _canonical(target: Any, default: torch.dtype | None) -> Any:
-    """A rule that states dtype and device and leaves out the rest; ``default`` is the schema's own (the dispatcher drops it)."""
+    """A rule that states dtype and device and leaves out the rest; ``default`` is the schema's, which the dispatcher drops."""
 
     def stated(
         *args: Any, dtype: Any = default, layout: Any = None, device: Any = None, pin_memory: Any = None, **kwargs: Any

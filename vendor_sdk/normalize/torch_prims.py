@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.normalize.rules import Rule, Rules, aten, cast, full, named
+from vendor_sdk.normalize.rules import Rules, aten, cast, full, named
 
 TORCH_PRIMS = Rules()
 
@@ -106,7 +106,7 @@ for _prim, _aten in _SAME_ARGUMENTS.items():
         TORCH_PRIMS[_key] = _value
 
 
-def _register(name: str, rule: Rule) -> None:
+def _register(name: str, rule: Any) -> None:
     overload = named(f"prims::{name}")
     if overload is not None:
         TORCH_PRIMS[overload] = rule
@@ -196,7 +196,7 @@ def _convert_element_type(a: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return cast(a, dtype)
 
 
-def _uniform(shape: Any, *, low: Any, high: Any, dtype: Any, device: Any, stride: Any, generator: Any = None) -> torch.Tensor:
+def _uniform(shape: Any, *, low: Any, high: Any, dtype: Any, device: Any, stride: Any, generator: Any = None) -> Any:
     return aten.rand.default(shape, dtype=dtype, device=device) * (high - low) + low
 
 

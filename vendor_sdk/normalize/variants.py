@@ -292,6 +292,28 @@ def _dtype_of_number(value: Any) -> torch.dtype:
     return torch.get_default_dtype() if isinstance(value, float | torch.SymFloat) else torch.complex64
 
 
+@rule(aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)
+def linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+    """From both ends to the middle, as torch's kernel does; integer results are truncated from float64."""
+    tensors = [x for x in (start, end) if isinstance(x, torch.Tensor)]
+    dtype, device = dtype or torch.get_default_dtype(), device or (tensors[0].device if tensors else "cpu")
+    wide = computation_dtype(dtype) if dtype.is_floating_point or dtype.is_complex else torch.float64
+    start, end = (_end(value, dtype, wide) for value in (start, end))
+    index = aten.arange.start_step(0, steps, 1, dtype=torch.int64, device=device)
+    step = aten.div.Tensor(end - start, steps - 1) if tensors and steps > 1 else (end - start) / max(steps - 1, 1)
+    position = aten._to_copy.default(index, dtype=wide)
+    upward = aten.add.Tensor(aten.mul.Tensor(position, step), start)
+    downward = aten.sub.Tensor(end, aten.mul.Tensor(aten.sub.Tensor(steps - 1, position), step))
+    lower = aten.lt.Tensor(index, number(max(steps // 2, 1), torch.int64, index))
+    return cast(aten.where.self(lower, upward, downward), dtype)
+
+
+def _end(value: Any, dtype: torch.dtype, wide: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return cast(cast(value, dtype), wide)
+    return value if dtype.is_floating_point or dtype.is_complex else int(value)
+
+
 @rule(aten.arange.default)
 def arange(end: Any, **kwargs: Any) -> Any:
     return aten.arange.start_step(0, end, 1, **kwargs)
@@ -479,7 +501,30 @@ def _copy_of(view: Any) -> Any:
     return rule_of_copy
 
 
-for _name in ["alias", "as_strided", "diagonal", "expand", "permute", "select.int", "slice.Tensor", "squeeze", "squeeze.dim", "squeeze.dims", "t", "transpose.int", "unfold", "unsqueeze", "view", "view.dtype", "split.Tensor", "split_with_sizes", "unbind.int", "detach", "view_as_complex", "view_as_real"]:
+for _name in [
+    "alias",
+    "as_strided",
+    "diagonal",
+    "expand",
+    "permute",
+    "select.int",
+    "slice.Tensor",
+    "squeeze",
+    "squeeze.dim",
+    "squeeze.dims",
+    "t",
+    "transpose.int",
+    "unfold",
+    "unsqueeze",
+    "view",
+    "view.dtype",
+    "split.Tensor",
+    "split_with_sizes",
+    "unbind.int",
+    "detach",
+    "view_as_complex",
+    "view_as_real",
+]:
     _op, _, _overload = _name.partition(".")
     _key, _value = named(f"aten::{_op}_copy.{_overload}"), named(f"aten::{_name}")
     if _key is not None:
@@ -619,6 +664,8 @@ def addbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 
 
 def _blend(bias: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> Any:
     """``beta * bias + alpha * product``; with ``beta`` 0 a NaN in ``bias`` does not count."""
+    if not (product.dtype.is_floating_point or product.dtype.is_complex):
+        beta, alpha = int(beta), int(alpha)  # as torch does for integers
     if alpha != 1:
         product = aten.mul.Tensor(product, alpha)
     if isinstance(beta, int | float) and beta == 0:

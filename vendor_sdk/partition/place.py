@@ -14,6 +14,7 @@ from vendor_sdk.contract.backend import Backend, Decline, NodeContext, Support, 
 from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
 from vendor_sdk.errors import UnsupportedPrimError
 from vendor_sdk.ir.primgraph import PrimGraph, describe, map_nodes, prim_name, tensors_of, user_line
+from vendor_sdk.ir.rewrite import erase, inline
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET
 from vendor_sdk.prims.row import Family
 
@@ -60,10 +61,7 @@ def place(graph: PrimGraph, routes: Routes) -> list[NodePlacement]:
         node.meta["placement"] = placement
         if node.target is not operator.getitem:
             placements.append(_report(node, placement))
-    for node in reversed(list(graph.calls())):
-        if node in dead:
-            graph.graph.erase_node(node)
-    graph.module.recompile()
+    erase(graph, dead)
     return placements
 
 
@@ -136,7 +134,7 @@ def _dtypes(node: fx.Node) -> tuple[torch.dtype, ...]:
 def _context(node: fx.Node, name: str, graph: PrimGraph) -> NodeContext:
     def info(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return TensorInfo(tuple(value.shape), value.dtype, contiguous=value.is_contiguous())
+            return TensorInfo(tuple(value.shape), value.dtype, contiguous=torch_private.surely_contiguous(value))
         return value
 
     return NodeContext(
@@ -158,7 +156,10 @@ def _decompose(node: fx.Node, graph: PrimGraph, routes: Routes, dead: set[fx.Nod
     if rule is None:
         return None
     inputs = list(node.all_input_nodes)
-    inner = PrimGraph(torch_private.trace_call(rule, node.args, node.kwargs, inputs, routes.table), backward=graph.backward)
+    traced = torch_private.trace_call(rule, node.args, node.kwargs, inputs, routes.table)
+    if traced is None:
+        return None
+    inner = PrimGraph(traced, backward=graph.backward)
     routes.legalize(inner)
     inner_dead: set[fx.Node] = set()
     for part in list(inner.calls()):
@@ -169,25 +170,9 @@ def _decompose(node: fx.Node, graph: PrimGraph, routes: Routes, dead: set[fx.Nod
         if placement.kind is Kind.HOST and _decompose(part, inner, routes, inner_dead) is None:
             return None
         part.meta["placement"] = placement
-    values = dict(zip(inner.placeholders, inputs, strict=True))
-    names = set()
-    with graph.graph.inserting_before(node):
-        for part in inner.calls():
-            if part in inner_dead:
-                continue
-            values[part] = graph.graph.node_copy(part, lambda n: values[n])
-            if part.meta["placement"].kind is Kind.NATIVE:
-                names.add(prim_name(part))
-    result = map_nodes(inner.graph.output_node().args[0], lambda n: values[n])
-    dead.add(node)
-    if isinstance(result, fx.Node):
-        node.replace_all_uses_with(result)
-    else:
-        for user in list(node.users):
-            assert user.target is operator.getitem, f"{node.name} has several results; {user.name} uses it whole"
-            user.replace_all_uses_with(result[user.args[1]])
-            dead.add(user)
-    return ", ".join(sorted(names))
+    copies, replaced = inline(graph, node, inner, inputs, keep=lambda part: part not in inner_dead)
+    dead |= replaced
+    return ", ".join(sorted({prim_name(part) for part in copies if part.meta["placement"].kind is Kind.NATIVE}))
 
 
 def _rule(node: fx.Node, routes: Routes) -> Callable[..., Any] | None:

@@ -52,7 +52,7 @@ def _scores(query: Tensor, key: Tensor, scale: float, is_causal: bool, mask: Ten
             scores = aten.where.self(mask, scores, number(-math.inf, dtype, query))
         else:
             scores = aten.add.Tensor(scores, cast(mask, dtype))
-    return scores
+    return scores  # type: ignore[no-any-return]
 
 
 def _scale(query: Tensor, scale: float | None) -> float:
@@ -205,8 +205,10 @@ def _samples(context: SampleContext) -> Iterator[Sample]:
 def _backward_samples(context: SampleContext) -> Iterator[Sample]:
     for label, tensors, kwargs in _cases(context):
         causal = kwargs.pop("is_causal", False)
-        exact = {name: item.double() if isinstance(item, Tensor) else item for name, item in kwargs.items()}
-        out, saved = attention(*(x.double() for x in tensors), 0.0, causal, **exact)
+        mask = kwargs.get("attn_mask")
+        wide = None if mask is None else mask.double()
+        query, key, value = (x.double() for x in tensors)
+        out, saved = attention(query, key, value, 0.0, causal, attn_mask=wide, scale=kwargs.get("scale"))
         grad = draw(context, out.shape)
         saved = saved.to(computation_dtype(context.dtype))
         yield Sample((grad, *tensors, out.to(context.dtype), saved, 0.0, causal), kwargs, label=label)
@@ -225,9 +227,7 @@ ATTENTION_ROWS: tuple[Composite, ...] = (
         name="scaled_dot_product_attention_backward",
         summary="gradients of attention by query, key and value, from the saved logarithms",
         targets={aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward},
-        bound=Accumulated(
-            terms=lambda grad, *rest, **kwargs: _terms(*rest), magnitude=_backward_magnitude, constant=8
-        ),
+        bound=Accumulated(terms=lambda grad, *rest, **kwargs: _terms(*rest), magnitude=_backward_magnitude, constant=8),
         samples=_backward_samples,
         source="Dao et al., FlashAttention, 2022, algorithm 4",
     ),

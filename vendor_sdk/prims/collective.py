@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import functools
 
-import torch
-import torch.distributed._functional_collectives  # defines torch.ops._c10d_functional's meta kernels
-
+from vendor_sdk import torch_private
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Accumulated, Exact
 from vendor_sdk.prims.row import ALL, NUMBERS, Family, Prim, Result, Shape
 
-c10d = torch.ops._c10d_functional
+c10d = torch_private.functional_collectives()
 
 _row = functools.partial(
     Prim, family=Family.COLLECTIVE, dtypes=ALL, result=Result.SAME, shape=Shape.OPERATOR, bound=Exact(), samples=draw.no_samples

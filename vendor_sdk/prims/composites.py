@@ -141,7 +141,8 @@ def _widened(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _tanh_argument(x: Tensor) -> Tensor:
     cube = aten.mul.Tensor(aten.mul.Tensor(x, x), x)
-    return aten.mul.Tensor(aten.add.Tensor(x, aten.mul.Tensor(cube, 0.044715)), math.sqrt(2 / math.pi))
+    shifted = aten.add.Tensor(x, aten.mul.Tensor(cube, 0.044715))
+    return aten.mul.Tensor(shifted, math.sqrt(2 / math.pi))  # type: ignore[no-any-return]
 
 
 @_widened

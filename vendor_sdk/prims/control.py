@@ -9,13 +9,11 @@ from __future__ import annotations
 import functools
 
 import torch
-from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
-from torch._higher_order_ops.while_loop import while_loop_op
-from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Exact
 from vendor_sdk.prims.row import ALL, Family, Prim, Result, Shape
+from vendor_sdk.torch_private import invoke_subgraph, run_and_save_rng_state, run_with_rng_state, while_loop_op
 
 _row = functools.partial(
     Prim,

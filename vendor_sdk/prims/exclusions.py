@@ -9,6 +9,7 @@ _DATA_VALUE = "a Python branch or number depends on the data, so a static graph 
 _SPARSE = "prim graphs hold strided tensors only"
 _JITERATOR = "compiles CUDA source given as a string: there is no operator to decompose"
 _POLYNOMIAL = "a recurrence whose number of steps is an element of the other operand: no static graph computes it"
+_CHUNKED = "an operator of torch.nn, new in torch 2.13, that only saves memory over the one without chunks"
 _NO_SAMPLES = "the database has no float32, int64 or bool sample of it for the CPU"
 
 EXCLUSIONS: Mapping[str, str] = {
@@ -51,10 +52,8 @@ EXCLUSIONS: Mapping[str, str] = {
     "hash_tensor": "a reduction by exclusive or of bit patterns, which nothing else in torch needs",
     "histogramdd": "bins in several dimensions at once, with results of a size that Python computes",
     "resize_as_": "gives a view of more elements than the tensor has: its contents are undefined",
-    "nn.functional.linear_cross_entropy.chunked": "an operator of torch.nn with chunking for one vendor's memory, new in torch 2.13",
-    "nn.functional.linear_cross_entropy.chunked_none": (
-        "an operator of torch.nn with chunking for one vendor's memory, new in torch 2.13"
-    ),
+    "nn.functional.linear_cross_entropy.chunked": _CHUNKED,
+    "nn.functional.linear_cross_entropy.chunked_none": _CHUNKED,
     "imag": _NO_SAMPLES,
     "istft": _NO_SAMPLES,
     "nn.functional.batch_norm.without_cudnn": _NO_SAMPLES,

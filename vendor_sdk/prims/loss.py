@@ -161,5 +161,6 @@ LOSS_ROWS: tuple[Composite, ...] = (
         bound=Accumulated(terms=_terms, magnitude=_cross_entropy_magnitude, constant=4),
         samples=_cross_entropy_samples,
         recognize=recognize_cross_entropy,
+        made_of=frozenset({"log_softmax", "nll_loss"}),
     ),
 )

@@ -288,9 +288,10 @@ def batch_norm_backward(
 
 def _spread(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Magnitudes of mean, rstd and ``(x - mean) * rstd``."""
-    mean = x.abs().mean(dims, True)
-    rstd = (x.var(dims, correction=0, keepdim=True) + eps).rsqrt()
-    sensitivity = 1 + (x * x).mean(dims, True) * rstd * rstd
+    axes = list(dims)
+    mean = x.abs().mean(axes, True)
+    rstd = ((x - x.mean(axes, True)).square().mean(axes, True) + eps).rsqrt()
+    sensitivity = 1 + (x * x).mean(axes, True) * rstd * rstd
     return mean, rstd * sensitivity, (x.abs() + mean) * rstd * sensitivity
 
 
@@ -346,7 +347,8 @@ def _backward_magnitude(
 ) -> tuple[Tensor, Tensor]:
     """Magnitudes of the input gradient and of ``grad * x_hat``."""
     x_hat = (x.abs() + mean.abs()) * rstd
-    grad_x = (scaled + scaled.mean(dims, True) + x_hat * (scaled * x_hat).mean(dims, True)) * rstd
+    axes = list(dims)
+    grad_x = (scaled + scaled.mean(axes, True) + x_hat * (scaled * x_hat).mean(axes, True)) * rstd
     return grad_x, grad.abs() * x_hat
 
 
@@ -407,7 +409,9 @@ def _layer_norm_samples(context: SampleContext) -> Iterator[Sample]:
 
 def _saved(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
     wide = x.to(torch.float64)
-    mean, rstd = wide.mean(dims, True), (wide.var(dims, correction=0, keepdim=True) + 1e-5).rsqrt()
+    axes = list(dims)
+    mean = wide.mean(axes, True)
+    rstd = ((wide - mean).square().mean(axes, True) + 1e-5).rsqrt()
     return mean.to(x.dtype), rstd.to(x.dtype)
 
 
@@ -456,8 +460,9 @@ def _group_norm_backward_samples(context: SampleContext) -> Iterator[Sample]:
 
 
 def _running(context: SampleContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    channels = (x.shape[1],)
-    return draw(context, channels), draw(context, channels), draw(context, channels), draw(context, channels).abs() + 0.5
+    channels, wide = (x.shape[1],), computation_dtype(context.dtype)
+    mean, variance = draw(context, channels, dtype=wide), draw(context, channels, dtype=wide).abs() + 0.5
+    return draw(context, channels), draw(context, channels), mean, variance
 
 
 def _batch_norm_samples(context: SampleContext) -> Iterator[Sample]:
@@ -498,9 +503,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         name="layer_norm_backward",
         summary="gradients of layer_norm by input, weight and bias",
         targets={aten.native_layer_norm_backward.default: layer_norm_backward},
-        bound=Accumulated(
-            terms=lambda g, x, shape, *_: _inner(x, shape), magnitude=_layer_norm_backward_magnitude, constant=8
-        ),
+        bound=Accumulated(terms=lambda g, x, shape, *_: _inner(x, shape), magnitude=_layer_norm_backward_magnitude, constant=8),
         samples=_layer_norm_backward_samples,
     ),
     Composite(
@@ -515,10 +518,9 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         name="rms_norm_backward",
         summary="gradients of rms_norm by input and weight",
         targets={aten._fused_rms_norm_backward.default: rms_norm_backward},
-        bound=Accumulated(
-            terms=lambda g, x, shape, *_: _inner(x, shape), magnitude=_rms_norm_backward_magnitude, constant=8
-        ),
+        bound=Accumulated(terms=lambda g, x, shape, *_: _inner(x, shape), magnitude=_rms_norm_backward_magnitude, constant=8),
         samples=_rms_norm_backward_samples,
+        reference=rms_norm_backward,  # torch has no CPU kernel for it; the gradients are tested against autograd's
     ),
     Composite(
         name="group_norm",

@@ -51,9 +51,7 @@ def _index(rows: Iterator[Any], key: str) -> dict[Any, Any]:
 OPSET: Mapping[str, Prim] = _index(_rows(), "name")
 BY_TARGET: Mapping[Any, Prim] = _index(iter(OPSET.values()), "target")
 
-COMPOSITES: Mapping[str, Composite] = _index(
-    iter(importlib.import_module("vendor_sdk.prims.composites").ROWS), "name"
-)
+COMPOSITES: Mapping[str, Composite] = _index(iter(importlib.import_module("vendor_sdk.prims.composites").ROWS), "name")
 COMPOSITE_BY_TARGET: Mapping[Any, Composite] = {
     target: composite for composite in COMPOSITES.values() for target in composite.targets
 }

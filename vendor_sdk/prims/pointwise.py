@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 from vendor_sdk.prims import elementary
@@ -97,6 +98,20 @@ def _unary(
     **rest: Any,
 ) -> Prim:
     return _row(name, target, summary, bound, samples or unary(), shape=Shape.SAME, **rest)
+
+
+def _with_c_library(numpy_function: Callable[..., Any], target: Any) -> Callable[..., torch.Tensor]:
+    """A reference through the C library's exact ``fmod``: torch's vectorised one is wrong for subnormal divisors in float64 too."""
+
+    def reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if not (x.is_floating_point() or y.is_floating_point()):
+            exact: torch.Tensor = target(x, y)
+            return exact
+        left, right = torch.broadcast_tensors(x.double(), y.double())
+        with np.errstate(all="ignore"):
+            return torch.from_numpy(np.asarray(numpy_function(left.numpy(), right.numpy())))
+
+    return reference
 
 
 UNIT = Interval(-1.0, 1.0)
@@ -361,6 +376,7 @@ ROWS = (
         binary(COUNTS, Interval(0.25, 9.0, nonzero=True)),
         dtypes=NUMBERS,
         result=Result.PROMOTE,
+        reference=_with_c_library(np.fmod, aten.fmod.Tensor),
         source=OPENCL,
     ),
     _unary(
@@ -549,6 +565,7 @@ ROWS = (
         binary(COUNTS, Interval(0.25, 9.0, nonzero=True)),
         dtypes=NUMBERS,
         result=Result.PROMOTE,
+        reference=_with_c_library(np.remainder, aten.remainder.Tensor),
         by=elementary.remainder,
         source="fmod is exact; adding the divisor rounds once",
     ),

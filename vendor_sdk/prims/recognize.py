@@ -24,6 +24,11 @@ def _is(node: Any, target: Any) -> bool:
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target == target
 
 
+def _args(node: Any) -> Any:
+    """A node's positional arguments: what they are is known from its target, not from fx's types."""
+    return node.args
+
+
 def _value(node: Any) -> Any:
     return node.meta.get("val") if isinstance(node, fx.Node) else None
 
@@ -54,12 +59,11 @@ def recognize_linear(module: fx.GraphModule) -> int:
     """``addmm(bias, x, permute(w, [1, 0]))`` and ``mm(x, permute(w, [1, 0]))`` to ``linear(x, w, bias)``."""
     found = 0
     for node in _calls(module, aten.addmm.default, aten.mm.default):
-        bias, x, right = node.args if node.target == aten.addmm.default else (None, *node.args)
-        if node.kwargs or not _is(right, aten.permute.default) or list(right.args[1]) != [1, 0]:
+        bias, x, right = _args(node) if node.target == aten.addmm.default else (None, *_args(node))
+        if node.kwargs or not _is(right, aten.permute.default) or list(_args(right)[1]) != [1, 0]:
             continue
-        weight = right.args[0]
-        width = _value(weight)
-        if bias is not None and (_value(bias).dim() != 1 or _value(bias).shape[0] != width.shape[0]):
+        weight = _args(right)[0]
+        if bias is not None and list(_value(bias).shape) != list(_value(weight).shape[:1]):
             continue
         node.replace_all_uses_with(_insert(node, aten.linear.default, (x, weight, bias), node.meta["val"]))
         found += 1
@@ -68,47 +72,44 @@ def recognize_linear(module: fx.GraphModule) -> int:
 
 @_pass
 def recognize_rms_norm(module: fx.GraphModule) -> int:
-    """``x * rsqrt(mean(x * x) + eps)``, with a weight where one follows, to ``_fused_rms_norm``, whose second result is the
-    reciprocal root that a backward graph may read. Half-precision graphs match between the conversions to float32."""
+    """``x * rsqrt(mean(x * x) + eps)``, times a weight where one follows, to the first result of ``_fused_rms_norm``.
+
+    A reciprocal root that a backward graph reads too stays and is computed once more: the weight may come later than the root.
+    """
     found = 0
     for root in _calls(module, aten.rsqrt.default):
         parts = _mean_of_squares(root)
         if parts is None:
             continue
         x, count, eps = parts
+        shape = list(_value(x).shape[-count:])
         scaled = next((user for user in root.users if _is(user, aten.mul.Tensor) and set(user.args) == {x, root}), None)
         if scaled is None:
             continue
-        shape = list(_value(x).shape[-count:])
         last, weight = scaled, None
-        for user in scaled.users:
+        if len(scaled.users) == 1:
+            (user,) = scaled.users
             other = _other_operand(user, scaled)
-            if len(scaled.users) == 1 and other is not None and list(_value(other).shape) == shape:
-                if _value(other).dtype == _value(x).dtype:
-                    last, weight = user, other
-        values = (last.meta["val"], root.meta["val"])
-        # the weight may be computed after the root: the composite stands where all its operands exist
-        norm = _insert(last, aten._fused_rms_norm.default, (x, shape, weight, eps), values)
-        last.replace_all_uses_with(_insert(last, operator.getitem, (norm, 0), values[0]))
-        if weight is None or all(user in (scaled,) for user in root.users):
-            found += 1
-            continue
+            if other is not None and list(_value(other).shape) == shape and _value(other).dtype == _value(x).dtype:
+                last, weight = user, other
+        norm = _insert(last, aten._fused_rms_norm.default, (x, shape, weight, eps), (last.meta["val"], root.meta["val"]))
+        last.replace_all_uses_with(_insert(last, operator.getitem, (norm, 0), last.meta["val"]))
         found += 1
     return found
 
 
 def _mean_of_squares(root: fx.Node) -> tuple[fx.Node, int, float] | None:
     """``(x, number of trailing dimensions, eps)`` of ``rsqrt(mean(x * x, trailing, keepdim) + eps)``."""
-    shifted = root.args[0]
-    if not _is(shifted, aten.add.Tensor) or not isinstance(shifted.args[1], float):  # type: ignore[union-attr]
+    (shifted,) = _args(root)
+    if not _is(shifted, aten.add.Tensor) or not isinstance(_args(shifted)[1], float):
         return None
-    mean, eps = shifted.args  # type: ignore[union-attr]
+    mean, eps = _args(shifted)
     if not _is(mean, aten.mean.dim) or len(mean.args) < 3 or mean.args[2] is not True or mean.kwargs.get("dtype"):
         return None
-    square, dims = mean.args[:2]
+    square, dims = _args(mean)[:2]
     if not _is(square, aten.mul.Tensor) or square.args[0] is not square.args[1]:
         return None
-    x = square.args[0]
+    (x, _) = _args(square)
     rank = _value(x).dim()
     if sorted(dim % rank for dim in dims) != list(range(rank - len(dims), rank)):
         return None
@@ -130,13 +131,13 @@ def recognize_cross_entropy(module: fx.GraphModule) -> int:
     """
     found = 0
     for node in _calls(module, aten.nll_loss_forward.default):
-        logarithms, target, weight, reduction, ignored = node.args
-        users = list(node.users)
-        if len(users) != 1 or not _is(users[0], operator.getitem) or users[0].args[1] != 0:
+        logarithms, target, weight, reduction, ignored = _args(node)
+        users = [user for user in node.users if user.users]
+        if len(users) != 1 or not _is(users[0], operator.getitem) or _args(users[0])[1] != 0:
             continue
-        if not _is(logarithms, aten._log_softmax.default) or len(logarithms.users) != 1:  # type: ignore[union-attr]
+        if not _is(logarithms, aten._log_softmax.default) or len(logarithms.users) != 1:
             continue
-        x, dim, half_to_float = logarithms.args  # type: ignore[union-attr]
+        x, dim, half_to_float = _args(logarithms)
         rank = _value(x).dim()
         if half_to_float or dim % rank != (1 if rank > 1 else 0):
             continue

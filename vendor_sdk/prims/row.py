@@ -148,6 +148,8 @@ class Composite:
         canonical: the overload a backend that claims it receives.
         recognize: finds it in a prim graph where torch has no single operator for it (``linear``, ``cross_entropy``);
             a pass over the graph, ``None`` where ``targets`` suffice.
+        made_of: names of the composites that ``recognize`` looks for; they reach it whole.
+        reference: float64 definition, as for ``Prim``; ``None`` means torch's operator itself.
     """
 
     name: str
@@ -157,5 +159,7 @@ class Composite:
     samples: Sampler
     dtypes: tuple[torch.dtype, ...] = FLOATS
     recognize: Callable[[torch.fx.GraphModule], int] | None = None
+    made_of: frozenset[str] = frozenset()
+    reference: Callable[..., Any] | None = None
     source: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ def computation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``x`` in ``dtype``; no node when it has that dtype already."""
-    return x if x.dtype == dtype else aten._to_copy.default(x, dtype=dtype)  # type: ignore[no-any-return]
+    return x if x.dtype == dtype else aten._to_copy.default(x, dtype=dtype)
 
 
 def number(value: Any, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:

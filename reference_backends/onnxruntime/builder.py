@@ -1,0 +1,315 @@
+"""Builder: grows one ONNX graph, node by node; what every translation rule speaks.
+
+A rule gets a ``Builder``, the outline of the node's result and the node's arguments, and returns the result as values of the
+graph. What ONNX cannot express exactly is refused by raising ``Untranslatable``, which becomes the ``Decline`` of the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper
+
+OPSET = 21
+"""ONNX opset of every model: 20 brought the bool reductions and 3-d GridSample that rules rely on."""
+IR_VERSION = 10
+"""The IR version that belongs to the opset; without it the onnx package writes its newest, which runtimes may not read."""
+
+ELEMENT_TYPES = {
+    torch.float32: TensorProto.FLOAT,
+    torch.float64: TensorProto.DOUBLE,
+    torch.float16: TensorProto.FLOAT16,
+    torch.int64: TensorProto.INT64,
+    torch.int32: TensorProto.INT32,
+    torch.uint8: TensorProto.UINT8,
+    torch.bool: TensorProto.BOOL,
+}
+"""torch dtype to ONNX element type, for the dtypes of this backend."""
+
+ARRAY_TYPES: dict[torch.dtype, Any] = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.float16: np.float16,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.uint8: np.uint8,
+    torch.bool: np.bool_,
+}
+
+
+class Untranslatable(Exception):
+    """A node that these rules do not translate; the message is the reason shown to users."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the ONNX graph."""
+
+    name: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Operand(Value):
+    """A tensor of the prim graph, whose shape is known: sizes are ``int``, or ``torch.SymInt`` where dynamic."""
+
+    shape: tuple[Any, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+@dataclass(frozen=True)
+class Number(Value):
+    """A number known at run time only: a 0-d tensor (int64 for sizes, float64 for floats, bool)."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """dtype and shape of a result, as torch's meta rule gives them."""
+
+    dtype: torch.dtype
+    shape: tuple[Any, ...]
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+
+Rule = Callable[..., Any]
+"""Called as ``rule(builder, outline, *args, **kwargs)`` with the node's arguments: tensors as ``Operand``, run-time numbers as
+``Number``, the rest as it stands; ``outline`` is one ``Outline``, or a tuple for a prim with several results. Returns a
+``Value``, or a tuple of them."""
+
+
+class Builder:
+    """One ONNX graph under construction.
+
+    Args:
+        stem: begins every name in it; graphs inside another need one of their own.
+    """
+
+    def __init__(self, stem: str = "") -> None:
+        self._stem = stem
+        self.scope = ""  # names the node being translated; ONNX Runtime's messages show it
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
+        self._constants: dict[tuple[Any, ...], Value] = {}
+        self._plain: set[str] = set()  # values known to hold no negative zero
+        self._count = 0
+
+    # Boundary
+
+    def operand(self, dtype: torch.dtype, shape: Sequence[Any]) -> Operand:
+        """A new graph input."""
+        name = self._name("x")
+        self.inputs.append(value_info(name, dtype, shape))
+        return Operand(name, dtype, tuple(shape))
+
+    def number(self, value: Any) -> Number:
+        """A new graph input for a run-time number of the kind of ``value`` (``torch.SymInt``, ``SymFloat``, ``SymBool``)."""
+        if isinstance(value, torch.SymBool | bool):
+            dtype = torch.bool
+        elif isinstance(value, torch.SymFloat | float):
+            dtype = torch.float64
+        else:
+            dtype = torch.int64
+        name = self._name("n")
+        self.inputs.append(value_info(name, dtype, ()))
+        return Number(name, dtype)
+
+    def model(self, results: Sequence[tuple[Value, Outline]]) -> onnx.ModelProto:
+        """The graph as a model with ``results`` as its outputs, in order."""
+        outputs = []
+        for index, (value, outline) in enumerate(results):
+            name = f"y{index}"  # an output of its own: a graph output may be neither an input nor listed twice
+            self.nodes.append(helper.make_node("Identity", [value.name], [name]))
+            outputs.append(value_info(name, outline.dtype, outline.shape))
+        graph = helper.make_graph(self.nodes, "partition", self.inputs, outputs, initializer=self.initializers)
+        return helper.make_model(
+            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="vendor_sdk"
+        )
+
+    # Nodes
+
+    def op(self, kind: str, *inputs: Value | None, dtype: torch.dtype | None = None, **attributes: Any) -> Value:
+        """A node with one result. Its dtype is ``dtype``, or that of the first input; ``None`` is an input left out."""
+        return self.ops(kind, *inputs, dtypes=[dtype or _first(inputs).dtype], **attributes)[0]
+
+    def ops(self, kind: str, *inputs: Value | None, dtypes: Sequence[torch.dtype], **attributes: Any) -> tuple[Value, ...]:
+        """A node with one result for each of ``dtypes``."""
+        results = tuple(Value(self._name(kind.lower()), dtype) for dtype in dtypes)
+        names = ["" if each is None else each.name for each in inputs]
+        name = f"{self.scope}/{results[0].name}"
+        self.nodes.append(helper.make_node(kind, names, [each.name for each in results], name=name, **attributes))
+        return results
+
+    def constant(self, value: Any, dtype: torch.dtype = torch.int64) -> Value:
+        """A constant tensor (an initializer); ``value`` is a number, a nested list or a numpy array."""
+        array = np.asarray(value).astype(ARRAY_TYPES[dtype])
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = self._name("c")
+            self.initializers.append(helper.make_tensor(name, ELEMENT_TYPES[dtype], array.shape, array.tobytes(), raw=True))
+            self._constants[key] = Value(name, dtype)
+            if not np.any((array == 0) & np.signbit(array.astype(np.float64))):
+                self._plain.add(name)
+        return self._constants[key]
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        """``value`` in ``dtype``, by ONNX's conversion: defined for what fits the dtype."""
+        if value.dtype == dtype:
+            return value
+        return self.op("Cast", value, dtype=dtype, to=ELEMENT_TYPES[dtype])
+
+    def tensor(self, value: Any, dtype: torch.dtype) -> Value:
+        """An operand as a value of ``dtype``: tensors are cast, numbers become 0-d constants."""
+        return self.cast(value, dtype) if isinstance(value, Value) else self.constant(value, dtype)
+
+    # Shapes
+
+    def sizes(self, sizes: Sequence[Any]) -> Value:
+        """A 1-d int64 tensor of sizes, each an ``int`` or a ``Value`` (0-d int64)."""
+        if all(isinstance(size, int) for size in sizes):
+            return self.constant(np.array(sizes, dtype=np.int64))
+        zero = self.constant([0])
+        parts = [
+            self.constant([size]) if isinstance(size, int) else self.op("Unsqueeze", self.cast(size, torch.int64), zero)
+            for size in sizes
+        ]
+        return self.op("Concat", *parts, axis=0)
+
+    def size(self, operand: Operand, dim: int) -> Any:
+        """Size of a dimension: an ``int``, or a 0-d int64 ``Value`` where it is dynamic."""
+        size = operand.shape[dim]
+        if isinstance(size, int):
+            return size
+        shape = self.op("Shape", operand, dtype=torch.int64)
+        return self.op("Gather", shape, self.constant(dim % operand.rank), axis=0)
+
+    def shape(self, operand: Operand) -> Value:
+        """The shape as a 1-d int64 tensor."""
+        if all(isinstance(size, int) for size in operand.shape):
+            return self.sizes(operand.shape)
+        return self.op("Shape", operand, dtype=torch.int64)
+
+    def count(self, operand: Operand, dims: Sequence[int]) -> Value:
+        """The number of elements over ``dims``, 0-d int64."""
+        known = 1
+        unknown: list[Value] = []
+        for dim in dims:
+            size = self.size(operand, dim)
+            if isinstance(size, int):
+                known *= size
+            else:
+                unknown.append(size)
+        total = self.constant(known)
+        for size in unknown:
+            total = self.op("Mul", total, size)
+        return total
+
+    def reshape(self, value: Value, sizes: Sequence[Any]) -> Value:
+        """The elements in another shape; ``-1`` for one size may be used where no size is zero."""
+        return self.op("Reshape", value, self.sizes(sizes), allowzero=int(-1 not in sizes))
+
+    def flat(self, operand: Operand) -> Value:
+        """The elements in row-major order, 1-d."""
+        known = all(isinstance(size, int) for size in operand.shape)
+        return self.reshape(
+            operand, [int(np.prod(operand.shape, dtype=np.int64)) if known else self.count(operand, range(operand.rank))]
+        )
+
+    def squeeze(self, value: Value, *dims: int) -> Value:
+        return self.op("Squeeze", value, self.constant(list(dims)))
+
+    def unsqueeze(self, value: Value, *dims: int) -> Value:
+        return self.op("Unsqueeze", value, self.constant(list(dims)))
+
+    def transpose(self, value: Value, order: Sequence[int]) -> Value:
+        """Dimensions reordered; nothing where they stay in place."""
+        if list(order) == list(range(len(order))):
+            return value
+        return self.op("Transpose", value, perm=list(order))
+
+    # Choices
+
+    def where(self, condition: Value, yes: Value, no: Value) -> Value:
+        """``yes`` where the condition holds, else ``no``; bool values pass as uint8, which Where has.
+
+        ONNX Runtime's Where drops the sign of zeros that come from ``yes`` (it merges both sides by whether that one is zero):
+        put the side that has no negative zeros there, or use ``select``.
+        """
+        if yes.dtype != torch.bool:
+            return self.op("Where", condition, yes, no, dtype=yes.dtype)
+        wide = (self.cast(each, torch.uint8) for each in (yes, no))
+        return self.cast(self.op("Where", condition, *wide, dtype=torch.uint8), torch.bool)
+
+    def select(self, condition: Value, yes: Value, no: Value) -> Value:
+        """``where`` that keeps the signs of zeros from both sides."""
+        if not yes.dtype.is_floating_point or self._never_negative_zero(yes):
+            return self.where(condition, yes, no)
+        other = self.invert(condition)
+        if self._never_negative_zero(no):
+            return self.where(other, no, yes)
+        one = self.constant(1, yes.dtype)
+        chosen = self.where(other, one, yes)
+        negative = self.compare("Less", self.op("Div", one, chosen), self.constant(0, yes.dtype))
+        lost = self.op("And", negative, self.compare("Equal", chosen, self.constant(0, yes.dtype)))
+        sign = self.op("Sub", one, self.op("Mul", self.cast(lost, yes.dtype), self.constant(2, yes.dtype)))
+        return self.op("Mul", self.where(condition, yes, no), sign)
+
+    def repeated(self, value: Value, sizes: Sequence[Any]) -> Value:
+        """``value`` expanded to ``sizes``."""
+        result = self.op("Expand", value, self.sizes(sizes)) if sizes else value
+        if value.name in self._plain:
+            self._plain.add(result.name)
+        return result
+
+    def _never_negative_zero(self, value: Value) -> bool:
+        return value.name in self._plain
+
+    def compare(self, kind: str, left: Value, right: Value) -> Value:
+        """``Equal``, ``Less``, ``LessOrEqual``, ``Greater`` or ``GreaterOrEqual``."""
+        return self.op(kind, left, right, dtype=torch.bool)
+
+    def invert(self, condition: Value) -> Value:
+        return self.op("Not", condition)
+
+    def is_nan(self, value: Value) -> Value:
+        return self.op("IsNaN", value, dtype=torch.bool)
+
+    def _name(self, stem: str) -> str:
+        self._count += 1
+        return f"{self._stem}{stem}{self._count}"
+
+
+def value_info(name: str, dtype: torch.dtype, shape: Sequence[Any]) -> onnx.ValueInfoProto:
+    """The declaration of a tensor; a dynamic size is a dimension parameter named by its expression."""
+    if dtype not in ELEMENT_TYPES:
+        raise Untranslatable(f"no ONNX type for {str(dtype).removeprefix('torch.')}")
+    return helper.make_tensor_value_info(
+        name, ELEMENT_TYPES[dtype], [size if isinstance(size, int) else str(size) for size in shape]
+    )
+
+
+def static(shape: Sequence[Any], what: str) -> tuple[int, ...]:
+    """``shape`` where every size is known; raises ``Untranslatable`` where one is dynamic."""
+    if not all(isinstance(size, int) for size in shape):
+        raise Untranslatable(f"{what} with dynamic sizes ({', '.join(map(str, shape))}) has no translation")
+    return tuple(shape)
+
+
+def normalized(dim: int, rank: int) -> int:
+    """A dimension counted from the front; a 0-d tensor counts as having one dimension."""
+    return dim % max(rank, 1)
+
+
+def _first(inputs: Sequence[Value | None]) -> Value:
+    return next(each for each in inputs if each is not None)

@@ -1,0 +1,79 @@
+"""The ONNX Runtime backend: everything it tells the SDK."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from vendor_sdk import ALL, Backend, Decline, GraphCompiler, Legalization, NodeContext, Option, Supported, TorchDevice, hookimpl
+
+
+def _requires() -> str:
+    missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if not missing:
+        return ""
+    return f"the package{'s' if len(missing) > 1 else ''} {' and '.join(missing)} missing: pip install 'vendor-sdk[onnx]'"
+
+
+def _providers() -> tuple[str, ...]:
+    if _requires():
+        return ()
+    import onnxruntime
+
+    return tuple(onnxruntime.get_available_providers())
+
+
+@hookimpl
+def backend() -> Backend:
+    return Backend(
+        name="onnxruntime",
+        version="0.1.0",
+        dtypes=frozenset(ALL) - {torch.bfloat16},
+        legalize=Legalization(explicit_promotion=True, no_scalars=True),
+        requires=_requires,
+        options={
+            "provider": Option(
+                default="CPUExecutionProvider",
+                choices=_providers(),
+                help="execution provider of ONNX Runtime that runs the partitions",
+            ),
+        },
+        notes={
+            "bfloat16": "not offered: ONNX Runtime's CPU provider has bfloat16 kernels for a few operators only",
+            "float16": "ONNX Runtime computes it in float32 and may keep float32 between operators",
+            "transcendental functions": "computed in float64 where ONNX Runtime's float32 kernel is less accurate than torch's",
+        },
+    )
+
+
+@hookimpl
+def device(options: Mapping[str, Any]) -> TorchDevice:
+    return TorchDevice("cpu")
+
+
+@hookimpl
+def supports(node: NodeContext) -> Supported | Decline:
+    from reference_backends.onnxruntime.session import refusal
+
+    reason = refusal(node)
+    return Decline(reason) if reason else Supported()
+
+
+@hookimpl
+def graph_compiler(options: Mapping[str, Any]) -> GraphCompiler:
+    from reference_backends.onnxruntime.session import OnnxCompiler
+
+    return OnnxCompiler(options["provider"])
+
+
+@hookimpl
+def fingerprint() -> str:
+    import onnx
+    import onnxruntime
+
+    from reference_backends.onnxruntime.builder import OPSET
+
+    return f"onnxruntime {onnxruntime.__version__}, onnx {onnx.__version__}, opset {OPSET}"

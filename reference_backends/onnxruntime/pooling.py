@@ -1,0 +1,304 @@
+"""Rules of pooling prims, all by one constant table: which positions of a plane each window reads.
+
+ONNX's own pooling differs from torch's in the last window under ``ceil_mode``, in NaN, and in the meaning of indices; the table
+is exact. Sizes of planes must be known; batch and channels may be dynamic.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, static
+from reference_backends.onnxruntime.reduction import extreme, position, wide
+
+Array = np.ndarray[Any, Any]
+Spans = Sequence[Sequence[Sequence[int]]]
+"""For each dimension and each place of the result along it, the positions that its window reads; -1 is padding."""
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """The windows over a plane.
+
+    Attributes:
+        positions: flat positions in the plane, (windows, longest window); what is missing repeats a position of the window.
+        valid: which of them count, same shape.
+        plane: sizes of the plane.
+        places: sizes of the result.
+    """
+
+    positions: Array
+    valid: Array
+    plane: tuple[int, ...]
+    places: tuple[int, ...]
+
+
+def _windows(plane: tuple[int, ...], spans: Spans) -> _Windows:
+    places = tuple(len(each) for each in spans)
+    lists: list[list[int]] = []
+    for window in itertools.product(*spans):
+        found = []
+        for corner in itertools.product(*window):
+            if min(corner) >= 0:
+                found.append(int(np.ravel_multi_index(corner, plane)))
+        lists.append(found)
+    longest = max(map(len, lists), default=0)
+    if any(not each for each in lists) or longest == 0:
+        raise Untranslatable("pooling with a window that reads nothing has no translation")
+    if len(lists) * longest > _MOST_READS:
+        raise Untranslatable(f"pooling with {len(lists) * longest} reads a plane would need too large a table")
+    positions = np.array([each + [each[0]] * (longest - len(each)) for each in lists], dtype=np.int64)
+    valid = np.array([[True] * len(each) + [False] * (longest - len(each)) for each in lists])
+    return _Windows(positions, valid, plane, places)
+
+
+_MOST_READS = 1 << 22
+"""Entries of the largest table: 32 MiB of constants in the model."""
+
+
+def _sliding(
+    plane: Sequence[int],
+    places: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Spans:
+    return [
+        [
+            [
+                at if 0 <= (at := place * stride[d] - padding[d] + tap * dilation[d]) < plane[d] else -1
+                for tap in range(kernel[d])
+            ]
+            for place in range(places[d])
+        ]
+        for d in range(len(plane))
+    ]
+
+
+def _adaptive(plane: Sequence[int], places: Sequence[int]) -> Spans:
+    """Place o of n reads floor(o * size / n) to ceil((o + 1) * size / n)."""
+    return [
+        [list(range(place * size // count, -(-(place + 1) * size // count))) for place in range(count)]
+        for size, count in zip(plane, places, strict=True)
+    ]
+
+
+def _taps(b: Builder, x: Operand, windows: _Windows) -> Value:
+    """What each window reads: (batch and channels..., windows, longest window)."""
+    plane = len(windows.plane)
+    flat = _planes(b, x, plane)
+    return b.op("Gather", flat, b.constant(windows.positions), axis=x.rank - plane)
+
+
+def _planes(b: Builder, x: Operand, plane: int) -> Value:
+    """``x`` with its last ``plane`` dimensions as one."""
+    leading = [b.size(x, dim) for dim in range(x.rank - plane)]
+    return b.op("Reshape", x, b.sizes([*leading, math.prod(x.shape[x.rank - plane :])]), allowzero=1)
+
+
+def _unflattened(b: Builder, value: Value, like: Operand, windows: Sequence[int]) -> Value:
+    leading = [b.size(like, dim) for dim in range(like.rank - len(windows))]
+    return b.op("Reshape", value, b.sizes([*leading, *windows]), allowzero=1)
+
+
+def _sizes(values: Sequence[int] | int, dims: int) -> list[int]:
+    numbers = [values] if isinstance(values, int) else list(values)
+    return numbers * dims if len(numbers) == 1 else numbers
+
+
+# Averages
+
+Shares = tuple[_Windows, Array]
+"""Windows and by what each is divided."""
+
+
+def _average_windows(dims: int) -> Callable[..., Shares]:
+    def make(
+        x: Operand,
+        places: Sequence[Any],
+        kernel_size: Any,
+        stride: Any,
+        padding: Any,
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Shares:
+        plane = static(x.shape[x.rank - dims :], "pooling")
+        count = static(places, "pooling")
+        kernel, pad = _sizes(kernel_size, dims), _sizes(padding, dims)
+        step = _sizes(stride, dims) if stride else kernel
+        windows = _windows(plane, _sliding(plane, count, kernel, step, pad, [1] * dims))
+        if divisor_override is not None:
+            return windows, np.full(math.prod(count), divisor_override)
+        if not count_include_pad:
+            return windows, windows.valid.sum(1)
+        # Padding counts, but not what ceil_mode lets a window reach beyond it.
+        reach = [
+            [
+                min(place * step[d] - pad[d] + kernel[d], plane[d] + pad[d]) - (place * step[d] - pad[d])
+                for place in range(count[d])
+            ]
+            for d in range(dims)
+        ]
+        return windows, np.array([math.prod(each) for each in itertools.product(*reach)])
+
+    return make
+
+
+def _averaged(b: Builder, out: Outline, x: Operand, shares: Shares) -> Value:
+    windows, divisors = shares
+    value = b.cast(_taps(b, x, windows), wide(x.dtype))
+    if not windows.valid.all():
+        value = b.where(b.constant(windows.valid, torch.bool), value, b.constant(0, value.dtype))
+    total = b.op("ReduceSum", value, b.constant([-1]), keepdims=0)
+    mean = b.op("Div", total, b.constant(divisors, total.dtype))
+    return b.cast(_unflattened(b, mean, x, windows.places), out.dtype)
+
+
+def _spread(b: Builder, out: Outline, grad: Operand, x: Operand, shares: Shares) -> Value:
+    """The gradient of an average: each window's share added to what it read."""
+    windows, divisors = shares
+    dims = len(windows.plane)
+    dtype = wide(grad.dtype)
+    share = b.op("Div", b.cast(_planes(b, grad, dims), dtype), b.constant(divisors, dtype))
+    # Reads grouped by position: which windows read each position of the plane.
+    readers: list[list[int]] = [[] for _ in range(math.prod(windows.plane))]
+    for window, (row, counts) in enumerate(zip(windows.positions, windows.valid, strict=True)):
+        for at in row[counts]:
+            readers[int(at)].append(window)
+    most = max(map(len, readers), default=0)
+    table = np.array([each + [0] * (most - len(each)) for each in readers], dtype=np.int64).reshape(len(readers), most)
+    valid = np.array([[True] * len(each) + [False] * (most - len(each)) for each in readers]).reshape(len(readers), most)
+    taps = b.op("Gather", share, b.constant(table), axis=grad.rank - dims)
+    kept = b.where(b.constant(valid, torch.bool), taps, b.constant(0, dtype))
+    total = b.op("ReduceSum", kept, b.constant([-1]), keepdims=0)
+    return b.cast(_unflattened(b, total, x, windows.plane), out.dtype)
+
+
+def _average(dims: int) -> Rule:
+    make = _average_windows(dims)
+
+    def rule(
+        b: Builder,
+        out: Outline,
+        x: Operand,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Value:
+        places = out.shape[out.rank - dims :]
+        return _averaged(
+            b, out, x, make(x, places, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+        )
+
+    return rule
+
+
+def _average_backward(dims: int) -> Rule:
+    make = _average_windows(dims)
+
+    def rule(b: Builder, out: Outline, grad: Operand, x: Operand, *arguments: Any) -> Value:
+        return _spread(b, out, grad, x, make(x, grad.shape[grad.rank - dims :], *arguments))
+
+    return rule
+
+
+def _adaptive_shares(x: Operand, places: Sequence[Any]) -> Shares:
+    plane = static(x.shape[x.rank - len(places) :], "adaptive pooling")
+    windows = _windows(plane, _adaptive(plane, static(places, "adaptive pooling")))
+    return windows, windows.valid.sum(1)
+
+
+def _adaptive_average(b: Builder, out: Outline, x: Operand, output_size: Sequence[Any]) -> Value:
+    return _averaged(b, out, x, _adaptive_shares(x, output_size))
+
+
+def _adaptive_average_backward(b: Builder, out: Outline, grad: Operand, x: Operand) -> Value:
+    return _spread(b, out, grad, x, _adaptive_shares(x, grad.shape[grad.rank - 2 :]))
+
+
+# Maxima
+
+
+def _maximum(b: Builder, x: Operand, windows: _Windows) -> tuple[Value, Value]:
+    """The maximum of each window and its flat position in the plane; what is missing repeats a position of the window."""
+    taps = _taps(b, x, windows)
+    last = x.rank - len(windows.plane) + 1
+    value = extreme(b, taps, [last], False, largest=True)
+    tap = position(b, taps, last, False, largest=True)
+    first = np.arange(len(windows.positions), dtype=np.int64) * windows.positions.shape[1]
+    index = b.op("Gather", b.constant(windows.positions.reshape(-1)), b.op("Add", tap, b.constant(first)), axis=0)
+    return _unflattened(b, value, x, windows.places), _unflattened(b, index, x, windows.places)
+
+
+def _max_pool(dims: int) -> Rule:
+    def rule(
+        b: Builder,
+        out: tuple[Outline, ...],
+        x: Operand,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[Value, Value]:
+        plane = static(x.shape[x.rank - dims :], "pooling")
+        places = static(out[0].shape[x.rank - dims :], "pooling")
+        kernel = _sizes(kernel_size, dims)
+        step = _sizes(stride, dims) if stride else kernel
+        return _maximum(
+            b, x, _windows(plane, _sliding(plane, places, kernel, step, _sizes(padding, dims), _sizes(dilation, dims)))
+        )
+
+    return rule
+
+
+def _adaptive_max(dims: int) -> Rule:
+    def rule(b: Builder, out: tuple[Outline, ...], x: Operand, output_size: Sequence[Any]) -> tuple[Value, Value]:
+        plane = static(x.shape[x.rank - dims :], "adaptive pooling")
+        return _maximum(b, x, _windows(plane, _adaptive(plane, static(_sizes(output_size, dims), "adaptive pooling"))))
+
+    return rule
+
+
+def _max_pool_backward(dims: int) -> Rule:
+    """Gradients added at the positions of the maxima."""
+
+    def rule(b: Builder, out: Outline, grad: Operand, x: Operand, *arguments: Any, indices: Operand | None = None) -> Value:
+        places = indices if indices is not None else arguments[-1]
+        plane = static(x.shape[x.rank - dims :], "pooling")
+        dtype = wide(grad.dtype)
+        leading = [b.size(x, dim) for dim in range(x.rank - dims)]
+        start = b.op("Expand", b.constant(0, dtype), b.sizes([*leading, math.prod(plane)]))
+        rows, positions = b.cast(_planes(b, grad, dims), dtype), _planes(b, places, dims)
+        added = b.op("ScatterElements", start, positions, rows, axis=x.rank - dims, reduction="add")
+        return b.cast(_unflattened(b, added, x, plane), out.dtype)
+
+    return rule
+
+
+RULES: Mapping[str, Rule] = {
+    "avg_pool2d": _average(2),
+    "avg_pool2d_backward": _average_backward(2),
+    "avg_pool3d": _average(3),
+    "avg_pool3d_backward": _average_backward(3),
+    "_adaptive_avg_pool2d": _adaptive_average,
+    "_adaptive_avg_pool2d_backward": _adaptive_average_backward,
+    "max_pool2d_with_indices": _max_pool(2),
+    "max_pool3d_with_indices": _max_pool(3),
+    "max_pool2d_with_indices_backward": _max_pool_backward(2),
+    "max_pool3d_with_indices_backward": _max_pool_backward(3),
+    "adaptive_max_pool2d": _adaptive_max(2),
+    "adaptive_max_pool3d": _adaptive_max(3),
+}

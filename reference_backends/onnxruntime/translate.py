@@ -1,0 +1,116 @@
+"""Prim graph to ONNX: one rule a prim, from the tables of the families; a rule's presence is the capability."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+import torch
+from torch import fx
+
+from reference_backends.onnxruntime import contraction, indexing, pointwise, pooling, reduction, sorting, view
+from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value
+from vendor_sdk import OPSET, LoweringError, NodeContext, PrimGraph, TensorInfo
+
+RULES: Mapping[str, Rule] = {
+    **pointwise.RULES,
+    **reduction.RULES,
+    **view.RULES,
+    **indexing.RULES,
+    **contraction.RULES,
+    **pooling.RULES,
+    **sorting.RULES,
+}
+"""Prim name to its rule."""
+
+_NAMES = {row.target: name for name, row in OPSET.items()}
+
+_STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "implicit"})
+"""Keyword arguments about storage: values have none."""
+
+
+def translate(graph: PrimGraph) -> onnx.ModelProto:
+    """A partition as a model: an input a placeholder, an output an output, in order.
+
+    Raises:
+        LoweringError: a node has no translation, which the ``supports`` hook should have said.
+    """
+    builder = Builder()
+    values: dict[fx.Node, Any] = {}
+    for node in graph.placeholders:
+        fake = node.meta["val"]
+        tensor = isinstance(fake, torch.Tensor)
+        values[node] = builder.operand(fake.dtype, fake.shape) if tensor else builder.number(fake)
+    for node in graph.calls():
+        args: Any = fx.node.map_arg(node.args, values.__getitem__)
+        kwargs: Any = fx.node.map_arg(dict(node.kwargs), values.__getitem__)
+        if node.target is operator.getitem:
+            source, index = args
+            values[node] = source[index]
+            continue
+        prim = _NAMES[node.target]
+        builder.scope = node.name
+        try:
+            values[node] = _apply(builder, prim, args, kwargs, _outlines(node.meta["val"]))
+        except Untranslatable as error:
+            raise LoweringError(f"onnxruntime: {prim} has no translation: {error}") from error
+    outputs = [(values[node], outline(node.meta["val"])) for node in graph.outputs]
+    return builder.model(outputs)
+
+
+def single(node: NodeContext) -> onnx.ModelProto:
+    """A model of one node, each of its operands an input.
+
+    Raises:
+        Untranslatable: the rules do not translate it; the message says why.
+    """
+    builder = Builder()
+
+    def value(argument: Any) -> Any:
+        if isinstance(argument, TensorInfo):
+            return builder.operand(argument.dtype, argument.shape)
+        if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+            return builder.number(argument)
+        if isinstance(argument, list | tuple):
+            return [value(item) for item in argument]
+        return argument
+
+    args = [value(argument) for argument in node.args]
+    kwargs = {name: value(argument) for name, argument in node.kwargs.items()}
+    outlines = tuple(Outline(info.dtype, info.shape) for info in node.outputs)
+    several = len(outlines) != 1
+    result = _apply(builder, node.prim, args, kwargs, outlines if several else outlines[0])
+    results = [each for each in (result if several else [result]) if each is not None]
+    return builder.model(list(zip(results, outlines, strict=True)))
+
+
+def outline(fake: torch.Tensor) -> Outline:
+    return Outline(fake.dtype, tuple(fake.shape))
+
+
+def _outlines(fake: Any) -> Any:
+    """The outlines of a node's results; ``None`` stands for a result that the node leaves out."""
+    if isinstance(fake, list | tuple):
+        return tuple(None if each is None else outline(each) for each in fake)
+    return outline(fake)
+
+
+def _apply(builder: Builder, prim: str, args: Sequence[Any], kwargs: Mapping[str, Any], outlines: Any) -> Any:
+    """Runs a prim's rule; the results are ``Operand`` with the shapes of ``outlines``."""
+    named = {name: value for name, value in kwargs.items() if name not in _STORAGE_ARGUMENTS}
+    result = RULES[prim](builder, outlines, *args, **named)
+    if isinstance(outlines, tuple):
+        if isinstance(result, tuple) and len(result) != len(outlines):  # a context lists only the results that exist
+            result = tuple(each for each in result if each is not None)
+        return tuple(None if value is None else _shaped(value, one) for value, one in zip(result, outlines, strict=True))
+    if isinstance(result, tuple):
+        (result,) = (each for each in result if each is not None)
+    return _shaped(result, outlines)
+
+
+def _shaped(value: Value, expected: Outline) -> Operand:
+    if value.dtype != expected.dtype:
+        raise AssertionError(f"rule gave {value.dtype} where {expected.dtype} is expected")
+    return Operand(value.name, value.dtype, expected.shape)

@@ -1,0 +1,298 @@
+"""Device functions that generated kernels call: loop ops that are more than one Triton expression, and the combinations of
+reductions and scans.
+
+All take blocks or scalars of one dtype and broadcast. Imported by generated modules only, since importing it needs triton.
+"""
+
+# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
+# ruff: noqa: ANN001, ANN201, PLR0911
+# Triton compiles these functions itself: their parameters are blocks, which Python's types cannot name.
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import libdevice
+
+# Index expressions
+
+
+@triton.jit
+def floor_div(a, b):
+    return a // b - ((a % b != 0) & ((a < 0) != (b < 0))).to(tl.int64)
+
+
+@triton.jit
+def floor_mod(a, b):
+    rest = a % b
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def smaller(a, b):
+    return tl.where(a < b, a, b)
+
+
+@triton.jit
+def larger(a, b):
+    return tl.where(a > b, a, b)
+
+
+@triton.jit
+def wrap_index(a, size, mask):
+    """Indices in [-size, size) made non-negative. Others stop the kernel, as in torch's own CUDA kernels."""
+    wrapped = tl.where(a < 0, a + size, a)
+    tl.device_assert((wrapped >= 0) & (wrapped < size) | (mask == 0), "index out of range")
+    return wrapped
+
+
+# Arithmetic
+
+
+@triton.jit
+def div(a, b):
+    if a.dtype == tl.float32:
+        return tl.div_rn(a, b)
+    else:
+        return a / b
+
+
+@triton.jit
+def fmod(a, b):
+    if a.dtype.is_floating():
+        return libdevice.fmod(a, b)
+    else:
+        return a % b
+
+
+@triton.jit
+def mod(a, b):
+    rest = fmod(a, b)
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+
+
+@triton.jit
+def truncdiv(a, b):
+    if a.dtype.is_floating():
+        return libdevice.trunc(div(a, b))
+    else:
+        return a // b
+
+
+@triton.jit
+def floordiv(a, b):
+    if a.dtype.is_floating():
+        # As CPython's float floor division: exact even where a / b rounds up to a whole number.
+        rest = libdevice.fmod(a, b)
+        quotient = div(a - rest, b)
+        quotient = tl.where((rest != 0) & ((rest < 0) != (b < 0)), quotient - 1.0, quotient)
+        whole = libdevice.floor(quotient)
+        whole = tl.where(quotient - whole > 0.5, whole + 1.0, whole)
+        exact = div(a, b)
+        whole = tl.where(quotient == 0.0, libdevice.copysign(quotient, exact), whole)
+        return tl.where(b == 0.0, exact, whole)
+    else:
+        return (a // b - ((a % b != 0) & ((a < 0) != (b < 0))).to(a.dtype)).to(a.dtype)
+
+
+@triton.jit
+def gcd(a, b):
+    a = tl.abs(a)
+    b = tl.abs(b)
+    # Euclid's algorithm takes the most steps on Fibonacci numbers, of which 92 fit into 63 bits.
+    for _ in range(92):
+        rest = a % tl.where(b == 0, 1, b)
+        done = b == 0
+        b, a = tl.where(done, b, rest).to(a.dtype), tl.where(done, a, b).to(a.dtype)
+    return a
+
+
+@triton.jit
+def neg(a):
+    if a.dtype.is_floating():
+        return a * -1.0  # Triton's minus is 0 - a, which loses the sign of zero
+    else:
+        return -a
+
+
+@triton.jit
+def signbit(a):
+    if a.dtype == tl.float32:
+        return a.to(tl.int32, bitcast=True) < 0
+    elif a.dtype == tl.float64:
+        return a.to(tl.int64, bitcast=True) < 0
+    else:
+        return a < 0
+
+
+@triton.jit
+def maximum(a, b):
+    return tl.where((a != a) | (a > b), a, b)
+
+
+@triton.jit
+def minimum(a, b):
+    return tl.where((a != a) | (a < b), a, b)
+
+
+@triton.jit
+def fmax(a, b):
+    return tl.where((b != b) | (a > b), a, b)
+
+
+@triton.jit
+def fmin(a, b):
+    return tl.where((b != b) | (a < b), a, b)
+
+
+@triton.jit
+def frexp_exponent(a):
+    known = (a != 0) & (tl.abs(a) < float("inf"))
+    return tl.where(known, libdevice.ilogb(tl.where(known, a, 1.0)) + 1, 0)
+
+
+@triton.jit
+def frexp_mantissa(a):
+    exponent = frexp_exponent(a)
+    # In two steps: for a subnormal number 2 ** -exponent overflows.
+    half = exponent // 2
+    return libdevice.ldexp(libdevice.ldexp(a, -half), half - exponent)
+
+
+@triton.jit
+def sqrt(a):
+    if a.dtype == tl.float32:
+        return tl.sqrt_rn(a)
+    else:
+        return tl.sqrt(a)
+
+
+@triton.jit
+def power(a, b):
+    if a.dtype.is_floating():
+        return libdevice.pow(a, b)
+    else:
+        result = tl.full([], 1, a.dtype) + tl.zeros_like(a) + tl.zeros_like(b)
+        base = a + tl.zeros_like(b)
+        left = tl.where(b < 0, 0, b).to(a.dtype) + tl.zeros_like(a)
+        for _ in range(a.dtype.primitive_bitwidth):
+            result = tl.where((left & 1) != 0, result * base, result).to(a.dtype)
+            base = (base * base).to(a.dtype)
+            left = (left >> 1).to(a.dtype)
+        # A negative exponent leaves a whole number only for 1 and -1.
+        odd = tl.where((b & 1) != 0, a, a * a)
+        return tl.where(b < 0, tl.where((a == 1) | (a + 1 == 0), odd, 0), result).to(a.dtype)
+
+
+@triton.jit
+def sigmoid(a):
+    one = tl.full([], 1.0, a.dtype)
+    return div(one, one + libdevice.exp(neg(a)))
+
+
+@triton.jit
+def logaddexp(a, b):
+    top = maximum(a, b)
+    gap = tl.where(a == b, tl.zeros_like(top), tl.abs(a - b) * -1.0)  # equal infinities have no gap
+    return top + libdevice.log1p(libdevice.exp(gap))
+
+
+# Bits and random numbers
+
+
+@triton.jit
+def shl(a, b):
+    width = a.dtype.primitive_bitwidth
+    fits = (b >= 0) & (b < width)
+    return tl.where(fits, a << tl.where(fits, b, 0).to(a.dtype), 0).to(a.dtype)
+
+
+@triton.jit
+def shr(a, b):
+    top = a.dtype.primitive_bitwidth - 1
+    fits = (b >= 0) & (b <= top)
+    if a.dtype.is_int_unsigned():
+        return tl.where(fits, a >> tl.where(fits, b, 0).to(a.dtype), 0).to(a.dtype)
+    else:
+        return a >> tl.where(fits, b, top).to(a.dtype)
+
+
+@triton.jit
+def philox(seed, index, word):
+    """Word ``word`` of Philox 4x32-10 with key ``seed`` and counter ``(index, 0)``, as int64 in [0, 2**32)."""
+    low = (index & 0xFFFFFFFF).to(tl.uint32)
+    high = ((index >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    zero = tl.zeros_like(low)
+    a, b, c, d = tl.philox(seed, low, high, zero, zero)
+    return tl.where(word == 0, a, tl.where(word == 1, b, tl.where(word == 2, c, d))).to(tl.int64)
+
+
+# Combinations: what a step of a reduction or scan does
+
+
+@triton.jit
+def combine_sum(a, b):
+    return a + b
+
+
+@triton.jit
+def combine_prod(a, b):
+    return a * b
+
+
+@triton.jit
+def combine_max(a, b):
+    return tl.where((a != a) | (a > b), a, b)
+
+
+@triton.jit
+def combine_min(a, b):
+    return tl.where((a != a) | (a < b), a, b)
+
+
+@triton.jit
+def combine_any(a, b):
+    return a | b
+
+
+@triton.jit
+def combine_all(a, b):
+    return a & b
+
+
+@triton.jit
+def combine_xor(a, b):
+    return a ^ b
+
+
+@triton.jit
+def combine_logaddexp(a, b):
+    return logaddexp(a, b)
+
+
+@triton.jit
+def combine_argmax(a, i, b, j):
+    """The larger value, NaN above all; of equals the smaller position."""
+    equal = (a == b) | ((a != a) & (b != b))
+    take = tl.where(equal, j < i, (b != b) | ((a == a) & (b > a)))
+    return tl.where(take, b, a), tl.where(take, j, i)
+
+
+@triton.jit
+def combine_argmin(a, i, b, j):
+    """The smaller value, NaN below all; of equals the smaller position."""
+    equal = (a == b) | ((a != a) & (b != b))
+    take = tl.where(equal, j < i, (b != b) | ((a == a) & (b < a)))
+    return tl.where(take, b, a), tl.where(take, j, i)
+
+
+@triton.jit
+def running_argmax(a, i, b, j):
+    """As ``combine_argmax``, but the later of equals: scans run forward."""
+    take = (b != b) | ((a == a) & (b >= a))
+    return tl.where(take, b, a), tl.where(take, j, i)
+
+
+@triton.jit
+def running_argmin(a, i, b, j):
+    """As ``combine_argmin``, but the later of equals: scans run forward."""
+    take = (b != b) | ((a == a) & (b <= a))
+    return tl.where(take, b, a), tl.where(take, j, i)

@@ -1,0 +1,153 @@
+"""From Triton text to launchable functions, on this machine's GPU or, with none, to machine code for a named one.
+
+Triton reads its functions from files: generated text is kept in the cache directory, named by its hash. Binaries are Triton's own
+business: it compiles a function at its first launch, and keeps the result in its own cache.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from reference_backends.triton_gpu.launch import OPTIONS, tile
+from vendor_sdk import CompilerError, LoopKernel, cache_dir, index
+
+SIGNATURE = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.bool: "*i1",
+}
+OLDEST = (8, 0)
+"""Compute capability below which bfloat16 arithmetic does not exist."""
+
+
+def requires() -> str:
+    """What is missing on this machine, or ``""``."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed: pip install 'triton>=3.6'"
+    if not torch.cuda.is_available():
+        build = torch.version.cuda
+        return f"no CUDA device ({f'torch is built for CUDA {build}' if build else 'torch is a build without CUDA'})"
+    capability = torch.cuda.get_device_capability()
+    if capability < OLDEST:
+        name = torch.cuda.get_device_name()
+        return f"{name} has compute capability {capability[0]}.{capability[1]}, and {OLDEST[0]}.{OLDEST[1]} is needed"
+    return ""
+
+
+@functools.cache
+def toolchain() -> str:
+    """Identity of compiler and processor: part of every key."""
+    import triton
+
+    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+    return f"triton {triton.__version__}, compute capability {capability}"
+
+
+@functools.cache
+def load(source: str) -> ModuleType:
+    """The module of ``source``, kept as a file.
+
+    Raises ``CompilerError`` when Python refuses the text; what Triton refuses shows at the first launch.
+    """
+    key = hashlib.sha256(source.encode()).hexdigest()[:32]
+    folder = cache_dir("triton_gpu")
+    path = folder / f"{key}.py"
+    if not path.exists() or path.read_text() != source:
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
+            file.write(source)
+        os.replace(file.name, path)
+    return _imported(f"vendor_sdk_triton_{key}", path)
+
+
+def _imported(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where Triton looks for what a function refers to
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise CompilerError("triton_gpu: generated code is not Python", why=str(error), where=str(path)) from error
+    return module
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A function compiled for a named target.
+
+    Attributes:
+        name: of the function, one nest of the kernel.
+        cubin: machine code (ELF).
+        shared_bytes: shared memory of a block.
+        registers: of a thread.
+        spill_bytes: of registers that do not fit, a thread.
+    """
+
+    name: str
+    cubin: bytes
+    shared_bytes: int
+    registers: int
+    spill_bytes: int
+
+
+def compile_offline(kernel: LoopKernel, text: str, target: str = "cuda:90") -> list[Binary]:
+    """Compiles an emitted kernel for ``target`` (``"cuda:80"``, ``"cuda:90"``: compute capability times ten), with no GPU needed.
+
+    Args:
+        text: what the emitter made of ``kernel``.
+
+    Raises:
+        CompilerError: with Triton's words.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from reference_backends.triton_gpu.emitter import HEADER
+
+    module = load(f"{HEADER}\n\n{text}")
+    architecture = int(target.removeprefix("cuda:"))
+    types = [SIGNATURE[p.dtype] for p in (*kernel.params, *kernel.scratch)] + ["i64"] * len(kernel.symbols)
+    binaries = []
+    for position in range(len(kernel.body)):
+        function = getattr(module, f"{kernel.name}_{position}")
+        x, r, warps = tile(_guess(index.product([n.size for n in kernel.body[position].ranges])), 1024, False)
+        names = function.arg_names
+        signature = dict(zip(names, [*types, "constexpr", "constexpr"], strict=True))
+        source = ASTSource(function, signature, {"XBLOCK": x, "RBLOCK": r})
+        options = {"num_warps": warps, **OPTIONS}
+        try:
+            compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+        except Exception as error:
+            raise CompilerError(
+                f"triton_gpu: Triton cannot compile {function.__name__} for {target}",
+                why=str(error),
+                where=str(module.__file__),
+            ) from error
+        cubin = compiled.asm["cubin"]
+        binaries.append(Binary(function.__name__, cubin, compiled.metadata.shared, 0, 0))
+    return binaries
+
+
+def _guess(size: index.Int) -> int:
+    """A size to choose blocks for: the size itself, or a large one where it is symbolic."""
+    return 1 << 20 if size.value is None else size.value

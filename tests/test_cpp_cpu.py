@@ -1,0 +1,243 @@
+"""The C++ emitter, its compiler and cache, and the hand-written kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from reference_backends.cpp_cpu import compiler
+from reference_backends.cpp_cpu.emitter import OPS, CppEmitter
+from reference_backends.cpp_cpu.kernels import KERNELS
+from tests.lowered import Call, call, chain
+from vendor_sdk.errors import CompilerError, LoweringError
+from vendor_sdk.ir import loop_ops
+from vendor_sdk.lower import LOWERINGS, VIEWS
+from vendor_sdk.prims.bounds import violations
+from vendor_sdk.prims.opset import OPSET
+from vendor_sdk.prims.reference import reference
+from vendor_sdk.prims.samples import Effort, Sample, SampleContext
+
+aten = torch.ops.aten
+EMITTER = CppEmitter()
+
+
+def run(calls: Sequence[Call], seed: int = 1234) -> list[list[torch.Tensor]]:
+    """All calls compiled as one translation unit and launched."""
+    kernels = []
+    for position, one in enumerate(calls):
+        kernel = one.lowered.kernel
+        object.__setattr__(kernel, "name", f"kernel{position}")
+        kernels.append((kernel, EMITTER.emit(kernel)))
+    results = []
+    for one, launch in zip(calls, EMITTER.compile(kernels), strict=True):
+        outputs = one.outputs()
+        launch([*one.inputs, *outputs], one.symbols(seed))
+        results.append(outputs)
+    return results
+
+
+UNTRUSTED_REFERENCE = {f"special_{name}" for name in ("airy_ai", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1")}
+"""Rows whose reference, torch's own float64 function, is off by 1e-9 to 1e-5; checked against SciPy below instead."""
+
+
+def _rows() -> list[str]:
+    return sorted(name for name in OPSET if (name in LOWERINGS or name in VIEWS) and name not in UNTRUSTED_REFERENCE)
+
+
+@pytest.mark.parametrize("name", _rows())
+def test_emitted_code_is_the_prim(name: str) -> None:
+    row = OPSET[name]
+    samples: list[Sample] = []
+    calls: list[Call] = []
+    for dtype in {row.dtypes[0], row.dtypes[min(1, len(row.dtypes) - 1)]}:
+        for sample in row.samples(SampleContext.make(dtype, Effort.QUICK)):
+            try:
+                calls.append(call(row.target, sample.args, sample.kwargs))
+            except LoweringError:
+                continue
+            samples.append(sample)
+    assert calls, "no sample of this prim was lowered"
+    for sample, outputs in zip(samples, run(calls), strict=True):
+        result = tuple(outputs) if len(outputs) > 1 else outputs[0]
+        verdict = violations(row.bound, row, sample, result, reference(row, sample))
+        assert verdict.ok, f"{sample.label}: {verdict.message}"
+
+
+@pytest.mark.parametrize("name", sorted(name for name in KERNELS if name in OPSET))
+def test_hand_written_kernels_are_the_prims(name: str) -> None:
+    row = OPSET[name]
+    for dtype in row.dtypes:
+        for sample in row.samples(SampleContext.make(dtype, Effort.QUICK)):
+            result = KERNELS[name](*sample.args, **sample.kwargs)
+            verdict = violations(row.bound, row, sample, result, reference(row, sample))
+            assert verdict.ok, f"{dtype} {sample.label}: {verdict.message}"
+
+
+def test_special_functions_against_scipy() -> None:
+    special = pytest.importorskip("scipy.special")
+    x = torch.linspace(0.3, 15.0, 301, dtype=torch.float64)
+    pairs = {
+        aten.special_bessel_j0.default: special.j0,
+        aten.special_bessel_j1.default: special.j1,
+        aten.special_bessel_y0.default: special.y0,
+        aten.special_bessel_y1.default: special.y1,
+        aten.special_modified_bessel_k0.default: special.k0,
+        aten.special_modified_bessel_k1.default: special.k1,
+        aten.special_airy_ai.default: lambda v: special.airy(v)[0],
+        aten.digamma.default: special.digamma,
+        aten.lgamma.default: special.gammaln,
+        aten.i0.default: special.i0,
+        aten.special_erfcx.default: special.erfcx,
+    }
+    results = run([call(target, [x]) for target in pairs])
+    for (target, expected), (result,) in zip(pairs.items(), results, strict=True):
+        wanted = torch.from_numpy(expected(x.numpy()))
+        torch.testing.assert_close(result, wanted, rtol=2e-13, atol=2e-14, msg=str(target))
+
+
+def test_every_loop_op_is_emitted() -> None:
+    """The capability list is complete, so no prim is declined for want of an op."""
+    reductions = {f"reduce.{name}" for name, row in loop_ops.COMBINE.items() if row.reduce}
+    scans = {f"scan.{name}" for name, row in loop_ops.COMBINE.items() if row.scan}
+    assert OPS.keys() == loop_ops.OPS.keys() | reductions | scans | {"scratch"} | {
+        f"store.{mode}" for mode in ("add", "mul", "max", "min")
+    }
+
+
+def test_text_is_deterministic() -> None:
+    texts = {EMITTER.emit(call(aten.var.correction, [torch.randn(5, 7), [1]]).lowered.kernel) for _ in range(3)}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("target", [aten.remainder.Tensor, aten.fmod.Tensor])
+def test_integer_division_by_zero_raises_and_does_not_kill(target: object) -> None:
+    one = call(target, [torch.tensor([7, -7]), torch.tensor([2, 0])])
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        run([one])
+
+
+def test_lowest_integer_divided_by_minus_one_does_not_trap() -> None:
+    low = torch.tensor([torch.iinfo(torch.int64).min])
+    one = call(aten.div.Tensor_mode, [low, torch.tensor([-1])], {"rounding_mode": "trunc"})
+    ((result,),) = run([one])
+    assert result.item() == low.item()
+
+
+def test_an_index_out_of_range_raises() -> None:
+    one = call(aten.index_select.default, [torch.randn(3, 2), 0, torch.tensor([0, 3])])
+    with pytest.raises(IndexError):
+        run([one])
+
+
+def test_out_of_range_floats_convert_without_crashing() -> None:
+    x = torch.tensor([1e30, -1e30, torch.nan, torch.inf, -torch.inf, 3.7, -3.7])
+    calls = [call(aten._to_copy.default, [x], {"dtype": d}) for d in (torch.int64, torch.int32, torch.uint8, torch.int8)]
+    for (result,) in run(calls):
+        assert result[-2].item() == 3
+
+
+def test_dynamic_shapes() -> None:
+    x = torch.randn(33, 70)
+    builds = [
+        (lambda s, v: s(aten.sum.dim_IntList, v, [0]), lambda v: v.sum(0)),
+        (lambda s, v: s(aten.sum.dim_IntList, v, [1]), lambda v: v.sum(1)),
+        (lambda s, v: s(aten.sum.dim_IntList, v, [0, 1]), lambda v: v.sum()),
+        (lambda s, v: s(aten.exp.default, s(aten.permute.default, v, [1, 0])), lambda v: v.t().exp()),
+    ]
+    for (_, eager), (result,) in zip(builds, run([chain(b, [x], dynamic=True) for b, _ in builds]), strict=True):
+        torch.testing.assert_close(result, eager(x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dims", [[0], [1], [0, 1]])
+def test_large_sums_are_at_least_as_accurate_as_eager(dims: list[int]) -> None:
+    x = torch.rand(3000, 700)
+    exact = x.double().sum(dims)
+    ((result,),) = run([call(aten.sum.dim_IntList, [x, dims])])
+    ours, eager = ((r.double() - exact).abs().max().item() for r in (result, x.sum(dims)))
+    assert ours <= max(eager, exact.abs().max().item() * 2**-24)
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    x = torch.randn(400, 3000)
+    calls = [call(aten.sum.dim_IntList, [x, d]) for d in ([0], [1], [0, 1])]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = run(calls)
+        torch.set_num_threads(2)
+        two = run(calls)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for (a,), (b,) in zip(one, two, strict=True))
+
+
+def test_one_openmp_runtime_is_loaded() -> None:
+    run([call(aten.neg.default, [torch.randn(3)])])
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libgomp" in line}
+    assert len({Path(p).resolve() for p in loaded}) == 1
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("VENDOR_SDK_CACHE_DIR", raising=False)
+    return tmp_path / "vendor-sdk" / "cpp_cpu"
+
+
+SOURCE = 'extern "C" int answer() { return 42; }\n'
+
+
+def test_the_cache_keeps_rebuilds_and_shares(cache: Path) -> None:
+    entry = compiler.build(SOURCE)
+    assert entry.parent == cache
+    assert ctypes.CDLL(str(entry)).answer() == 42
+    stamp = entry.stat().st_mtime_ns
+    assert compiler.build(SOURCE) == entry
+    assert entry.stat().st_mtime_ns == stamp, "a kept entry is not built again"
+    truncated = entry.read_bytes()[:-100]
+    entry.unlink()
+    entry.write_bytes(truncated)
+    assert compiler.build(SOURCE) == entry
+    assert entry.read_bytes()[:-32].startswith(b"\x7fELF")
+    assert len(entry.read_bytes()) > len(truncated), "a damaged entry is built anew"
+    assert not list(cache.glob("build-*")), "no build directory stays"
+
+
+def test_many_processes_build_one_entry(cache: Path) -> None:
+    code = f"from reference_backends.cpp_cpu import compiler; print(compiler.build({SOURCE!r}))"
+    running = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    found = {process.communicate(timeout=120)[0].strip() for process in running}
+    assert len(found) == 1
+    assert ctypes.CDLL(found.pop()).answer() == 42
+
+
+def test_refused_code_keeps_the_source_and_the_compilers_words(cache: Path) -> None:
+    with pytest.raises(CompilerError, match="not_a_type") as caught:
+        compiler.build("not_a_type x;")
+    assert Path(caught.value.where).read_text() == "not_a_type x;"
+
+
+def test_without_a_compiler_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    compiler.compiler.cache_clear()
+    try:
+        assert "install g++" in compiler.requires()
+    finally:
+        compiler.compiler.cache_clear()
+
+
+def test_the_same_seed_draws_the_same_numbers() -> None:
+    calls = [call(aten.randn.default, [[1000]])]
+    assert torch.equal(run(calls, 1)[0][0], run(calls, 1)[0][0])
+    assert not torch.equal(run(calls, 1)[0][0], run(calls, 2)[0][0])
+    torch.manual_seed(0)
+    first = KERNELS["randperm"](50)
+    torch.manual_seed(0)
+    assert torch.equal(KERNELS["randperm"](50), first)

@@ -1,0 +1,199 @@
+"""Every prim that triton_gpu emits, run through Triton's interpreter on CPU tensors and judged by its row. No GPU is needed.
+
+    TRITON_INTERPRET=1 python -m tests.triton_interpreted [GLOB ...]
+
+prints one JSON object: ``failures`` (case to what is wrong), ``passed`` (prims), ``declined`` (prim to the reason why it is not
+emitted). The interpreter executes everything but NVIDIA's library of functions, for which torch's stand here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+import vendor_sdk
+from conformance.judge import expected_result, judge
+from conformance.program import build
+from reference_backends.triton_gpu import plugin
+from vendor_sdk import ALL, OPSET, Backend, Effort, Kind, Prim, Route, SampleContext, TorchDevice, hookimpl
+
+PREFERRED = (torch.float32, torch.int64, torch.bool)
+"""The dtype of a prim's samples: the first of these that its row has."""
+
+
+class OnCPU:
+    """The plugin as it is, but for the device: the interpreter reads and writes CPU tensors."""
+
+    emitter = staticmethod(plugin.emitter)
+    supports = staticmethod(plugin.supports)
+
+    def __init__(self) -> None:
+        self.name = f"interpreted_{uuid.uuid4().hex[:8]}"
+
+    @hookimpl
+    def backend(self) -> Backend:
+        return Backend(name=self.name, version="0", dtypes=frozenset(ALL))
+
+    @hookimpl
+    def device(self) -> TorchDevice:
+        return TorchDevice("cpu")
+
+
+# NVIDIA's library of functions
+
+
+def _ilogb(x: torch.Tensor) -> torch.Tensor:
+    return torch.frexp(x).exponent - 1
+
+
+LIBRARY: Mapping[str, Callable[..., torch.Tensor]] = {
+    **{
+        name: getattr(torch, name)
+        for name in [
+            "floor",
+            "ceil",
+            "trunc",
+            "exp",
+            "exp2",
+            "expm1",
+            "log",
+            "log2",
+            "log10",
+            "log1p",
+            "sin",
+            "cos",
+            "tan",
+            "asin",
+            "acos",
+            "atan",
+            "atan2",
+            "sinh",
+            "cosh",
+            "tanh",
+            "asinh",
+            "acosh",
+            "atanh",
+            "hypot",
+            "erf",
+            "erfc",
+            "erfinv",
+            "lgamma",
+            "copysign",
+            "nextafter",
+            "fmod",
+            "pow",
+            "ldexp",
+        ]
+    },
+    "rint": torch.round,
+    "ilogb": _ilogb,
+    "erfcx": torch.special.erfcx,
+    "normcdfinv": torch.special.ndtri,
+    "cyl_bessel_i0": torch.special.i0,
+    "cyl_bessel_i1": torch.special.i1,
+    "j0": torch.special.bessel_j0,
+    "j1": torch.special.bessel_j1,
+    "y0": torch.special.bessel_y0,
+    "y1": torch.special.bessel_y1,
+}
+
+
+def stand_in(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """What kernels call in place of a function of NVIDIA's library: torch's, on the interpreter's blocks."""
+    from triton import language
+    from triton.runtime.interpreter import TensorHandle
+
+    def call(*arguments: Any) -> Any:
+        result = function(*(torch.from_numpy(np.asarray(a.handle.data)) for a in arguments))
+        blocks = [a for a in arguments if a.type.is_block()]
+        dtype = {torch.float32: language.float32, torch.float64: language.float64, torch.int32: language.int32}[result.dtype]
+        shape = list(torch.broadcast_shapes(*(tuple(map(int, b.shape)) for b in blocks)))
+        return language.tensor(TensorHandle(result.numpy(), dtype), language.block_type(dtype, shape) if blocks else dtype)
+
+    return call
+
+
+def install() -> None:
+    """Puts torch's functions where kernels look for NVIDIA's, and mends a rounding."""
+    from triton import language
+    from triton.language.extra.cuda import libdevice
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    cast = InterpreterBuilder.create_fp_trunc
+
+    def rounded(self: Any, value: Any, dtype: Any) -> Any:
+        """The interpreter drops the low bits of a float32 that becomes a bfloat16, where the GPU rounds to nearest even."""
+        if (value.dtype.scalar, dtype.scalar) != (language.float32, language.bfloat16):
+            return cast(self, value, dtype)
+        halves = torch.from_numpy(np.asarray(value.data)).to(torch.bfloat16)
+        return TensorHandle(halves.view(torch.uint16).numpy(), language.bfloat16)
+
+    InterpreterBuilder.create_fp_trunc = rounded
+    for name, function in LIBRARY.items():
+        assert hasattr(libdevice, name), name
+        setattr(libdevice, name, stand_in(function))
+
+
+# Cases
+
+
+def run(row: Prim, dtype: torch.dtype, name: str) -> str:
+    """The reason why no sample is emitted, or ``""`` when all that are emitted are right. Raises ``AssertionError``."""
+    samples = list(row.samples(SampleContext.make(dtype, Effort.QUICK)))
+    if not samples:
+        return "the row has no samples"
+    expectations = [expected_result(row, s) for s in samples]
+    program = build(row.target, samples, [e.outline for e in expectations], torch.device("cpu"))
+    graph = vendor_sdk.trace(program.module, program.inputs)
+    compiled = vendor_sdk.compile_graph(graph, backend=name)
+    own = [p.placement for p in compiled.placements if p.prim == row.name]
+    if not any(p.kind is Kind.NATIVE and p.route is Route.EMITTER for p in own):
+        return next((p.reason or str(p.kind) for p in own), "it is rewritten to other prims")
+    torch.manual_seed(0)
+    results = program.split(compiled(*program.inputs))
+    for sample, expectation, result in zip(samples, expectations, results, strict=True):
+        judgement = judge(row, sample, expectation, result)
+        assert not judgement.problem, f"{sample.label}: {judgement.problem}"
+    return ""
+
+
+def main(globs: list[str]) -> None:
+    install()
+    np.seterr(all="ignore")  # what is computed outside the masks
+    chip = OnCPU()
+    vendor_sdk.register(chip)
+    passed: list[str] = []
+    declined: dict[str, str] = {}
+    failures: dict[str, str] = {}
+    seconds: dict[str, float] = {}
+    for row in OPSET.values():
+        if globs and not any(fnmatch.fnmatchcase(row.name, glob) for glob in globs):
+            continue
+        dtype = next((d for d in PREFERRED if d in row.dtypes), next(iter(row.dtypes), torch.float32))
+        start = time.perf_counter()
+        try:
+            reason = run(row, dtype, chip.name)
+        except Exception as error:
+            traceback.print_exc()
+            failures[f"{row.name}[{str(dtype).removeprefix('torch.')}]"] = f"{type(error).__name__}: {error}"
+        else:
+            if reason:
+                declined[row.name] = reason
+            else:
+                passed.append(row.name)
+        seconds[row.name] = round(time.perf_counter() - start, 2)
+    slowest = dict(sorted(seconds.items(), key=lambda item: -item[1])[:10])
+    print(json.dumps({"failures": failures, "passed": passed, "declined": declined, "slowest": slowest}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
