@@ -11,11 +11,12 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from conformance.cases import Case, draw
-from conformance.judge import Expectation, expected_result, judge
+from conformance.judge import Expectation, Judgement, expected_result, judge
 from conformance.program import Program, build, inputs_of, interchangeable, tensors
 from conformance.subject import OPAQUE, Compiled, Placed, Subject
 from vendor_sdk import Effort, Sample
@@ -40,7 +41,7 @@ class Failure:
         sample: index in the order of the row's sampler.
         label: the sampler's words for it.
         kind: ``value``, ``shape``, ``dtype``, ``count``, ``input-modified``, ``second-call``, ``overwritten``, ``exception``,
-            or ``suite`` for a defect of the row.
+            ``torch`` for a wrong value that has the very bits torch itself computes, or ``suite`` for a defect of the row.
         message: one or a few lines.
     """
 
@@ -192,7 +193,8 @@ def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.d
         judgement = judge(case.row, trial.sample, trial.expected, _on_host(kept[position]))
         result.worst = max(result.worst, judgement.worst)
         if judgement.problem:
-            result.failures.append(_failure(trial, judgement.kind, judgement.problem))
+            kind = "torch" if _is_torchs(case, trial.sample, trial.expected.outline, kept[position], judgement) else judgement.kind
+            result.failures.append(_failure(trial, kind, judgement.problem))
             continue
         result.compared += judgement.elements > 0
         if not all(same_bits(one, other) for one, other in zip(first[position], kept[position], strict=True)):
@@ -204,8 +206,18 @@ def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.d
         result.worst = max(result.worst, judgement.worst)
         if judgement.problem:
             values = "other values" if trial.is_fresh else "the same values"
-            result.failures.append(_failure(trial, "second-call", f"second call, {values}: {judgement.problem}"))
+            kind = "torch" if _is_torchs(case, trial.fresh, trial.fresh_expected.outline, second[position], judgement) else "second-call"
+            result.failures.append(_failure(trial, kind, f"second call, {values}: {judgement.problem}"))
     return result
+
+
+def _is_torchs(case: Case, sample: Sample, outline: Any, outputs: Sequence[torch.Tensor], judgement: Judgement) -> bool:
+    """Whether a wrong value is torch's own: what the operator gives on the same device, bit for bit."""
+    if judgement.kind != "value":
+        return False
+    program = build(case.row.target, [sample], [outline], outputs[0].device)
+    own = program.module(*program.inputs)
+    return all(same_bits(one, other) for one, other in zip(own, outputs, strict=True))
 
 
 def _call(compiled: Compiled, program: Program, inputs: list[torch.Tensor]) -> tuple[list[list[torch.Tensor]], set[int]]:
@@ -248,8 +260,11 @@ def _add(outcome: Outcome, result: _RunResult) -> None:
 
 
 def _verdict(outcome: Outcome) -> str:
-    if any(failure.kind in ("exception", "suite") for failure in outcome.failures):
+    kinds = {failure.kind for failure in outcome.failures}
+    if kinds & {"exception", "suite"}:
         return "error"
+    if kinds == {"torch"} and outcome.placement == "host":
+        return "host-fail"
     if outcome.failures:
         return "fail"
     if not outcome.samples:

@@ -101,6 +101,12 @@ def test_special_functions_against_scipy() -> None:
         torch.testing.assert_close(result, wanted, rtol=2e-13, atol=2e-14, msg=str(target))
 
 
+def test_at_least_two_hundred_prims_are_native() -> None:
+    native = LOWERINGS.keys() | VIEWS.keys() | KERNELS.keys()
+    assert native <= OPSET.keys(), "a lowering or kernel for what is no prim is never used"
+    assert len(native) >= 200
+
+
 def test_every_loop_op_is_emitted() -> None:
     """The capability list is complete, so no prim is declined for want of an op."""
     reductions = {f"reduce.{name}" for name, row in loop_ops.COMBINE.items() if row.reduce}

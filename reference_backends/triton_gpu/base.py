@@ -125,22 +125,22 @@ def signbit(a):
 
 @triton.jit
 def maximum(a, b):
-    return tl.where((a != a) | (a > b), a, b)
+    return tl.where(a != a, a, tl.where(a > b, a, b))
 
 
 @triton.jit
 def minimum(a, b):
-    return tl.where((a != a) | (a < b), a, b)
+    return tl.where(a != a, a, tl.where(a < b, a, b))
 
 
 @triton.jit
 def fmax(a, b):
-    return tl.where((b != b) | (a > b), a, b)
+    return tl.where(b != b, a, tl.where(a > b, a, b))
 
 
 @triton.jit
 def fmin(a, b):
-    return tl.where((b != b) | (a < b), a, b)
+    return tl.where(b != b, a, tl.where(a < b, a, b))
 
 
 @triton.jit

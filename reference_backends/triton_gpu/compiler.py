@@ -11,6 +11,8 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import re
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -99,14 +101,14 @@ class Binary:
         cubin: machine code (ELF).
         shared_bytes: shared memory of a block.
         registers: of a thread.
-        spill_bytes: of registers that do not fit, a thread.
+        stack_bytes: of a thread, in memory: registers that do not fit, and tables that library functions index.
     """
 
     name: str
     cubin: bytes
     shared_bytes: int
     registers: int
-    spill_bytes: int
+    stack_bytes: int
 
 
 def compile_offline(kernel: LoopKernel, text: str, target: str = "cuda:90") -> list[Binary]:
@@ -133,7 +135,9 @@ def compile_offline(kernel: LoopKernel, text: str, target: str = "cuda:90") -> l
         x, r, warps = tile(_guess(index.product([n.size for n in kernel.body[position].ranges])), 1024, False)
         names = function.arg_names
         signature = dict(zip(names, [*types, "constexpr", "constexpr"], strict=True))
-        source = ASTSource(function, signature, {"XBLOCK": x, "RBLOCK": r})
+        # Torch aligns what it allocates to 16 bytes and more; a launch finds the same in the pointers.
+        aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind.startswith("*")}
+        source = ASTSource(function, signature, {"XBLOCK": x, "RBLOCK": r}, aligned)
         options = {"num_warps": warps, **OPTIONS}
         try:
             compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
@@ -143,9 +147,23 @@ def compile_offline(kernel: LoopKernel, text: str, target: str = "cuda:90") -> l
                 why=str(error),
                 where=str(module.__file__),
             ) from error
-        cubin = compiled.asm["cubin"]
-        binaries.append(Binary(function.__name__, cubin, compiled.metadata.shared, 0, 0))
+        registers, spilled = _resources(compiled.asm["cubin"])
+        binaries.append(Binary(function.__name__, compiled.asm["cubin"], compiled.metadata.shared, registers, spilled))
     return binaries
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread, as the tool that Triton brings reads them from machine code."""
+    import triton
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", report)
+    assert found, report
+    return int(found[1]), int(found[2])
 
 
 def _guess(size: index.Int) -> int:

@@ -30,7 +30,6 @@ def backend() -> Backend:
         notes={
             "halves": "loaded and stored as such, computed in float32",
             "sums": "in float32 or float64, one running sum a lane; scattered sums are atomic, in no fixed order",
-            "subnormals": "library functions of float32 (exp, tanh, ...) take and give them as zero",
             "index out of range": "stops the kernel, and with it the process's use of the GPU, as torch's own kernels do",
             "integer division by zero": "gives any number, as torch's own kernels do",
             "matrix products": "cuBLAS and cuDNN; TF32 follows torch's setting",

@@ -1,6 +1,6 @@
 """Capture: from an ATen graph (AOTAutograd's, or a plain function's) to a prim graph.
 
-Two stages: AOTAutograd gets the core ATen table, so that min-cut's recompute rules still recognise the operators; the prim table
+Two stages: AOTAutograd gets the core ATen table, so that min-cut's recompute rules still recognise operators; the prim table
 is applied afterwards, here, inside the forward and backward compilers.
 """
 

@@ -82,8 +82,8 @@ def _mean(k: Builder) -> None:
         k.store(0, split.out(i), k.compute("div", total, as_float(k, split.count, dtype)))
 
 
-def _moments(k: Builder, split: Over, i: Sequence[Int], dtype: torch.dtype) -> tuple[Value, Value]:
-    """Mean, and sum of squared deviations from it. Two passes: the one-pass formulas lose digits when the mean is large."""
+def _squared_deviations(k: Builder, split: Over, i: Sequence[Int], dtype: torch.dtype) -> Value:
+    """Sum of squared deviations from the mean. Two passes: the one-pass formulas lose digits when the mean is large."""
     total = k.reduce1(split.sizes, "sum", lambda r: split.load(i, r, dtype))
     mean = k.compute("div", total, as_float(k, split.count, dtype))
 
@@ -91,32 +91,24 @@ def _moments(k: Builder, split: Over, i: Sequence[Int], dtype: torch.dtype) -> t
         d = k.compute("sub", split.load(i, r, dtype), mean)
         return k.compute("mul", d, d)
 
-    return mean, k.reduce1(split.sizes, "sum", square)
+    return k.reduce1(split.sizes, "sum", square)
 
 
-def _variance(*, root: bool, with_mean: bool) -> Lowering:
-    def lowering(k: Builder) -> None:
-        split = over(k)
-        correction = k.args.get("correction")
-        if correction is None:
-            correction = 1 if k.args.get("unbiased", True) else 0
-        dtype = opmath(k.outputs[0].dtype)
-        with k.nest(split.kept) as i:
-            mean, squares = _moments(k, split, i, dtype)
-            count = as_float(k, split.count, dtype)
-            freedom = k.compute("max", k.compute("sub", count, k.operand(correction, (), dtype)), k.const(0, dtype))
-            value = k.compute("div", squares, freedom)
-            k.store(0, split.out(i), k.compute("sqrt", value) if root else value)
-            if with_mean:
-                k.store(1, split.out(i), mean)
-
-    return lowering
+def _variance(k: Builder) -> None:
+    split = over(k)
+    correction = k.args.get("correction")
+    dtype = opmath(k.outputs[0].dtype)
+    with k.nest(split.kept) as i:
+        squares = _squared_deviations(k, split, i, dtype)
+        count = as_float(k, split.count, dtype)
+        subtracted = k.operand(1 if correction is None else correction, (), dtype)
+        freedom = k.compute("max", k.compute("sub", count, subtracted), k.const(0, dtype))
+        k.store(0, split.out(i), k.compute("div", squares, freedom))
 
 
 def _arg(op: str, *, values: bool) -> Lowering:
     def lowering(k: Builder) -> None:
         source = k.args["self"]
-        rank = len(k.shape(source))
         split = over(k)
         dtype = opmath(k.dtype(source))
         with k.nest(split.kept) as i:
@@ -125,7 +117,6 @@ def _arg(op: str, *, values: bool) -> Lowering:
             if values:
                 k.store(0, split.out(i), best[0])
             k.store(1 if values else 0, split.out(i), best[1])
-        assert rank >= 0
 
     return lowering
 
@@ -170,6 +161,6 @@ LOWERINGS: Mapping[str, Lowering] = {
     "argmin": _arg("argmin", values=False),
     "any": _truth("any"),
     "mean": _mean,
-    "var": _variance(root=False, with_mean=False),
+    "var": _variance,
     "linalg_vector_norm": _norm,
 }

@@ -640,18 +640,19 @@ def prod_all(x: torch.Tensor, *, dtype: Any = None) -> Any:
 def addmm_scaled(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
     if beta == 1 and alpha == 1:
         return NotImplemented
-    return _blend(bias, aten.mm.default(a, b), beta, alpha)
+    return _blend(bias, aten.mm.default, a, b, beta, alpha)
 
 
 @rule(aten.addmv.default)
 def addmv(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    product = aten.squeeze.dims(aten.mm.default(a, aten.unsqueeze.default(b, 1)), [1])
-    return _blend(bias, product, beta, alpha)
+    return _blend(bias, lambda x, y: aten.squeeze.dims(aten.mm.default(x, aten.unsqueeze.default(y, 1)), [1]), a, b, beta, alpha)
 
 
 @rule(aten.baddbmm.default)
 def baddbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _blend(bias, aten.bmm.default(a, b), beta, alpha)
+    if beta == 1 and alpha == 1:
+        return NotImplemented
+    return _blend(bias, aten.bmm.default, a, b, beta, alpha)
 
 
 @rule(aten.addbmm.default)
@@ -659,15 +660,22 @@ def addbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 
     # the batch joins the contracted dimension: one matrix product
     left = aten.reshape.default(aten.permute.default(a, [1, 0, 2]), [a.shape[1], a.shape[0] * a.shape[2]])
     right = aten.reshape.default(b, [b.shape[0] * b.shape[1], b.shape[2]])
-    return _blend(bias, aten.mm.default(left, right), beta, alpha)
+    return _blend(bias, aten.mm.default, left, right, beta, alpha)
 
 
-def _blend(bias: torch.Tensor, product: torch.Tensor, beta: Any, alpha: Any) -> Any:
-    """``beta * bias + alpha * product``; with ``beta`` 0 a NaN in ``bias`` does not count."""
-    if not (product.dtype.is_floating_point or product.dtype.is_complex):
+def _blend(bias: torch.Tensor, multiply: Any, a: torch.Tensor, b: torch.Tensor, beta: Any, alpha: Any) -> Any:
+    """``beta * bias + alpha * (a @ b)``; with ``beta`` 0 a NaN in ``bias`` does not count.
+
+    Halves are scaled and added in float32, so that the result is rounded once, as torch rounds it.
+    """
+    dtype = a.dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        bias, a, b = (cast(value, torch.float32) for value in (bias, a, b))
+    if not (dtype.is_floating_point or dtype.is_complex):
         beta, alpha = int(beta), int(alpha)  # as torch does for integers
+    result = multiply(a, b)
     if alpha != 1:
-        product = aten.mul.Tensor(product, alpha)
-    if isinstance(beta, int | float) and beta == 0:
-        return product
-    return aten.add.Tensor(bias if beta == 1 else aten.mul.Tensor(bias, beta), product)
+        result = aten.mul.Tensor(result, alpha)
+    if not (isinstance(beta, int | float) and beta == 0):
+        result = aten.add.Tensor(bias if beta == 1 else aten.mul.Tensor(bias, beta), result)
+    return cast(result, dtype)

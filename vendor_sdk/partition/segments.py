@@ -8,6 +8,7 @@ One pass, linear in nodes and edges.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import fx
 from vendor_sdk.contract.graph import GraphCompiler
 from vendor_sdk.contract.placement import Kind, Placement, Route
 from vendor_sdk.ir.primgraph import PrimGraph
+from vendor_sdk.prims.opset import BY_TARGET
 
 
 class Partition:
@@ -27,12 +29,16 @@ class Partition:
         self.graph = graph
         self.run = run
 
+    def __str__(self) -> str:
+        return self.__name__
+
     def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(self.run(inputs))
 
 
 def join_segments(graph: PrimGraph, compiler: GraphCompiler) -> None:
     """Replaces the nodes of each partition by one call of its compiled form, in place."""
+    _share_outputs(graph)
     depths = _depths(graph)
     members: dict[int, list[fx.Node]] = {}
     for node in graph.calls():
@@ -42,6 +48,38 @@ def join_segments(graph: PrimGraph, compiler: GraphCompiler) -> None:
     for depth, nodes in members.items():
         _replace(graph, nodes, compiler, f"partition_{depth // 2}")
     graph.module.recompile()
+
+
+def _share_outputs(graph: PrimGraph) -> None:
+    """Views of one value among the outputs leave their partitions: as in eager, outputs of one storage stay so."""
+    output = graph.graph.output_node()
+    outputs = [value for value in graph.outputs if isinstance(value, fx.Node)]
+    roots = Counter(_viewed(node)[0] for node in dict.fromkeys(outputs))
+    moved: dict[fx.Node, fx.Node] = {}
+    for node in dict.fromkeys(outputs):
+        root, views = _viewed(node)
+        if roots[root] < 2 or not views:
+            continue
+        for view in views:
+            if view not in moved:
+                with graph.graph.inserting_before(output):
+                    moved[view] = graph.graph.node_copy(view, lambda n: moved.get(n, n))
+                moved[view].meta["placement"] = Placement(Kind.VIEW)
+        output.replace_input_with(node, moved[node])
+    for view in reversed(list(moved)):
+        if not view.users:
+            graph.graph.erase_node(view)
+
+
+def _viewed(node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+    """What ``node`` is a view of through nodes of the graph route, and those nodes, the innermost first."""
+    views: list[fx.Node] = []
+    while node.op == "call_function" and _joins(node) and node.target in BY_TARGET and BY_TARGET[node.target].is_view:
+        views.insert(0, node)
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        node = source
+    return node, views
 
 
 def _joins(node: fx.Node) -> bool:

@@ -153,26 +153,17 @@ def _bmm(ctx: SampleContext) -> Iterator[Sample]:
 def _addmm(ctx: SampleContext) -> Iterator[Sample]:
     yield Sample((draw.values(ctx, 33), draw.values(ctx, 5, 67), draw.values(ctx, 67, 33)), label="bias row")
     yield Sample((draw.values(ctx, 4, 3), draw.transposed(ctx, 4, 9), draw.transposed(ctx, 9, 3)), label="transposed")
-    yield Sample(
-        (draw.values(ctx, 4, 1), draw.values(ctx, 4, 9), draw.values(ctx, 9, 3)), {"beta": 2, "alpha": 3}, label="scaled"
-    )
+    yield Sample((draw.values(ctx, 4, 1), draw.values(ctx, 4, 9), draw.values(ctx, 9, 3)), label="bias column")
     yield Sample((draw.values(ctx, 3), draw.values(ctx, 2, 0), draw.values(ctx, 0, 3)), label="empty sum")
-    yield Sample((draw.values(ctx, 4, 3), draw.values(ctx, 4, 9), draw.values(ctx, 9, 3)), {"beta": 0}, label="beta 0")
     yield Sample((draw.expanded(ctx, 4, 3), draw.values(ctx, 4, 1), draw.values(ctx, 1, 3)), label="expanded")
 
 
 @draw.by_effort
 def _baddbmm(ctx: SampleContext) -> Iterator[Sample]:
     yield Sample((draw.values(ctx, 3, 5, 9), draw.values(ctx, 3, 5, 67), draw.values(ctx, 3, 67, 9)), label="odd")
-    yield Sample(
-        (draw.values(ctx, 1, 5, 1), draw.values(ctx, 2, 5, 7), draw.values(ctx, 2, 7, 3)),
-        {"beta": 2, "alpha": 3},
-        label="broadcast, scaled",
-    )
+    yield Sample((draw.values(ctx, 1, 5, 1), draw.values(ctx, 2, 5, 7), draw.values(ctx, 2, 7, 3)), label="broadcast")
     yield Sample((draw.values(ctx, 2, 3, 4), draw.values(ctx, 2, 3, 0), draw.values(ctx, 2, 0, 4)), label="empty sum")
-    yield Sample(
-        (draw.values(ctx, 2, 3, 4), draw.transposed(ctx, 2, 3, 5), draw.transposed(ctx, 2, 5, 4)), {"beta": 0}, label="beta 0"
-    )
+    yield Sample((draw.values(ctx, 2, 3, 4), draw.transposed(ctx, 2, 3, 5), draw.transposed(ctx, 2, 5, 4)), label="transposed")
 
 
 _NORMS = (2.0, 1.0, float("inf"), 0.0, 3.0, 1.5, 0.5)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy import special
 
 from vendor_sdk.prims import elementary
 from vendor_sdk.prims.bounds import Bound, Exact, Ulp
@@ -101,17 +102,34 @@ def _unary(
 
 
 def _with_c_library(numpy_function: Callable[..., Any], target: Any) -> Callable[..., torch.Tensor]:
-    """A reference through the C library's exact ``fmod``: torch's vectorised one is wrong for subnormal divisors in float64 too."""
+    """A reference through the C library's exact ``fmod``: torch's vectorised one errs for subnormal divisors, in float64 too."""
 
     def reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if not (x.is_floating_point() or y.is_floating_point()):
             exact: torch.Tensor = target(x, y)
             return exact
-        left, right = torch.broadcast_tensors(x.double(), y.double())
+        left, right = torch.broadcast_tensors(x.double(), y.double())  # type: ignore[no-untyped-call]
         with np.errstate(all="ignore"):
             return torch.from_numpy(np.asarray(numpy_function(left.numpy(), right.numpy())))
 
     return reference
+
+
+def _with_scipy(function: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A reference through scipy, where torch's own function is no better in float64 than in float32."""
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(function(x.double().numpy())))
+
+    return reference
+
+
+def _polygamma(n: int, x: torch.Tensor) -> torch.Tensor:
+    """scipy's for n > 0 and x > 0, where torch's loses half its digits; torch's elsewhere."""
+    own = aten.polygamma.default(n, x.double())
+    if n == 0:
+        return own  # type: ignore[no-any-return]
+    return torch.where(x > 0, torch.from_numpy(np.asarray(special.polygamma(n, x.double().numpy()))), own)
 
 
 UNIT = Interval(-1.0, 1.0)
@@ -532,6 +550,7 @@ ROWS = (
         _special(16, absolute=16),
         _polygamma_samples,
         shape=Shape.SAME,
+        reference=_polygamma,
         source=MEASURED,
     ),
     _row(
@@ -626,6 +645,7 @@ ROWS = (
         _special(16, absolute=16),
         _moderate(unary(Interval(-6.0, 6.0), special=False)),
         dtypes=SINGLES,
+        reference=_with_scipy(lambda x: special.airy(x)[0]),
         source=MEASURED,
     ),
     _unary(
@@ -635,6 +655,7 @@ ROWS = (
         _special(8, absolute=8),
         unary(Interval(-15.0, 15.0)),
         dtypes=SINGLES,
+        reference=_with_scipy(special.j0),
         source=MEASURED,
     ),
     _unary(
@@ -644,6 +665,7 @@ ROWS = (
         _special(8, absolute=8),
         unary(Interval(-15.0, 15.0)),
         dtypes=SINGLES,
+        reference=_with_scipy(special.j1),
         source=MEASURED,
     ),
     _unary(
@@ -653,6 +675,7 @@ ROWS = (
         _special(8, absolute=8),
         unary(Interval(0.1, 15.0)),
         dtypes=SINGLES,
+        reference=_with_scipy(special.y0),
         source=MEASURED,
     ),
     _unary(
@@ -662,6 +685,7 @@ ROWS = (
         _special(8, absolute=8),
         unary(Interval(0.1, 15.0)),
         dtypes=SINGLES,
+        reference=_with_scipy(special.y1),
         source=MEASURED,
     ),
     _unary(

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vendor_sdk.torch_private import pytree
 
 from vendor_sdk import torch_private
 from vendor_sdk.prims.samples import Sample
+from vendor_sdk.torch_private import pytree
 
 if TYPE_CHECKING:
     from vendor_sdk.prims.row import Composite, Prim

@@ -1,0 +1,246 @@
+"""The Triton backend on a machine without a GPU: numerics through Triton's interpreter, machine code for named GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import vendor_sdk
+from reference_backends.triton_gpu import compiler, launch, plugin
+from reference_backends.triton_gpu.emitter import OPS, TritonEmitter
+from vendor_sdk import ALL, Backend, Decline, Launch, LoopKernel, NodeContext, TensorInfo, TorchDevice, hookimpl, index, loop
+
+ROOT = Path(__file__).resolve().parent.parent
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install 'triton>=3.6' (in the extra 'test')"
+)
+
+NO_LIBRARY_FUNCTION = {
+    "digamma",
+    "igamma",
+    "igammac",
+    "polygamma",
+    "special_airy_ai",
+    "special_i0e",
+    "special_i1e",
+    "special_modified_bessel_k0",
+    "special_modified_bessel_k1",
+    "special_scaled_modified_bessel_k0",
+    "special_scaled_modified_bessel_k1",
+    "special_spherical_bessel_j0",
+    "special_zeta",
+}
+"""Prims that lower to loops and need a function that NVIDIA's library has not: torch's own CUDA kernels run them."""
+
+
+class Recorder(TritonEmitter):
+    """Keeps what a graph would compile, and computes nothing."""
+
+    def __init__(self) -> None:
+        self.kernels: list[tuple[LoopKernel, str]] = []
+
+    def compile(self, kernels: Sequence[tuple[LoopKernel, str]]) -> list[Launch]:
+        self.kernels.extend(kernels)
+        return [lambda buffers, symbols: None for _ in kernels]
+
+
+class OnPaper:
+    """The plugin with an emitter that records, on any machine."""
+
+    name = "triton_on_paper"
+
+    def __init__(self) -> None:
+        self.recorder = Recorder()
+
+    @hookimpl
+    def backend(self) -> Backend:
+        return Backend(name=self.name, version="0", dtypes=frozenset(ALL))
+
+    @hookimpl
+    def device(self) -> TorchDevice:
+        return TorchDevice("cpu")
+
+    @hookimpl
+    def emitter(self) -> Recorder:
+        return self.recorder
+
+    supports = staticmethod(plugin.supports)
+
+
+@pytest.fixture
+def emitted(register: Callable[..., str]) -> Callable[..., list[tuple[LoopKernel, str]]]:
+    """``emitted(function, *inputs)``: the kernels of a function of tensors, with their text."""
+    chip = OnPaper()
+    register(chip)
+
+    def kernels(function: Callable[..., Any], *inputs: torch.Tensor) -> list[tuple[LoopKernel, str]]:
+        chip.recorder.kernels.clear()
+        vendor_sdk.compile_graph(vendor_sdk.trace(function, inputs), backend=chip.name)
+        return list(chip.recorder.kernels)
+
+    return kernels
+
+
+# What the machine lacks
+
+
+def test_the_plugin_needs_neither_triton_nor_a_gpu_to_be_read() -> None:
+    code = "import sys; sys.modules['triton'] = None; from reference_backends.triton_gpu import plugin; plugin.backend()"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=120)
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: Mapping[str, Any] = {"triton": object()}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found.get(name))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert plugin.backend().requires().startswith("no CUDA device")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Old GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    assert plugin.backend().requires() == "Old GPU has compute capability 7.5, and 8.0 is needed"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    assert plugin.backend().requires() == ""
+    found = {}
+    assert plugin.backend().requires() == "triton is not installed: pip install 'triton>=3.6'"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_list_gives_the_reason() -> None:
+    command = [sys.executable, "-m", "vendor_sdk.cli", "list", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    listed = {each["name"]: each for each in json.loads(done.stdout)["backends"]}
+    assert listed["triton_gpu"]["state"] != "ready"
+    assert plugin.backend().requires() in listed["triton_gpu"]["reason"]
+
+
+# Text
+
+
+def test_every_op_of_the_table_is_an_op() -> None:
+    from vendor_sdk.ir.loop_ops import COMBINE
+    from vendor_sdk.ir.loop_ops import OPS as KNOWN
+
+    rows = {*KNOWN, "scratch", *(f"{kind}.{name}" for kind in ("reduce", "scan") for name in COMBINE), "store.add"}
+    assert set(OPS) <= rows
+
+
+def test_equal_kernels_give_equal_text(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    x = torch.ones(3, 67)
+    first, second = (emitted(lambda a: a.softmax(1), x) for _ in range(2))
+    assert first == second
+    assert len(first) > 1
+
+
+def test_contiguous_operands_are_read_in_order(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    ((_, text),) = emitted(lambda a: a.exp(), torch.ones(5, 6, 7))
+    assert "tl.load(in0 + (x_index), mask=x_mask" in text
+
+
+def test_an_inner_loop_of_varying_length_is_refused() -> None:
+    x, n = index.variable("i0", 4), index.variable("i0", 4) + 1
+    load = loop.Load("v0", "in0", x + index.variable("r0", n), torch.float32)
+    total = loop.Reduce((loop.Range("r0", n),), (load,), (loop.Accumulator(("a0",), "sum", ("v0",), torch.float32),))
+    nest = loop.Nest((loop.Range("i0", index.wrap(4)),), (total, loop.Store("out0", x, "a0")))
+    params = tuple(
+        loop.Param(name, torch.float32, index.wrap(8), role)  # type: ignore[arg-type]
+        for name, role in (("in0", "in"), ("out0", "out"))
+    )
+    with pytest.raises(vendor_sdk.LoweringError, match="length varies"):
+        TritonEmitter().emit(LoopKernel("k", params, (), (nest,)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 1000, 1 << 20])
+@pytest.mark.parametrize("longest", [0, 1, 33, 4097, 1 << 20])
+@pytest.mark.parametrize("across", [False, True])
+def test_blocks_are_powers_of_two_that_fit(count: int, longest: int, across: bool) -> None:
+    x, r, warps = launch.tile(count, longest, across)
+    assert x & (x - 1) == r & (r - 1) == warps & (warps - 1) == 0
+    assert 1 <= x * r <= launch.LANES
+    assert x < 2 * count
+    assert r < 2 * max(longest, 1)
+
+
+def test_sums_of_small_integers_are_not_atomic() -> None:
+    def node(prim: str, dtype: torch.dtype, *args: Any) -> NodeContext:
+        return NodeContext(prim=prim, args=args, kwargs={}, outputs=(TensorInfo((2,), dtype),), backward=False)
+
+    assert plugin.supports(node("scatter_add", torch.int8)) == Decline("the GPU has no atomic addition of int8")
+    assert plugin.supports(node("scatter_add", torch.float32)) is None
+    assert plugin.supports(node("index_put", torch.uint8, None, None, None, True)) is not None
+    assert plugin.supports(node("index_put", torch.uint8, None, None, None)) is None
+
+
+# Numerics
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "VENDOR_SDK_CACHE_DIR": str(tmp_path_factory.mktemp("cache"))}
+    command = [sys.executable, "-m", "tests.triton_interpreted"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
+
+
+@needs_triton
+def test_every_emitted_prim_is_right(interpreted: dict[str, Any]) -> None:
+    assert interpreted["failures"] == {}
+    assert len(interpreted["passed"]) >= 140
+
+
+@needs_triton
+def test_what_the_emitter_lacks_is_known(interpreted: dict[str, Any]) -> None:
+    lacking = {prim for prim, reason in interpreted["declined"].items() if "emitter lacks" in reason}
+    assert lacking == NO_LIBRARY_FUNCTION
+
+
+@needs_triton
+def test_symbols_are_passed_exactly(interpreted: dict[str, Any]) -> None:
+    assert interpreted["symbolic"] == {"sizes": "", "float": "", "index out of range": ""}
+
+
+# Machine code
+
+KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "pointwise": (lambda a, b: torch.tanh(a) * b, (torch.empty(64, 1024), torch.empty(1024))),
+    "bfloat16": (lambda a: torch.sigmoid(a), (torch.empty(64, 1024, dtype=torch.bfloat16),)),
+    "rows": (lambda a: a.sum(1), (torch.empty(64, 5000),)),
+    "columns": (lambda a: a.amax(0), (torch.empty(5000, 64),)),
+    "all": (lambda a: a.any(), (torch.empty(5000, 64, dtype=torch.bool),)),
+    "argmax": (lambda a: a.argmax(1), (torch.empty(64, 5000),)),
+    "scan": (lambda a: a.cumsum(1), (torch.empty(64, 5000, dtype=torch.int64),)),
+    "scatter": (lambda a, i, b: a.scatter_add(0, i, b), (torch.empty(99), torch.empty(50, dtype=torch.int64), torch.empty(50))),
+    "random": (lambda a: torch.rand_like(a), (torch.empty(64, 1024),)),
+    "float64": (lambda a: a.var(1), (torch.empty(64, 500, dtype=torch.float64),)),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_compile_for_gpus_that_are_not_here(
+    name: str, target: str, emitted: Callable[..., list[tuple[LoopKernel, str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    function, inputs = KERNELS[name]
+    kernels = emitted(function, *inputs)
+    assert kernels
+    for kernel, text in kernels:
+        binaries = compiler.compile_offline(kernel, text, target)
+        assert [b.name for b in binaries] == [f"{kernel.name}_{n}" for n in range(len(kernel.body))]
+        for binary in binaries:
+            assert binary.cubin.startswith(b"\x7fELF")
+            assert 8 <= binary.registers <= 255
+            assert binary.stack_bytes == 0
+            assert binary.shared_bytes <= 48 * 1024
