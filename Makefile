@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 .PHONY: help conformance test docs clean compiler
 
 help:
-	@echo 'make conformance   certify cpp_cpu (report in conformance-report/)'
+	@echo 'make conformance   certify cpp_cpu (report in conformance-results/)'
 	@echo 'make test          lint, types and tests; PYTEST_ARGS="..." selects'
 	@echo 'make docs          regenerate docs/hooks.md and docs/prims.md'
 	@echo 'make clean         remove .venv and reports'
@@ -30,7 +30,7 @@ docs: $(INSTALLED)
 	$(BIN)/vendor-sdk docs
 
 clean:
-	rm -rf $(VENV) conformance-report
+	rm -rf $(VENV) conformance-results
 
 # The build backend is installed from the constraints too, hence no build isolation.
 $(INSTALLED): pyproject.toml constraints.txt Makefile

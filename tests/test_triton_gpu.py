@@ -22,7 +22,8 @@ from vendor_sdk import ALL, Backend, Decline, Launch, LoopKernel, NodeContext, T
 ROOT = Path(__file__).resolve().parent.parent
 
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install 'triton>=3.6' (in the extra 'test')"
+    importlib.util.find_spec("triton") is None,
+    reason="triton is not installed: pip install 'triton>=3.6' (in the extra 'test')",
 )
 
 NO_LIBRARY_FUNCTION = {
@@ -230,7 +231,11 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_compile_for_gpus_that_are_not_here(
-    name: str, target: str, emitted: Callable[..., list[tuple[LoopKernel, str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    target: str,
+    emitted: Callable[..., list[tuple[LoopKernel, str]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
     function, inputs = KERNELS[name]

@@ -3,12 +3,15 @@
     TRITON_INTERPRET=1 python -m tests.triton_interpreted [GLOB ...]
 
 prints one JSON object: ``failures`` (case to what is wrong), ``passed`` (prims), ``declined`` (prim to the reason why it is not
-emitted). The interpreter executes everything but NVIDIA's library of functions, for which torch's stand here.
+emitted), ``symbolic`` (what is wrong with run-time numbers). The interpreter executes everything but NVIDIA's library of
+functions, for which torch's stand here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
+import functools
 import json
 import sys
 import time
@@ -21,10 +24,25 @@ import numpy as np
 import torch
 
 import vendor_sdk
+import vendor_sdk.pipeline
 from conformance.judge import expected_result, judge
 from conformance.program import build
 from reference_backends.triton_gpu import plugin
-from vendor_sdk import ALL, OPSET, Backend, Effort, Kind, Prim, Route, SampleContext, TorchDevice, hookimpl
+from vendor_sdk import (
+    ALL,
+    OPSET,
+    Backend,
+    Effort,
+    Kind,
+    LoopKernel,
+    Prim,
+    Route,
+    SampleContext,
+    TorchDevice,
+    hookimpl,
+    index,
+    loop,
+)
 
 PREFERRED = (torch.float32, torch.int64, torch.bool)
 """The dtype of a prim's samples: the first of these that its row has."""
@@ -114,7 +132,7 @@ def stand_in(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
     def call(*arguments: Any) -> Any:
         own = [torch.from_numpy(np.asarray(a.handle.data)) for a in arguments]
-        # In float64, as torch's float32 functions miss more than NVIDIA's do; the neighbour of a number is one of its own dtype.
+        # In float64, since torch's float32 functions err more than NVIDIA's; the next number is one of its own dtype.
         wide = own if function is torch.nextafter else [t.double() if t.dtype == torch.float32 else t for t in own]
         result = function(*wide)
         if result.dtype.is_floating_point:
@@ -128,11 +146,22 @@ def stand_in(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Puts torch's functions where kernels look for NVIDIA's, and mends a rounding."""
+    """Puts torch's functions where kernels look for NVIDIA's, lets assertions count, mends what the interpreter gets wrong."""
     from triton import language
     from triton.language.extra.cuda import libdevice
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, debug=True, sanitize_overflow=False)
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        """A scalar is an array of one element, which numpy 2.4 makes no integer of."""
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patched
     cast = InterpreterBuilder.create_fp_trunc
 
     def rounded(self: Any, value: Any, dtype: Any) -> Any:
@@ -171,6 +200,65 @@ def run(row: Prim, dtype: torch.dtype, name: str) -> str:
     return ""
 
 
+# Run-time numbers
+
+
+def sizes(name: str) -> str:
+    """Kernels compiled once for all sizes of a symbol."""
+    graphs: list[Any] = []
+
+    def function(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return a.softmax(1), a.sum(0) * a.shape[0], a.transpose(0, 1).reshape(-1), a.cumsum(1)
+
+    backend = functools.partial(vendor_sdk.pipeline.compile_dynamo, backend=name)
+    with vendor_sdk.pipeline.recording(graphs.append):
+        compiled = torch.compile(function, backend=backend, dynamic=True)
+        for shape in ((3, 67), (40, 5), (2, 300)):
+            a = torch.randn(shape)
+            for result, expected in zip(compiled(a), function(a), strict=True):
+                torch.testing.assert_close(result, expected)
+    return "" if len(graphs) == 1 else f"{len(graphs)} graphs were compiled for three shapes"
+
+
+def float_symbol(name: str) -> str:
+    """A float64 number that no float32 equals, and an integer beyond 32 bits, arrive as they are."""
+    emitter = plugin.emitter({})
+    i = index.variable("i0", 3)
+    body = (
+        loop.Scalar("v0", "rate", torch.float64),
+        loop.Scalar("v1", "seed", torch.int64),
+        loop.Store("out0", i, "v0"),
+        loop.Store("out1", i, "v1"),
+    )
+    outputs = (
+        loop.Param("out0", torch.float64, index.wrap(3), "out"),
+        loop.Param("out1", torch.int64, index.wrap(3), "out"),
+    )
+    symbols = (loop.Symbol("rate", torch.float64, "scalar"), loop.Symbol("seed", torch.int64, "seed"))
+    kernel = LoopKernel("k", outputs, symbols, (loop.Nest((loop.Range("i0", index.wrap(3)),), body),))
+    (launch,) = emitter.compile([(kernel, emitter.emit(kernel))])
+    results = torch.empty(3, dtype=torch.float64), torch.empty(3, dtype=torch.int64)
+    for rate, seed in ((0.1, 1), (1e300, 2**62 + 1)):
+        launch(results, (rate, seed))  # type: ignore[arg-type]
+        if results[0].tolist() != [rate] * 3 or results[1].tolist() != [seed] * 3:
+            return f"{rate} and {seed} arrive as {results}"
+    return ""
+
+
+def out_of_range(name: str) -> str:
+    """An index beyond its tensor stops the kernel."""
+    arguments = torch.ones(5), torch.tensor([4, 5])
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(lambda a, i: a.index_select(0, i), arguments), backend=name)
+    try:
+        compiled(*arguments)
+    except vendor_sdk.VendorSDKError as error:
+        return "" if "index out of range" in str(error) else str(error)
+    return "it was read"
+
+
+SYMBOLIC = {"sizes": sizes, "float": float_symbol, "index out of range": out_of_range}
+
+
 def main(globs: list[str]) -> None:
     install()
     np.seterr(all="ignore")  # what is computed outside the masks
@@ -196,8 +284,9 @@ def main(globs: list[str]) -> None:
             else:
                 passed.append(row.name)
         seconds[row.name] = round(time.perf_counter() - start, 2)
+    symbolic = {what: check(chip.name) for what, check in SYMBOLIC.items()} if not globs else {}
     slowest = dict(sorted(seconds.items(), key=lambda item: -item[1])[:10])
-    print(json.dumps({"failures": failures, "passed": passed, "declined": declined, "slowest": slowest}))
+    print(json.dumps({"failures": failures, "passed": passed, "declined": declined, "symbolic": symbolic, "slowest": slowest}))
 
 
 if __name__ == "__main__":

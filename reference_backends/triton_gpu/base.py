@@ -5,8 +5,9 @@ All take blocks or scalars of one dtype and broadcast. Imported by generated mod
 """
 
 # mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
-# ruff: noqa: ANN001, ANN201, PLR0911
-# Triton compiles these functions itself: their parameters are blocks, which Python's types cannot name.
+# ruff: noqa: RET505
+# Triton compiles these functions itself: their parameters are blocks, which Python's types cannot name; and where it knows a
+# condition, it needs the ``else`` to leave out the other branch.
 
 import triton
 import triton.language as tl

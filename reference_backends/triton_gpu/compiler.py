@@ -1,7 +1,7 @@
 """From Triton text to launchable functions, on this machine's GPU or, with none, to machine code for a named one.
 
-Triton reads its functions from files: generated text is kept in the cache directory, named by its hash. Binaries are Triton's own
-business: it compiles a function at its first launch, and keeps the result in its own cache.
+Triton reads its functions from files: generated text is kept in the cache directory, named by its hash. Binaries are Triton's
+own business: it compiles a function at its first launch, and keeps the result in its own cache.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Binary:
 
 
 def compile_offline(kernel: LoopKernel, text: str, target: str = "cuda:90") -> list[Binary]:
-    """Compiles an emitted kernel for ``target`` (``"cuda:80"``, ``"cuda:90"``: compute capability times ten), with no GPU needed.
+    """Compiles an emitted kernel for ``target`` (``"cuda:90"``: compute capability times ten), with no GPU needed.
 
     Args:
         text: what the emitter made of ``kernel``.

@@ -1,13 +1,13 @@
 """Loop kernels to Triton: one function a nest, and a host function that launches them in order.
 
-The iterations of a nest are numbered through (``x_index``) and cut into blocks of ``XBLOCK``, one a program. Inside, every value is
-a block with up to two axes:
+The iterations of a nest are numbered through (``x_index``) and cut into blocks of ``XBLOCK``, one a program. Inside, every
+value is a block with up to two axes:
 
 - *x*: the iterations of the program's block;
 - *r*: the iterations of one inner loop (a reduction, scan or nest without loops of its own), taken ``RBLOCK`` at a time.
 
-Other inner loops run one iteration after the other. A value that does not vary along an axis has size one there, or is a scalar;
-``axes`` of a value says along which it varies, and so which masks its loads and stores need.
+Other inner loops run one iteration after the other. A value that does not vary along an axis has size one there, or is a
+scalar; ``axes`` of a value says along which it varies, and so which masks its loads and stores need.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ SMALL = (torch.int16, torch.int8, torch.uint8, torch.bool)
 SHORT = 32
 """Iterations up to which an inner loop runs one after the other, so that the block's lanes lie along the nest."""
 
-_LIBDEVICE = (
-    "floor ceil trunc exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh "
-    "hypot erf erfc erfinv erfcx lgamma copysign nextafter"
-).split()
-_BASE = (
-    "div floordiv truncdiv mod fmod gcd neg signbit fmax fmin frexp_exponent frexp_mantissa sqrt sigmoid shl shr philox"
-).split()
+_LIBDEVICE = """
+    floor ceil trunc exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh
+    hypot erf erfc erfinv erfcx lgamma copysign nextafter
+"""
+_BASE = """
+    div floordiv truncdiv mod fmod gcd neg signbit fmax fmin frexp_exponent frexp_mantissa sqrt sigmoid shl shr philox
+"""
 
 OPS: Mapping[str, str] = {
-    **{name: f"libdevice.{name}({{args}})" for name in _LIBDEVICE},
-    **{name: f"base.{name}({{args}})" for name in _BASE},
+    **{name: f"libdevice.{name}({{args}})" for name in _LIBDEVICE.split()},
+    **{name: f"base.{name}({{args}})" for name in _BASE.split()},
     "ndtri": "libdevice.normcdfinv({0})",
     "i0": "libdevice.cyl_bessel_i0({0})",
     "i1": "libdevice.cyl_bessel_i1({0})",
@@ -88,7 +88,7 @@ OPS: Mapping[str, str] = {
     **{f"scan.{name}": "" for name in ("sum", "prod", "max", "min", "argmax", "argmin", "logaddexp")},
     "store.add": "tl.atomic_add",
 }
-"""Loop op to Triton expression: ``{0}``... are operands, ``{args}`` all of them, ``{T}`` their type, ``{mask}`` where they count.
+"""Loop op to Triton expression: ``{0}``... are operands, ``{args}`` all, ``{T}`` their type, ``{mask}`` where they count.
 
 Conversions depend on both types (``convert``); reductions and scans are functions ``combine_NAME`` and ``running_NAME`` of
 ``base``. There is no atomic product, and Triton's atomic extremes of floats pass NaN by: those prims are not native."""
@@ -129,7 +129,7 @@ def constant(value: bool | int | float, dtype: torch.dtype, shape: str = "[]") -
 
 
 def convert(value: str, source: torch.dtype, target: torch.dtype) -> str:
-    """``value`` in another dtype, with torch's roundings: to halves by way of float32, to small integers by way of wide ones."""
+    """``value`` in another dtype, rounded as torch does: to halves by way of float32, to small integers by way of wide ones."""
     kind = TYPES[target]
     if target == torch.bool:
         return f"{value} != 0"
@@ -268,7 +268,7 @@ class NestText:
         return f"{prefix}_{self.counter}"
 
     def place(self, ranges: Sequence[loop.Range], number: index.Int) -> None:
-        """Loop variables as functions of the iteration's number; index expressions over several of them often fold back to it."""
+        """Loop variables as functions of the iteration's number; index expressions over several often fold back to it."""
         rest = number
         for position, r in reversed(list(enumerate(ranges))):
             if r.size == 0:  # the loop's text is never run

@@ -18,9 +18,10 @@ ACROSS = 64
 
 
 def tile(count: int, longest: int, across: bool) -> tuple[int, int, int]:
-    """``(XBLOCK, RBLOCK, warps)`` for a nest of ``count`` iterations whose longest inner loop has ``longest`` (0: none in blocks).
+    """``(XBLOCK, RBLOCK, warps)`` for a nest of ``count`` iterations whose longest inner loop has ``longest``.
 
-    Powers of two. With ``across`` the lanes of a warp lie along the nest, not along the inner loop.
+    Powers of two. ``longest`` is 0 where no inner loop is taken in blocks. With ``across`` the lanes of a warp lie along the
+    nest, not along the inner loop.
     """
     if longest == 0:
         return min(POINTS, _power(count)), 1, 4
@@ -56,7 +57,7 @@ def run(kernel: Any, arguments: tuple[Any, ...], count: int, longest: int, *, ac
 
 
 OPTIONS = {
-    # Contraction would make the result depend on how an expression was split; where a fused multiply-add is wanted it is written.
+    # Contraction would make the result depend on how an expression was split.
     "enable_fp_fusion": False,
     # Integers wrap.
     "sanitize_overflow": False,

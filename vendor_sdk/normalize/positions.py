@@ -137,3 +137,17 @@ def median(x: Tensor) -> Any:
 @rule(aten.nanmedian.default)
 def nanmedian(x: Tensor) -> Any:
     return aten.nanmedian.dim(_flat(x), 0)[0] if x.numel() else full(math.nan, (), x.dtype, x)
+
+
+_REDUCTIONS = {"add": "sum", "multiply": "prod"}
+"""scatter's names for what scatter_reduce calls otherwise."""
+
+
+@rule(aten.scatter.reduce)
+def scatter_with_reduction(x: Tensor, dim: int, index: Tensor, source: Tensor, *, reduce: str) -> Any:
+    return aten.scatter_reduce.two(x, dim, index, source, _REDUCTIONS[reduce], include_self=True)
+
+
+@rule(aten.scatter.value_reduce)
+def scatter_value_with_reduction(x: Tensor, dim: int, index: Tensor, value: Any, *, reduce: str) -> Any:
+    return scatter_with_reduction(x, dim, index, full(value, index.shape, x.dtype, x), reduce=reduce)

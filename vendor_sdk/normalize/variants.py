@@ -645,7 +645,9 @@ def addmm_scaled(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: 
 
 @rule(aten.addmv.default)
 def addmv(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return _blend(bias, lambda x, y: aten.squeeze.dims(aten.mm.default(x, aten.unsqueeze.default(y, 1)), [1]), a, b, beta, alpha)
+    return _blend(
+        bias, lambda x, y: aten.squeeze.dims(aten.mm.default(x, aten.unsqueeze.default(y, 1)), [1]), a, b, beta, alpha
+    )
 
 
 @rule(aten.baddbmm.default)

@@ -1,0 +1,306 @@
+"""The ONNX Runtime backend: every prim it claims meets its bound, every gap has its reason, and models run whole."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vendor_sdk
+from vendor_sdk import ALL, OPSET, Effort, Kind, NodeContext, OptionError, Prim, Route, Sample, SampleContext, TensorInfo
+from vendor_sdk.pipeline import recording
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+from reference_backends.onnxruntime import plugin  # noqa: E402
+from reference_backends.onnxruntime.translate import RULES, single  # noqa: E402
+
+NAME = "onnxruntime"
+DTYPES = tuple(dtype for dtype in ALL if dtype != torch.bfloat16)
+
+ABSENT = frozenset({"clone", "alias", "baddbmm"})
+"""Prims that normalization removes or rewrites, so that only decompositions could bring them: their rules are run alone."""
+
+NOT_IN_DOUBLE = (
+    "acos acosh asin asinh atan atan2 atanh convolution convolution_backward cos erf erfc sin special_spherical_bessel_j0 tan"
+)
+DECLINED = {
+    **{(name, torch.float64): "float64" for name in NOT_IN_DOUBLE.split()},
+    **{("signbit", dtype): "sign of a NaN" for dtype in (torch.float32, torch.float16, torch.float64)},
+    **{("pow", dtype): "integer powers" for dtype in (torch.int64, torch.int32, torch.uint8)},
+}
+"""Prims and dtypes that are not claimed though the prim is, with a word of the reason."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch.set_num_threads(before)
+
+
+def call_of(row: Prim, sample: Sample) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """The sample's call as a function of its tensors, with those tensors.
+
+    The result of a view is read by a node that leaves every value as it is, so that the view stands inside a partition.
+    """
+    tensors: list[torch.Tensor] = []
+
+    def outside(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            return len(tensors) - 1, "tensor"
+        return [outside(item) for item in value] if isinstance(value, list | tuple) else (value, "value")
+
+    def inside(entry: Any, given: tuple[torch.Tensor, ...]) -> Any:
+        if isinstance(entry, list):
+            return [inside(item, given) for item in entry]
+        value, kind = entry
+        return given[value] if kind == "tensor" else value
+
+    args = [outside(value) for value in sample.args]
+    kwargs = {name: outside(value) for name, value in sample.kwargs.items()}
+
+    def call(*given: torch.Tensor) -> Any:
+        result = row.target(*(inside(a, given) for a in args), **{name: inside(v, given) for name, v in kwargs.items()})
+        return torch.ops.aten.maximum.default(result, result) if row.is_view else result
+
+    return call, tensors
+
+
+def samples(row: Prim) -> Iterator[tuple[torch.dtype, Sample]]:
+    for dtype in row.dtypes:
+        if dtype in DTYPES:
+            for sample in row.samples(SampleContext.make(dtype, Effort.QUICK)):
+                yield dtype, sample
+
+
+def judge(row: Prim, sample: Sample, results: list[Any]) -> None:
+    expected = vendor_sdk.reference(row, sample)
+    verdict = vendor_sdk.violations(row.bound, row, sample, results[0] if len(expected) == 1 else tuple(results), expected)
+    assert verdict.ok, f"{row.name} [{sample.label}]: {verdict.message}"
+
+
+@pytest.mark.parametrize("name", sorted(set(RULES) - ABSENT))
+def test_claimed_prims_meet_their_bounds(name: str) -> None:
+    row = OPSET[name]
+    native: set[torch.dtype] = set()
+    for dtype, sample in samples(row):
+        function, tensors = call_of(row, sample)
+        before = [tensor.clone() for tensor in tensors]
+        compiled = vendor_sdk.compile_graph(vendor_sdk.trace(function, tensors), backend=NAME)
+        placement = next((each.placement for each in compiled.placements if each.prim == name), None)
+        if placement is None:  # nothing to do for this sample: a conversion to the same dtype
+            continue
+        if placement.kind is not Kind.NATIVE:
+            wanted = DECLINED.get((name, dtype), "bfloat16" if name == "_to_copy" else "no reason is good enough")
+            assert wanted in placement.reason, f"{name}[{dtype}] on sample {sample.label!r}: {placement}"
+            continue
+        assert (name, dtype) not in DECLINED, f"{name}[{dtype}] is listed as declined and runs"
+        assert placement.route is Route.GRAPH
+        native.add(dtype)
+        judge(row, sample, compiled(*tensors))
+        for tensor, copied in zip(tensors, before, strict=True):
+            torch.testing.assert_close(tensor, copied, rtol=0, atol=0, equal_nan=True)
+    assert native == {dtype for dtype in row.dtypes if dtype in DTYPES and (name, dtype) not in DECLINED}
+
+
+@pytest.mark.parametrize("name", sorted(ABSENT))
+def test_rules_that_normalization_keeps_from_graphs(name: str) -> None:
+    row = OPSET[name]
+    for _, sample in samples(row):
+        outlines = vendor_sdk.outlined(row.target, sample)
+        tensors: list[torch.Tensor] = []
+
+        def info(value: Any, tensors: list[torch.Tensor] = tensors) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            tensors.append(value)
+            return TensorInfo(tuple(value.shape), value.dtype)
+
+        args, kwargs = tuple(map(info, sample.args)), {key: info(value) for key, value in sample.kwargs.items()}
+        result = (TensorInfo(tuple(outlines.shape), outlines.dtype),)
+        model = single(NodeContext(prim=name, args=args, kwargs=kwargs, outputs=result, backward=False))
+        onnx.checker.check_model(model)
+        session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        feeds = {each.name: value.contiguous().numpy() for each, value in zip(session.get_inputs(), tensors, strict=True)}
+        judge(row, sample, [torch.from_numpy(value) for value in session.run(None, feeds)])
+
+
+def test_at_least_130_prims_are_claimed() -> None:
+    assert len(RULES) >= 130
+    assert set(RULES) <= set(OPSET)
+
+
+def test_a_model_is_one_partition_a_graph_and_none_of_it_runs_on_the_host() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.GELU(), nn.LayerNorm(9), nn.Linear(9, 2))
+    twin = copy.deepcopy(model)
+    x = torch.randn(5, 6)
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        out = torch.compile(model, backend=NAME)(x)
+        out.square().sum().backward()
+    twin(x).square().sum().backward()
+    assert len(graphs) == 2  # forward and backward
+    for graph in graphs:
+        assert {each.placement.kind for each in graph.placements} == {Kind.NATIVE}
+        assert sum(node.target is not operator.getitem for node in graph.graph.calls()) == 1
+    torch.testing.assert_close(out, twin(x))
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gpt2_forward_and_backward_are_as_accurate_as_eager() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        n_layer=1, n_embd=48, n_head=3, vocab_size=101, n_positions=32, bos_token_id=0, eos_token_id=0
+    )
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    model = transformers.GPT2LMHeadModel(config)
+    ids = torch.randint(0, 101, (2, 9))
+
+    def run(module: nn.Module, call: Callable[..., Any]) -> list[torch.Tensor]:
+        out = call(input_ids=ids, labels=ids)
+        out.loss.backward()
+        return [out.logits.detach(), *(p.grad for p in module.parameters() if p.grad is not None)]
+
+    def error(values: list[torch.Tensor]) -> float:
+        return max(
+            ((value.double() - want).norm() / want.norm().clamp_min(1e-30)).item()
+            for value, want in zip(values, exact, strict=True)
+        )
+
+    eager, wide, ours = copy.deepcopy(model), copy.deepcopy(model).double(), copy.deepcopy(model)
+    exact = run(wide, wide)
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        found = run(ours, torch.compile(ours, backend=NAME))
+    assert error(found) <= 2 * error(run(eager, eager))
+    host = [each for graph in graphs for each in graph.placements if each.placement.kind is Kind.HOST]
+    assert not host
+
+
+def test_dynamic_sizes_share_one_session() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = x.shape[0]
+        y = torch.softmax(x @ w, -1) + torch.arange(rows, device=x.device).unsqueeze(1)
+        z = torch.cat([y, x.new_full((rows, 2), 3.0)], 1)
+        return (
+            z.mean(0),
+            z.var(0),
+            z.reshape(rows * 2, -1).cumsum(0),
+            z[ids],
+            z[1:, ::2].flip(0).amax(0),
+            torch.gather(z, 1, ids.unsqueeze(1)[:rows] % 2),
+            nn.functional.pad(z, (1, 2)).sort(0)[0],
+            z.expand(3, -1, -1).sum((0, 2)),
+            torch.zeros_like(z).index_put((ids,), z[ids]),
+            z.argmax(),
+            z * rows,
+        )
+
+    graphs: list[Any] = []
+    compiled = torch.compile(f, backend=NAME, dynamic=True)
+    w = torch.randn(6, 4)
+    with recording(graphs.append):
+        for rows in (5, 3, 16):
+            x, ids = torch.randn(rows, 6), torch.arange(rows).flip(0)
+            torch.testing.assert_close(compiled(x, w, ids), f(x, w, ids))
+    assert len(graphs) == 1
+    kinds = {each.prim: each.placement for each in graphs[0].placements}
+    assert all(placement.kind in (Kind.NATIVE, Kind.WRAPPER) for placement in kinds.values()), kinds
+
+
+def test_views_of_one_value_keep_sharing_its_memory_as_outputs() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + 1
+        return y.t(), y, y.view(-1)[2:]
+
+    x = torch.randn(3, 4)
+    first, second, third = torch.compile(f, backend=NAME)(x)
+    second.zero_()
+    assert not first.any()
+    assert not third.any()
+
+
+def test_a_number_that_changes_is_an_input() -> None:
+    graphs: list[Any] = []
+    compiled = torch.compile(lambda x, s: x * s + s, backend=NAME)
+    x = torch.randn(5)
+    with recording(graphs.append):
+        for scale in (0.5, 0.25, 3.0, -1.0):
+            torch.testing.assert_close(compiled(x, scale), x * scale + scale)
+    assert len(graphs) == 2  # Dynamo takes the first value for a constant
+
+
+@pytest.mark.parametrize("function", [torch.floor_divide, torch.remainder, torch.fmod])
+def test_division_by_integer_zero_is_an_error_that_names_the_prim(function: Callable[..., torch.Tensor]) -> None:
+    x, y = torch.tensor([4, 5]), torch.tensor([2, 0])
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(function, [x, y]), backend=NAME)
+    with pytest.raises(vendor_sdk.KernelError, match="zero"):
+        compiled(x, y)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_smallest_integer_divided_by_minus_one_does_not_trap(dtype: torch.dtype) -> None:
+    low = torch.iinfo(dtype).min
+    x, y = torch.tensor([low, 7, -7], dtype=dtype), torch.tensor([-1, -1, -2], dtype=dtype)
+
+    def f(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.div(a, b, rounding_mode="floor"), torch.fmod(a, b), torch.remainder(a, b)
+
+    quotient, *remainders = vendor_sdk.compile_graph(vendor_sdk.trace(f, [x, y]), backend=NAME)(x, y)
+    assert quotient.tolist() == [low, -7, 3]
+    assert [r.tolist() for r in remainders] == [[0, 0, -1], [0, 0, -1]]
+
+
+def test_an_unknown_provider_is_refused_with_those_there_are() -> None:
+    graph = vendor_sdk.trace(torch.neg, [torch.ones(3)])
+    with pytest.raises(OptionError, match="CPUExecutionProvider"):
+        vendor_sdk.compile_graph(graph, backend=NAME, options={"provider": "CpuExecutionProvider"})
+
+
+def test_missing_packages_are_named_with_what_installs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("onnx") else find(name))
+    needs = plugin.backend().requires()
+    assert "onnx and onnxruntime" in needs
+    assert "pip install 'vendor-sdk[onnx]'" in needs
+
+
+def test_bfloat16_runs_on_the_host_with_that_reason() -> None:
+    x = torch.randn(4, dtype=torch.bfloat16)
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(torch.neg, [x]), backend=NAME)
+    (placement,) = (each.placement for each in compiled.placements)
+    assert placement.kind is Kind.HOST
+    assert "bfloat16" in placement.reason
+    torch.testing.assert_close(compiled(x), [-x])
+
+
+def test_symbols_become_dimension_parameters() -> None:
+    symbol = torch.export.Dim("rows")
+    program = torch.export.export(_Neg(), (torch.randn(3, 4),), dynamic_shapes={"x": {0: symbol}})
+    size = next(node.meta["val"] for node in program.graph.nodes if node.op == "placeholder").shape[0]
+    info = TensorInfo((size, 4), torch.float32)
+    model = single(NodeContext(prim="neg", args=(info,), kwargs={}, outputs=(info,), backward=False))
+    (declared,) = model.graph.input
+    first, second = declared.type.tensor_type.shape.dim
+    assert first.dim_param
+    assert second.dim_value == 4
+
+
+class _Neg(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -x
