@@ -193,7 +193,9 @@ def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.d
         judgement = judge(case.row, trial.sample, trial.expected, _on_host(kept[position]))
         result.worst = max(result.worst, judgement.worst)
         if judgement.problem:
-            kind = "torch" if _is_torchs(case, trial.sample, trial.expected.outline, kept[position], judgement) else judgement.kind
+            kind = (
+                "torch" if _is_torchs(case, trial.sample, trial.expected.outline, kept[position], judgement) else judgement.kind
+            )
             result.failures.append(_failure(trial, kind, judgement.problem))
             continue
         result.compared += judgement.elements > 0
@@ -206,7 +208,11 @@ def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.d
         result.worst = max(result.worst, judgement.worst)
         if judgement.problem:
             values = "other values" if trial.is_fresh else "the same values"
-            kind = "torch" if _is_torchs(case, trial.fresh, trial.fresh_expected.outline, second[position], judgement) else "second-call"
+            kind = (
+                "torch"
+                if _is_torchs(case, trial.fresh, trial.fresh_expected.outline, second[position], judgement)
+                else "second-call"
+            )
             result.failures.append(_failure(trial, kind, f"second call, {values}: {judgement.problem}"))
     return result
 

@@ -276,9 +276,8 @@ def main() -> int:
     for name, result in table:
         print(f"  {name:28} {result}")
     print(f"  {'prims':28} {len(emitted)} native in some dtype")
-    print(
-        f"  {'cases':28} {', '.join(f'{n} {what}' for what, n in counts.most_common())}, {len(names) - len(outcome)} not reached"
-    )
+    came = ", ".join(f"{n} {what}" for what, n in counts.most_common())
+    print(f"  {'cases':28} {came}, {len(names) - len(outcome)} not reached")
     failed = counts["FAILED"] + sum(result.startswith("FAILED") for _, result in table)
     print(f"  {'failures':28} {failed}")
     return 1 if failed or len(outcome) < len(names) else 0

@@ -13,13 +13,16 @@ from torch import nn
 from tests.toys import register_toys
 from vendor_sdk.pipeline import recording
 
-BACKENDS = ("toy", "cpp_cpu", "toychip")
+BACKENDS = ("toy", "cpp_cpu", "toychip", "onnxruntime")
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     register_toys()
     torch._dynamo.reset()
+    if request.param == "onnxruntime":
+        pytest.importorskip("onnx")
+        pytest.importorskip("onnxruntime")
     return str(request.param)
 
 

@@ -162,16 +162,25 @@ def install() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
-    cast = InterpreterBuilder.create_fp_trunc
+    narrow, widen = InterpreterBuilder.create_fp_trunc, InterpreterBuilder.create_fp_ext
 
-    def rounded(self: Any, value: Any, dtype: Any) -> Any:
+    def narrowed(self: Any, value: Any, dtype: Any) -> Any:
         """The interpreter drops the low bits of a float32 that becomes a bfloat16, where the GPU rounds to nearest even."""
         if (value.dtype.scalar, dtype.scalar) != (language.float32, language.bfloat16):
-            return cast(self, value, dtype)
+            return narrow(self, value, dtype)
         halves = torch.from_numpy(np.asarray(value.data)).to(torch.bfloat16)
         return TensorHandle(halves.view(torch.uint16).numpy(), language.bfloat16)
 
-    InterpreterBuilder.create_fp_trunc = rounded
+    def widened(self: Any, value: Any, dtype: Any) -> Any:
+        """The interpreter takes subnormal bfloat16 numbers for zero."""
+        if (value.dtype.scalar, dtype.scalar) != (language.bfloat16, language.float32):
+            return widen(self, value, dtype)
+        halves = torch.from_numpy(np.asarray(value.data)).view(torch.bfloat16)
+        return TensorHandle(halves.to(torch.float32).numpy(), language.float32)
+
+    InterpreterBuilder.create_fp_trunc = narrowed
+    InterpreterBuilder.create_fp_ext = widened
+
     for name, function in LIBRARY.items():
         assert hasattr(libdevice, name), name
         setattr(libdevice, name, stand_in(function))

@@ -302,3 +302,11 @@ def functional_collectives() -> Any:
     import torch.distributed._functional_collectives
 
     return torch.ops._c10d_functional
+
+
+def flash_statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """dtype of the logsumexp that the meta kernel of torch's CPU flash attention gives for a query of ``dtype``."""
+    with new_fake_mode():
+        x = torch.empty(1, 1, 1, 1, dtype=dtype)
+        statistics: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(x, x, x)[1]
+    return statistics.dtype

@@ -11,7 +11,22 @@ import torch
 from reference_backends.cpp_cpu import compiler
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from reference_backends.cpp_cpu.kernels import KERNELS
-from vendor_sdk import ALL, Backend, Emitter, Kernel, TorchDevice, hookimpl
+from vendor_sdk import (
+    ALL,
+    Backend,
+    Decline,
+    Emitter,
+    Kernel,
+    NodeContext,
+    Supported,
+    TensorInfo,
+    TorchDevice,
+    hookimpl,
+)
+
+COMPLEX = (torch.complex64, torch.complex128)
+TAKES_COMPLEX = frozenset(("complex", "_conj_physical", "mm", "bmm", "addmm", "baddbmm"))
+"""Prims whose kernels take or give complex numbers."""
 
 
 @hookimpl
@@ -19,7 +34,7 @@ def backend() -> Backend:
     return Backend(
         name="cpp_cpu",
         version="0.1.0",
-        dtypes=frozenset(ALL),
+        dtypes=frozenset((*ALL, torch.int8, torch.int16, *COMPLEX)),
         requires=compiler.requires,
         notes={
             "halves": "loaded and stored as such, computed in float32",
@@ -37,6 +52,15 @@ def device(options: Mapping[str, Any]) -> TorchDevice:
 @hookimpl
 def kernels() -> Mapping[str, Kernel | Callable[..., Any]]:
     return KERNELS
+
+
+@hookimpl
+def supports(node: NodeContext) -> Supported | Decline:
+    """Complex numbers are moved and conjugated; matrix products of them are torch's."""
+    tensors = [v for v in (*node.args, *node.kwargs.values(), *node.outputs) if isinstance(v, TensorInfo)]
+    if any(t.dtype in COMPLEX for t in tensors) and node.prim not in TAKES_COMPLEX:
+        return Decline("complex numbers are not computed with here")
+    return Supported()
 
 
 @hookimpl

@@ -37,14 +37,12 @@ class _Advanced:
             *(tensor.shape for tensor in tensors)
         )
         last = b.constant([-1])
-        zero = b.constant(0)
-        # The sum of the indices times 0 has the broadcast shape, dynamic sizes included.
         parts: list[Value] = [b.cast(tensor, torch.int64) for tensor in tensors]
         if len(parts) > 1:
             total = parts[0]
             for part in parts[1:]:
                 total = b.op("Add", total, part)
-            shape = b.op("Shape", b.op("Mul", total, zero), dtype=torch.int64)
+            shape = b.op("Shape", total, dtype=torch.int64)  # a sum has the broadcast shape, dynamic sizes included
             parts = [b.op("Expand", part, shape) for part in parts]
         columns = [b.op("Unsqueeze", part, last) for part in parts]
         self.index = columns[0] if len(columns) == 1 else b.op("Concat", *columns, axis=-1)

@@ -12,6 +12,8 @@ import torch
 
 from vendor_sdk.errors import LoweringError
 from vendor_sdk.ir.loop import required_ops
+from vendor_sdk.ir.loop_ops import ACCEPTS, HALVES
+from vendor_sdk.ir.primgraph import tensors_of
 from vendor_sdk.lower.build import Builder, Layout, LayoutOf, Lowered, Lowering, TensorSpec
 from vendor_sdk.lower.copy import copy
 from vendor_sdk.lower.simplify import simplify
@@ -49,6 +51,9 @@ def lower(node: torch.fx.Node, name: str, layout: LayoutOf) -> Lowered:
     Raises ``LoweringError`` when this case (a dtype, a symbolic argument) is not lowered; the message says which.
     """
     row = BY_TARGET.get(node.target)
+    for tensor in tensors_of([n.meta.get("val") for n in (*node.all_input_nodes, node)]):
+        if tensor.dtype not in (*ACCEPTS["any"], *HALVES):
+            raise LoweringError(f"'{node.target}' on {tensor.dtype}: loops have no such values", fix="let it run on the host")
     if row is None:
         raise LoweringError(f"'{node.target}' is no prim", fix="decompose it first")
     if row.name in VIEWS:

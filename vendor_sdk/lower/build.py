@@ -142,6 +142,7 @@ class Builder:
         ]
         self._inputs: dict[Node, Param] = {}
         self._scratch: dict[int, Param] = {}
+        self._buffers: list[Param] = []
         self._symbols: dict[str, Symbol] = {}
         self._nests: list[Nest] = []
         self._stack: list[list[Stmt]] = []
@@ -460,12 +461,27 @@ class Builder:
         if spec.dtype in HALVES:
             self._scratch[output] = Param(f"wide{output}", torch.float32, ix.product(spec.shape), "scratch")
 
+    def buffer(self, size: Int, dtype: torch.dtype) -> Param:
+        """A buffer of the launch's own, undefined until it is written."""
+        param = Param(f"buffer{len(self._buffers)}", dtype, size, "scratch")
+        self._buffers.append(param)
+        return param
+
+    def load_buffer(self, buffer: Param, index: Int) -> Value:
+        value = self._value(buffer.dtype)
+        self._emit(Load(value.name, buffer.name, index, buffer.dtype))
+        return value
+
+    def store_buffer(self, buffer: Param, index: Int, value: Value, mode: StoreMode = "set", mask: Value | None = None) -> None:
+        """Writes element ``index`` of a buffer, converted to its dtype."""
+        value = self.convert(value, buffer.dtype)
+        self._emit(Store(buffer.name, index, value.name, mode, mask.name if mask else None))
+
     def _round_scratch(self) -> None:
         for output, buffer in self._scratch.items():
             spec = self.outputs[output]
             with self.nest((buffer.size,)) as (i,):
-                value = self._value(buffer.dtype)
-                self._emit(Load(value.name, buffer.name, i, buffer.dtype))
+                value = self.load_buffer(buffer, i)
                 self._emit(Store(f"out{output}", i, self.convert(value, spec.dtype).name))
 
     # The finished kernel
@@ -487,7 +503,7 @@ class Builder:
             if name not in self._bound:
                 symbols[name] = Symbol(name, torch.int64, "size", s.lower, s.upper)
         ordered = tuple(sorted(symbols.values(), key=operator.attrgetter("name")))
-        kernel = LoopKernel(self.name, params, ordered, tuple(self._nests), tuple(self._scratch.values()))
+        kernel = LoopKernel(self.name, params, ordered, tuple(self._nests), (*self._scratch.values(), *self._buffers))
         return Lowered(kernel, tuple(self._inputs), tuple(self.outputs), tuple(s.name for s in ordered))
 
 

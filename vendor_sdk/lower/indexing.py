@@ -11,11 +11,11 @@ import torch
 
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
-from vendor_sdk.ir.loop import StoreMode
+from vendor_sdk.ir.loop import Param, StoreMode
 from vendor_sdk.lower.build import Argument, Builder, Lowering, Value, is_tensor, opmath
 from vendor_sdk.lower.copy import all_of, copy, inside
 from vendor_sdk.lower.pointwise import truth
-from vendor_sdk.lower.view import normalised, unflatten
+from vendor_sdk.lower.view import flatten, normalised, unflatten
 
 
 def indirect(k: Builder, source: Argument, at: Sequence[Int], size: Int) -> Int:
@@ -153,6 +153,9 @@ _REDUCE: Mapping[str, StoreMode] = {"sum": "add", "prod": "mul", "amax": "max", 
 
 def _scatter_reduce(k: Builder) -> None:
     reduce = k.args["reduce"]
+    if reduce == "mean":
+        _scatter_mean(k)
+        return
     if reduce not in _REDUCE:
         raise k.fail(f"reduce='{reduce}'")
     mode = _REDUCE[reduce]
@@ -162,6 +165,33 @@ def _scatter_reduce(k: Builder) -> None:
         start = _identity(mode, k.outputs[0].dtype)
         _scatter_into(k, "set", lambda i, dtype: k.const(start, dtype))
     _scatter_into(k, mode, lambda i, dtype: k.load(k.args["src"], i))
+
+
+def _scatter_mean(k: Builder) -> None:
+    """A sum and a count of each position's values, then their quotient, rounded down for integers."""
+    source, src, positions = k.args["self"], k.args["src"], k.args["index"]
+    result, include = k.outputs[0], k.args.get("include_self", True)
+    if result.dtype == torch.bool:
+        raise k.fail("a mean of bools")
+    dtype = opmath(result.dtype)
+    total, count = k.buffer(ix.product(result.shape), dtype), k.buffer(ix.product(result.shape), torch.int64)
+    with k.nest(result.shape) as i:
+        at = flatten(i, result.shape)
+        k.store_buffer(total, at, k.convert(k.load(source, i), dtype) if include else k.const(0, dtype))
+        k.store_buffer(count, at, k.const(1 if include else 0, torch.int64))
+    dim, shape = _along(k, source)
+    with k.nest(k.shape(positions)) as i:
+        where = indirect(k, positions, i, shape[dim] if shape else ix.ONE)
+        at = flatten((*i[:dim], where, *i[dim + 1 :]) if shape else (), shape)
+        k.store_buffer(total, at, k.convert(k.load(src, i if k.shape(src) else ()), dtype), "add")
+        k.store_buffer(count, at, k.const(1, torch.int64), "add")
+    with k.nest(result.shape) as i:
+        at = flatten(i, result.shape)
+        found, sum_ = k.load_buffer(count, at), k.load_buffer(total, at)
+        none = k.compute("eq", found, k.const(0, torch.int64))
+        divisor = k.convert(k.compute("max", found, k.const(1, torch.int64)), dtype)
+        mean = k.compute("div" if dtype.is_floating_point else "floordiv", sum_, divisor)
+        k.store(0, i, k.compute("where", none, k.convert(k.load(source, i), dtype), mean))
 
 
 def _identity(mode: StoreMode, dtype: torch.dtype) -> float | int:
@@ -266,11 +296,11 @@ def _nonzero_static(k: Builder) -> None:
 
 
 def _embedding_dense_backward(k: Builder) -> None:
-    if k.args.get("scale_grad_by_freq"):
-        raise k.fail("scale_grad_by_freq")
     _sums(k, "add")
     gradient, positions = k.args["grad_output"], k.args["indices"]
     rows, width = k.outputs[0].shape
+    dtype = opmath(k.outputs[0].dtype)
+    frequency = _frequency(k, positions, rows) if k.args.get("scale_grad_by_freq") else None
     padding = k.integer(k.args["padding_idx"])
     with k.nest(k.outputs[0].shape) as i:
         k.store(0, i, k.const(0, k.outputs[0].dtype))
@@ -282,7 +312,20 @@ def _embedding_dense_backward(k: Builder) -> None:
         if padding >= 0:
             mask = k.compute("ne", index, k.const(padding, torch.int64))
         row = k.as_index(k.compute("wrap_index", index, k.index(rows)), 0, rows)
-        k.store(0, (row, i[-1]), k.load(gradient, i), "add", mask)
+        value = k.load(gradient, i)
+        if frequency is not None:
+            value = k.compute("div", k.convert(value, dtype), k.convert(k.load_buffer(frequency, row), dtype))
+        k.store(0, (row, i[-1]), value, "add", mask)
+
+
+def _frequency(k: Builder, positions: Argument, rows: Int) -> Param:
+    """How often each row is named."""
+    counts = k.buffer(rows, torch.int64)
+    with k.nest((rows,)) as (i,):
+        k.store_buffer(counts, i, k.const(0, torch.int64))
+    with k.nest(k.shape(positions)) as i:
+        k.store_buffer(counts, indirect(k, positions, i, rows), k.const(1, torch.int64), "add")
+    return counts
 
 
 def _histc(k: Builder) -> None:

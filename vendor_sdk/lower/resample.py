@@ -1,4 +1,5 @@
-"""Sampling images at the points of a grid, two- and three-dimensional: bilinear and nearest."""
+"""Sampling images at the points of a grid, two- and three-dimensional: bilinear, nearest and, in two dimensions,
+bicubic (Keys, IEEE Trans. ASSP 29(6), 1981, with a = -3/4)."""
 
 from __future__ import annotations
 
@@ -14,13 +15,17 @@ from vendor_sdk.lower.build import Builder, Lowering, Value, opmath
 from vendor_sdk.lower.copy import all_of
 from vendor_sdk.lower.pointwise import like, select
 
-BILINEAR, NEAREST = 0, 1
+BILINEAR, NEAREST, BICUBIC = 0, 1, 2
 ZEROS, BORDER, REFLECTION = 0, 1, 2
+
+
+def _extent(k: Builder, size: Int, dtype: torch.dtype) -> Value:
+    return k.const(size.value, dtype) if size.value is not None else k.convert(k.index(size), dtype)
 
 
 def _coordinate(k: Builder, x: Value, size: Int) -> tuple[Value, Value]:
     """A grid coordinate in [-1, 1] as a position in pixels, and the derivative of the latter by the former."""
-    extent = k.const(size.value, x.dtype) if size.value is not None else k.convert(k.index(size), x.dtype)
+    extent = _extent(k, size, x.dtype)
     one, half = like(k, x, 1), like(k, x, 0.5)
     last = k.compute("sub", extent, one)
     shifted = k.compute("add", x, one)
@@ -30,11 +35,18 @@ def _coordinate(k: Builder, x: Value, size: Int) -> tuple[Value, Value]:
     else:
         position = k.compute("mul", k.compute("sub", k.compute("mul", shifted, extent), one), half)
         slope = k.compute("mul", extent, half)
+    return position, slope
+
+
+def _padded(k: Builder, position: Value, slope: Value, size: Int) -> tuple[Value, Value]:
+    """A position outside the image moved inside, as the padding mode says, and the slope after that."""
+    extent = _extent(k, size, position.dtype)
+    last = k.compute("sub", extent, like(k, position, 1))
     padding = k.args["padding_mode"]
     if padding == REFLECTION:
         position, slope = _reflected(k, position, slope, last, extent)
     if padding in (BORDER, REFLECTION):
-        zero = like(k, x, 0)
+        zero = like(k, position, 0)
         outside = k.compute("bitor", k.compute("le", position, zero), k.compute("ge", position, last))
         slope = select(k, outside, zero, slope)
         # fmax and fmin: a NaN coordinate samples the border, as torch's does.
@@ -71,33 +83,69 @@ class Corner:
     slopes: tuple[Value, ...]
 
 
+Tap = tuple[Int, Value, Value, Value]
+"""Along one dimension: a pixel, whether it is in the image, its weight, and the weight's derivative by the coordinate."""
+
+
+def _tap(k: Builder, place: Value, size: Int, weight: Value, by: Value) -> Tap:
+    # Far outside, and NaN: any pixel outside will do, and none may overflow.
+    limit = like(k, place, 2.0**30)
+    safe = k.compute("fmax", k.compute("fmin", place, limit), k.compute("neg", limit))
+    pixel = k.convert(safe, torch.int64)
+    low = k.compute("ge", pixel, k.const(0, torch.int64))
+    return k.as_index(pixel), k.compute("bitand", low, k.compute("lt", pixel, k.index(size))), weight, by
+
+
+def _linear_taps(k: Builder, position: Value, slope: Value, size: Int) -> list[Tap]:
+    position, slope = _padded(k, position, slope, size)
+    nearest = k.args["interpolation_mode"] == NEAREST
+    whole = k.compute("round" if nearest else "floor", position)
+    one = like(k, position, 1)
+    if nearest:
+        return [_tap(k, whole, size, one, like(k, position, 0))]
+    fraction = k.compute("sub", position, whole)
+    return [
+        _tap(k, whole, size, k.compute("sub", one, fraction), k.compute("neg", slope)),
+        _tap(k, k.compute("add", whole, one), size, fraction, slope),
+    ]
+
+
+def _cubic_taps(k: Builder, position: Value, slope: Value, size: Int) -> list[Tap]:
+    """Four pixels around the position; each is padded by itself, so the slope is that of the weights alone."""
+    whole = k.compute("floor", position)
+    fraction = k.compute("sub", position, whole)
+    taps = []
+    for offset in (-1, 0, 1, 2):
+        place = k.compute("add", whole, like(k, whole, offset))
+        away = k.compute("sub", fraction, like(k, fraction, offset))
+        distance = away if offset < 1 else k.compute("neg", away)
+        weight, by = (_polynomial(k, distance, c) for c in (_NEAR if offset in (0, 1) else _FAR))
+        by = k.compute("mul", by if offset < 1 else k.compute("neg", by), slope)
+        pixel, _ = _padded(k, place, slope, size)
+        taps.append(_tap(k, pixel, size, weight, by))
+    return taps
+
+
+_NEAR = ((1.25, -2.25, 0.0, 1.0), (3.75, -4.5, 0.0))
+"""Weight of a pixel less than one away, as a polynomial of the distance from the highest power down, and its derivative."""
+_FAR = ((-0.75, 3.75, -6.0, 3.0), (-2.25, 7.5, -6.0))
+"""The same for a pixel one to two away."""
+
+
+def _polynomial(k: Builder, x: Value, coefficients: Sequence[float]) -> Value:
+    result = like(k, x, coefficients[0])
+    for c in coefficients[1:]:
+        result = k.compute("add", k.compute("mul", result, x), like(k, x, c))
+    return result
+
+
 def _corners(k: Builder, n: int, at: Sequence[Int], spatial: Sequence[Int], dtype: torch.dtype) -> list[Corner]:
-    mode = k.args["interpolation_mode"]
-    if mode not in (BILINEAR, NEAREST):
-        raise k.fail("bicubic interpolation")
-    int64 = torch.int64
-    places: list[list[tuple[Int, Value, Value, Value]]] = []
+    places: list[list[Tap]] = []
     for d in range(n):
         # The grid's last dimension starts with the innermost coordinate.
         x = k.convert(k.load(k.args["grid"], (*at, ix.wrap(n - 1 - d))), dtype)
-        position, slope = _coordinate(k, x, spatial[d])
-        whole = k.compute("round" if mode == NEAREST else "floor", position)
-        # Far outside, and NaN: any pixel outside will do, and none may overflow.
-        limit = like(k, x, 2.0**30)
-        safe = k.compute("fmax", k.compute("fmin", whole, limit), k.compute("neg", limit))
-        first = k.convert(safe, int64)
-        fraction = k.compute("sub", position, whole)
-        one = like(k, x, 1)
-        choices = [(0, k.compute("sub", one, fraction), k.compute("neg", slope)), (1, fraction, slope)]
-        if mode == NEAREST:
-            choices = [(0, one, like(k, x, 0))]
-        row = []
-        for offset, weight, by in choices:
-            place = k.compute("add", first, k.const(offset, int64))
-            low = k.compute("ge", place, k.const(0, int64))
-            inside = k.compute("bitand", low, k.compute("lt", place, k.index(spatial[d])))
-            row.append((k.as_index(place), inside, weight, by))
-        places.append(row)
+        taps = _cubic_taps if k.args["interpolation_mode"] == BICUBIC else _linear_taps
+        places.append(taps(k, *_coordinate(k, x, spatial[d]), spatial[d]))
     corners = []
     for choice in itertools.product(*places):
         index, insides, weights, slopes = zip(*choice, strict=True)

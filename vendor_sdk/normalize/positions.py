@@ -151,3 +151,12 @@ def scatter_with_reduction(x: Tensor, dim: int, index: Tensor, source: Tensor, *
 @rule(aten.scatter.value_reduce)
 def scatter_value_with_reduction(x: Tensor, dim: int, index: Tensor, value: Any, *, reduce: str) -> Any:
     return scatter_with_reduction(x, dim, index, full(value, index.shape, x.dtype, x), reduce=reduce)
+
+
+@rule(aten.repeat_interleave.Tensor)
+def repeat_interleave(repeats: Tensor, *, output_size: Any = None) -> Any:
+    """Number i as often as ``repeats[i]`` says; without ``output_size`` the size depends on the data."""
+    if output_size is None:
+        return NotImplemented
+    ends = aten.cumsum.default(cast(repeats, torch.int64), 0)
+    return cast(aten.searchsorted.Tensor(ends, _arange(0, output_size, repeats), right=True), repeats.dtype)

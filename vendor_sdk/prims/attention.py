@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from vendor_sdk import torch_private
 from vendor_sdk.prims.bounds import Accumulated
-from vendor_sdk.prims.row import Composite
+from vendor_sdk.prims.row import FLOATS, Composite
 from vendor_sdk.prims.samples import Effort, Sample, SampleContext, draw
 from vendor_sdk.prims.widen import cast, computation_dtype, number
 
@@ -59,6 +60,17 @@ def _scale(query: Tensor, scale: float | None) -> float:
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
+def _weights(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax over the keys, with the maximum and the sum of exponentials; a row that is masked whole gets zeros."""
+    zero, one = number(0, scores.dtype, scores), number(1, scores.dtype, scores)
+    peak = aten.amax.default(scores, [3], True)
+    peak = aten.where.self(aten.eq.Tensor(peak, number(-math.inf, scores.dtype, scores)), zero, peak)
+    weights = aten.exp.default(aten.sub.Tensor(scores, peak))
+    total = aten.sum.dim_IntList(weights, [3], True)
+    total = aten.where.self(aten.eq.Tensor(total, zero), one, total)
+    return aten.div.Tensor(weights, total), peak, total
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -74,18 +86,16 @@ def attention(
         return NotImplemented
     batch, heads, rows, _ = query.shape
     scores = _scores(query, key, _scale(query, scale), is_causal, attn_mask)
-    zero, one = number(0, scores.dtype, query), number(1, scores.dtype, query)
-    peak = aten.amax.default(scores, [3], True)
-    peak = aten.where.self(aten.eq.Tensor(peak, number(-math.inf, scores.dtype, query)), zero, peak)
-    weights = aten.exp.default(aten.sub.Tensor(scores, peak))
-    total = aten.sum.dim_IntList(weights, [3], True)
-    total = aten.where.self(aten.eq.Tensor(total, zero), one, total)
-    weights = aten.div.Tensor(weights, total)
+    weights, peak, total = _weights(scores)
     values = _matrices(value, heads, scores.dtype)
     result = aten.bmm.default(aten.reshape.default(weights, [batch * heads, rows, key.shape[2]]), values)
     result = aten.reshape.default(result, [batch, heads, rows, value.shape[3]])
     saved = aten.reshape.default(aten.add.Tensor(peak, aten.log.default(total)), [batch, heads, rows])
-    return cast(result, query.dtype), saved
+    return cast(result, query.dtype), cast(saved, _STATISTICS.get(query.dtype, saved.dtype))
+
+
+_STATISTICS = {dtype: torch_private.flash_statistics_dtype(dtype) for dtype in FLOATS}
+"""dtype of the logsumexp that torch announces while tracing, by dtype of the query; float32 for all on torch 2.11."""
 
 
 def attention_backward(
@@ -108,7 +118,10 @@ def attention_backward(
     keys, factor = key.shape[2], _scale(query, scale)
     scores = _scores(query, key, factor, is_causal, attn_mask)
     dtype = scores.dtype
-    weights = aten.exp.default(aten.sub.Tensor(scores, aten.unsqueeze.default(cast(logsumexp, dtype), 3)))
+    if logsumexp.dtype == dtype:
+        weights = aten.exp.default(aten.sub.Tensor(scores, aten.unsqueeze.default(logsumexp, 3)))
+    else:  # saved with fewer digits than the gradients have
+        weights, _, _ = _weights(scores)
     wide = cast(grad, dtype)
     matrix_grad = _matrices(grad, heads, dtype)
     values = _matrices(value, heads, dtype)

@@ -102,7 +102,7 @@ def _unary(
 
 
 def _with_c_library(numpy_function: Callable[..., Any], target: Any) -> Callable[..., torch.Tensor]:
-    """A reference through the C library's exact ``fmod``: torch's vectorised one errs for subnormal divisors, in float64 too."""
+    """A reference through the exact ``fmod`` of the C library: torch's vectorised one errs for subnormal divisors."""
 
     def reference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if not (x.is_floating_point() or y.is_floating_point()):
