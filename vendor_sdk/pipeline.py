@@ -259,6 +259,12 @@ def _host_operator(loaded: LoadedBackend, node: fx.Node) -> Callable[..., Any]:
     return loaded.host_fallback(name) or target
 
 
+def _devices(node: fx.Node) -> set[str]:
+    """Where the tensors that a node reads and makes live, by type of device."""
+    values = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta["val"]]
+    return {tensor.device.type for tensor in tensors_of(values)}
+
+
 class _Routes:
     """A session as the placement pass sees it."""
 
@@ -269,6 +275,7 @@ class _Routes:
         self.compiles_graphs = session.graph_compiler is not None
         self.table = _table(session.loaded)
         self.own_memory = isinstance(session.device, Device)
+        self.device_type = session.device.type if isinstance(session.device, TorchDevice) else ""
 
     def supports(self, node: NodeContext) -> Support:
         return self.session.loaded.supports(node)
@@ -280,6 +287,9 @@ class _Routes:
         legalize(graph, self.backend.legalize)
 
     def route(self, node: fx.Node, name: str) -> Route | Decline:
+        strays = _devices(node) - {self.device_type}
+        if self.device_type and strays:
+            return Decline(f"a tensor is on the device {sorted(strays)[0]!r}, and the backend's are on {self.device_type!r}")
         kernel = self.session.loaded.kernels.get(name)
         sized_by_data = _sized_by_data(node)
         if kernel is not None and not (kernel.destination and sized_by_data):

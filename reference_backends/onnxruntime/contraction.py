@@ -46,7 +46,7 @@ def _cdist(b: Builder, out: Outline, x1: Operand, x2: Operand, p: float, compute
     rows = b.unsqueeze(b.cast(x1, torch.float64), x1.rank - 1)
     columns = b.unsqueeze(b.cast(x2, torch.float64), x2.rank - 2)
     distance = b.op("Abs", b.op("Sub", rows, columns))
-    last = b.constant([-1])
+    last = b.constant([out.rank])
     zero = b.constant(0, torch.float64)
     if x1.shape[-1] == 0:
         return b.cast(b.op("ReduceSum", distance, last, keepdims=0), out.dtype)

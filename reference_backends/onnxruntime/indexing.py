@@ -247,7 +247,7 @@ def _searchsorted(
         ordered = b.unsqueeze(ordered, sequence.rank - 1)
     after = b.compare("Greater" if right or side == "right" else "GreaterOrEqual", ordered, values)
     before = b.cast(b.invert(after), torch.int64)
-    return b.cast(b.op("ReduceSum", before, b.constant([-1]), keepdims=0), out.dtype)
+    return b.cast(b.op("ReduceSum", before, b.constant([x.rank]), keepdims=0), out.dtype)
 
 
 _MOST_COMPARISONS = 1 << 24

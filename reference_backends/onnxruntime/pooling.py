@@ -158,7 +158,7 @@ def _averaged(b: Builder, out: Outline, x: Operand, shares: Shares) -> Value:
     value = b.cast(_taps(b, x, windows), wide(x.dtype))
     if not windows.valid.all():
         value = b.where(b.constant(windows.valid, torch.bool), value, b.constant(0, value.dtype))
-    total = b.op("ReduceSum", value, b.constant([-1]), keepdims=0)
+    total = b.op("ReduceSum", value, b.constant([x.rank - len(windows.plane) + 1]), keepdims=0)
     mean = b.op("Div", total, b.constant(divisors, total.dtype))
     return b.cast(_unflattened(b, mean, x, windows.places), out.dtype)
 
@@ -179,7 +179,7 @@ def _spread(b: Builder, out: Outline, grad: Operand, x: Operand, shares: Shares)
     valid = np.array([[True] * len(each) + [False] * (most - len(each)) for each in readers]).reshape(len(readers), most)
     taps = b.op("Gather", share, b.constant(table), axis=grad.rank - dims)
     kept = b.where(b.constant(valid, torch.bool), taps, b.constant(0, dtype))
-    total = b.op("ReduceSum", kept, b.constant([-1]), keepdims=0)
+    total = b.op("ReduceSum", kept, b.constant([grad.rank - dims + 1]), keepdims=0)
     return b.cast(_unflattened(b, total, x, windows.plane), out.dtype)
 
 

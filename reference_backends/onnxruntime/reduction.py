@@ -18,6 +18,7 @@ from reference_backends.onnxruntime.builder import (
     Untranslatable,
     Value,
     normalized,
+    static,
 )
 
 Dims = Sequence[int] | int | None
@@ -206,6 +207,21 @@ def _like_slice(b: Builder, x: Operand, axis: int, fill: float, dtype: torch.dty
     return b.op("Expand", b.constant(fill, dtype), b.sizes(sizes))
 
 
+def _stepwise(rule: Rule) -> Rule:
+    """A rule by Scan, for tensors with elements: ONNX Runtime's Scan traps in the processor on empty slices."""
+
+    def guarded(b: Builder, out: Any, x: Operand, dim: int, **keywords: Any) -> Any:
+        sizes = static(x.shape, "a scan by ONNX Runtime's Scan, which traps on empty slices,")
+        if 0 not in sizes:
+            return rule(b, out, x, dim, **keywords)
+        empty = [
+            b.op("Expand", b.constant(0, each.dtype), b.sizes(sizes)) for each in (out if isinstance(out, tuple) else [out])
+        ]
+        return tuple(empty) if isinstance(out, tuple) else empty[0]
+
+    return guarded
+
+
 def _cumprod(b: Builder, out: Outline, x: Operand, dim: int, *, dtype: Any = None) -> Value:
     value = b.cast(x, wide(out.dtype))
     if x.rank == 0:
@@ -226,9 +242,7 @@ def _running_extreme(*, largest: bool) -> Rule:
             return x, b.constant(0)
         axis = normalized(dim, x.rank)
         value = b.cast(x, torch.uint8) if x.dtype == torch.bool else x
-        best = (
-            b.op("Gather", value, b.constant(0), axis=axis) if x.shape[axis] != 0 else _like_slice(b, x, axis, 0, value.dtype)
-        )
+        best = b.op("Gather", value, b.constant(0), axis=axis)
         body = Builder(stem="s")
         count, top, where = step_operand(body, torch.int64), step_operand(body, value.dtype), step_operand(body, torch.int64)
         item = step_operand(body, value.dtype)
@@ -281,8 +295,8 @@ RULES: Mapping[str, Rule] = {
     "min.dim": _extreme_and_position(largest=False),
     "linalg_vector_norm": _vector_norm,
     "cumsum": _cumsum,
-    "cumprod": _cumprod,
-    "cummax": _running_extreme(largest=True),
-    "cummin": _running_extreme(largest=False),
-    "logcumsumexp": _logcumsumexp,
+    "cumprod": _stepwise(_cumprod),
+    "cummax": _stepwise(_running_extreme(largest=True)),
+    "cummin": _stepwise(_running_extreme(largest=False)),
+    "logcumsumexp": _stepwise(_logcumsumexp),
 }
