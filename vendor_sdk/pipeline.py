@@ -33,7 +33,7 @@ from vendor_sdk.contract.device import Device, TorchDevice
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.contract.placement import Kind, Placement, Route
 from vendor_sdk.errors import LoweringError, UnsupportedPrimError
-from vendor_sdk.ir.index import from_size, symbols
+from vendor_sdk.ir.index import from_size
 from vendor_sdk.ir.loop import Symbol, required_ops
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.rewrite import erase, inline
@@ -321,7 +321,7 @@ def _size_symbols(value: Any) -> set[str]:
     sizes = [size for tensor in tensors_of(value) for size in (*tensor.shape, *tensor.stride())]
     if isinstance(value, torch.SymInt):
         sizes.append(value)
-    return {name for size in sizes if isinstance(size, torch.SymInt) for name in symbols(from_size(size))}
+    return {name for size in sizes if isinstance(size, torch.SymInt) for name in torch_private.size_text(size)[0]}
 
 
 # State that belongs to a session, made once

@@ -34,6 +34,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, statically_known_true
 from torch.utils import _pytree
+from torch.utils._sympy.printers import PythonPrinter
 
 pytree = _pytree
 
@@ -310,3 +311,9 @@ def flash_statistics_dtype(dtype: torch.dtype) -> torch.dtype:
         x = torch.empty(1, 1, 1, 1, dtype=dtype)
         statistics: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(x, x, x)[1]
     return statistics.dtype
+
+
+def size_text(size: torch.SymInt) -> tuple[set[str], str]:
+    """The symbols of a symbolic size, and Python text that computes it from them with the ``math`` module."""
+    expression = sympy_of(size)
+    return {str(symbol) for symbol in expression.free_symbols}, PythonPrinter().doprint(expression)

@@ -90,6 +90,9 @@ template <> struct Convert<float, f16> { INLINE float apply(f16 v) { return wide
 template <class From> struct Convert<bf16, From> { INLINE bf16 apply(From v) { return narrow_bf16((float)v); } };
 template <class From> struct Convert<f16, From> { INLINE f16 apply(From v) { return narrow_f16((float)v); } };
 template <class To, class From> INLINE To convert(From v) { return Convert<To, From>::apply(v); }
+template <class T> INLINE double number(T v) { return (double)v; }
+INLINE double number(bf16 v) { return widen(v); }
+INLINE double number(f16 v) { return widen(v); }
 
 // Index arithmetic where signs are unknown.
 INLINE int64_t floor_div(int64_t a, int64_t b) { int64_t q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }

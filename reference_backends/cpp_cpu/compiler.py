@@ -130,3 +130,16 @@ def load(source: str) -> ctypes.CDLL:
         return ctypes.CDLL(str(entry))
     except OSError as error:
         raise CompilerError(f"cpp_cpu: {entry} does not load", why=str(error), fix="delete the file and try again") from error
+
+
+def call(loaded: ctypes.CDLL, name: str, dtype: torch.dtype | None, *args: torch.Tensor | int | None) -> int:
+    """Calls ``name_dtype`` (``name`` where there is no dtype) with tensors as addresses and numbers as int64; None is a null
+    address."""
+    suffix = f"_{str(dtype).removeprefix('torch.')}" if dtype is not None else ""
+    function = getattr(loaded, f"{name}{suffix}")
+    function.restype = ctypes.c_int64
+    values = [
+        ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else None if a is None else ctypes.c_int64(a) for a in args
+    ]
+    result: int = function(*values)
+    return result

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.cpp_cpu import compiler
+from reference_backends.cpp_cpu import compiler, linalg, resample
 from reference_backends.cpp_cpu.emitter import library
 
 Tensor = torch.Tensor
@@ -74,17 +74,6 @@ def _sampling() -> ctypes.CDLL:
     return compiler.load(library("base.h") + library("sampling.cpp"))
 
 
-def _call(loaded: ctypes.CDLL, name: str, dtype: torch.dtype | None, *args: Tensor | int | None) -> int:
-    suffix = f"_{str(dtype).removeprefix('torch.')}" if dtype is not None else ""
-    function = getattr(loaded, f"{name}{suffix}")
-    function.restype = ctypes.c_int64
-    values = [
-        ctypes.c_void_p(a.data_ptr()) if isinstance(a, Tensor) else None if a is None else ctypes.c_int64(a) for a in args
-    ]
-    result: int = function(*values)
-    return result
-
-
 def _lines(x: Tensor, dim: int) -> tuple[Tensor, int, int, int, int]:
     """``x`` contiguous, the dimension, and sizes (outer, n, inner) around it; a 0-d tensor is one line of one element."""
     x = x.contiguous()
@@ -101,7 +90,7 @@ def _pair(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
 def _sort(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
     x, dim, outer, n, inner = _lines(x, dim)
     values, indices = _pair(x, x.shape)
-    _call(_selection(), "sort", x.dtype, x, values, indices, outer, n, inner, int(descending))
+    compiler.call(_selection(), "sort", x.dtype, x, values, indices, outer, n, inner, int(descending))
     return values, indices
 
 
@@ -111,7 +100,7 @@ def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool =
         raise RuntimeError("selected index k out of range")
     values, indices = _pair(x, (*x.shape[:dim], k, *x.shape[dim + 1 :]) if x.dim() else x.shape)
     if values.numel():
-        _call(_selection(), "topk", x.dtype, x, values, indices, outer, n, inner, k, int(largest))
+        compiler.call(_selection(), "topk", x.dtype, x, values, indices, outer, n, inner, k, int(largest))
     return values, indices
 
 
@@ -128,7 +117,7 @@ def _ranked(x: Tensor, rank: int, dim: int, keepdim: bool, skip_nan: bool) -> tu
     if values.numel():
         if n == 0 or rank >= n:
             raise IndexError("selection from a dimension with too few elements")
-        _call(_selection(), "select", x.dtype, x, values, indices, outer, n, inner, rank, int(skip_nan))
+        compiler.call(_selection(), "select", x.dtype, x, values, indices, outer, n, inner, rank, int(skip_nan))
     return values, indices
 
 
@@ -152,7 +141,7 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tens
     if values.numel():
         if n == 0:
             raise IndexError("mode of a dimension of size 0")
-        _call(_selection(), "mode", x.dtype, x, values, indices, outer, n, inner)
+        compiler.call(_selection(), "mode", x.dtype, x, values, indices, outer, n, inner)
     return values, indices
 
 
@@ -166,7 +155,7 @@ def _search(sequence: Tensor, values: Tensor, order: Tensor | None, right: bool,
     out = torch.empty(values.shape, dtype=torch.int64)
     if out.numel():
         count = out.numel() // rows
-        _call(
+        compiler.call(
             _selection(),
             "search",
             dtype,
@@ -201,17 +190,17 @@ def _bucketize(values: Tensor, boundaries: Tensor, *, out_int32: bool = False, r
 
 def _nonzero(x: Tensor) -> Tensor:
     x = x.contiguous()
-    found = _call(_selection(), "count", x.dtype, x, x.numel())
+    found = compiler.call(_selection(), "count", x.dtype, x, x.numel())
     out = torch.empty((found, x.dim()), dtype=torch.int64)
     shape = torch.tensor(x.shape, dtype=torch.int64)
-    _call(_selection(), "nonzero", x.dtype, x, out, shape, x.dim(), x.numel())
+    compiler.call(_selection(), "nonzero", x.dtype, x, out, shape, x.dim(), x.numel())
     return out
 
 
 def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
     x, mask = (t.contiguous() for t in torch.broadcast_tensors(x, mask))  # type: ignore[no-untyped-call]
-    out = torch.empty((_call(_selection(), "count", torch.bool, mask, mask.numel()),), dtype=x.dtype)
-    _call(_selection(), "masked", x.dtype, x, mask, out, x.numel())
+    out = torch.empty((compiler.call(_selection(), "count", torch.bool, mask, mask.numel()),), dtype=x.dtype)
+    compiler.call(_selection(), "masked", x.dtype, x, mask, out, x.numel())
     return out
 
 
@@ -221,7 +210,7 @@ def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> T
     counts = torch.zeros(size if weights is None else 0, dtype=torch.int64)
     sums = torch.zeros(0 if weights is None else size, dtype=torch.float64)
     wide = None if weights is None else weights.to(torch.float64).contiguous()
-    if _call(_selection(), "bincount", x.dtype, x, wide, counts, sums, x.numel()):
+    if compiler.call(_selection(), "bincount", x.dtype, x, wide, counts, sums, x.numel()):
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if weights is None:
         return counts
@@ -246,7 +235,7 @@ def _elements(name: str) -> Callable[..., Tensor]:
         _own_generator(generator)
         a = a.contiguous()
         out = torch.empty_like(a)
-        _call(_sampling(), name, a.dtype, a, None, out, a.numel(), _seed())
+        compiler.call(_sampling(), name, a.dtype, a, None, out, a.numel(), _seed())
         return out
 
     return kernel
@@ -256,7 +245,7 @@ def _binomial(count: Tensor, prob: Tensor, generator: Any = None) -> Tensor:
     _own_generator(generator)
     count, prob = (t.contiguous() for t in torch.broadcast_tensors(count, prob))  # type: ignore[no-untyped-call]
     out = torch.empty_like(count)
-    _call(_sampling(), "binomial", count.dtype, count, prob, out, out.numel(), _seed())
+    compiler.call(_sampling(), "binomial", count.dtype, count, prob, out, out.numel(), _seed())
     return out
 
 
@@ -267,7 +256,7 @@ def _multinomial(weights: Tensor, num_samples: int, replacement: bool = False, *
     out = torch.empty((*weights.shape[:-1], num_samples), dtype=torch.int64)
     sums = torch.empty(n, dtype=torch.float64)
     arguments = (weights, out, sums, rows, n, num_samples, int(replacement), _seed())
-    if _call(_sampling(), "multinomial", weights.dtype, *arguments):
+    if compiler.call(_sampling(), "multinomial", weights.dtype, *arguments):
         raise RuntimeError(
             "invalid multinomial distribution (weights must be finite, not negative, and enough of them positive)"
         )
@@ -276,52 +265,22 @@ def _multinomial(weights: Tensor, num_samples: int, replacement: bool = False, *
 
 def _randperm(n: int, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     out = torch.empty(n, dtype=torch.int64)
-    _call(_sampling(), "permutation", None, out, n, _seed())
+    compiler.call(_sampling(), "permutation", None, out, n, _seed())
     return out.to(dtype or torch.int64)
 
 
-# Dense linear algebra, complex numbers, segments
+# Complex numbers, segments
 
 
 @functools.cache
-def _dense() -> ctypes.CDLL:
-    return compiler.load(library("base.h") + library("dense.cpp"))
-
-
-def _cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    a = a.contiguous()
-    n, batch = a.shape[-1], math.prod(a.shape[:-2])
-    factor, info = torch.empty_like(a), torch.zeros(a.shape[:-2], dtype=torch.int32)
-    _call(_dense(), "cholesky", a.dtype, a, factor, info, batch, n, int(upper))
-    if check_errors and bool(info.any()):
-        raise RuntimeError("linalg.cholesky: the input is not positive-definite")
-    return factor, info
-
-
-def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    if not left:
-        # x a = b is the transposed system.
-        return _solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT.contiguous()
-    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
-    n, m = b.shape[-2:]
-    a = a.expand(*batch, n, n).contiguous()
-    x = b.expand(*batch, n, m).clone(memory_format=torch.contiguous_format)
-    _call(_dense(), "solve_triangular", a.dtype, a, x, math.prod(batch), n, m, int(upper), int(unitriangular))
-    return x
-
-
-def _householder_product(a: Tensor, tau: Tensor) -> Tensor:
-    a, tau = a.contiguous(), tau.contiguous()
-    m, n = a.shape[-2:]
-    out = torch.empty_like(a)
-    _call(_dense(), "householder", a.dtype, a, tau, out, math.prod(a.shape[:-2]), m, n, tau.shape[-1])
-    return out
+def _segments() -> ctypes.CDLL:
+    return compiler.load(library("base.h") + library("segments.cpp"))
 
 
 def _complex(real: Tensor, imaginary: Tensor) -> Tensor:
     real, imaginary = (t.contiguous() for t in torch.broadcast_tensors(real, imaginary))  # type: ignore[no-untyped-call]
     out = torch.empty((*real.shape, 2), dtype=real.dtype)
-    _call(_dense(), "complex", real.dtype, real, imaginary, out, real.numel())
+    compiler.call(_segments(), "complex", real.dtype, real, imaginary, out, real.numel())
     return torch.view_as_complex(out)
 
 
@@ -330,7 +289,7 @@ def _conjugate(x: Tensor) -> Tensor:
         return x.clone(memory_format=torch.contiguous_format)
     pairs = torch.view_as_real(x.resolve_conj()).contiguous()
     out = torch.empty_like(pairs)
-    _call(_dense(), "conjugate", pairs.dtype, pairs, out, x.numel())
+    compiler.call(_segments(), "conjugate", pairs.dtype, pairs, out, x.numel())
     return torch.view_as_complex(out)
 
 
@@ -375,7 +334,7 @@ def _segment_reduce(
     data = data.contiguous()
     segments = _Segments(data, lengths, offsets, axis)
     out = torch.empty(segments.shape, dtype=data.dtype)
-    _call(_dense(), "segments", data.dtype, data, out, *segments.rest(reduce, initial))
+    compiler.call(_segments(), "segments", data.dtype, data, out, *segments.rest(reduce, initial))
     return out
 
 
@@ -393,7 +352,7 @@ def _segment_reduce_backward(
     gradient, output, data = gradient.contiguous(), output.contiguous(), data.contiguous()
     segments = _Segments(data, lengths, offsets, axis)
     out = torch.empty_like(data)
-    _call(_dense(), "segments_backward", data.dtype, gradient, output, data, out, *segments.rest(reduce, initial))
+    compiler.call(_segments(), "segments_backward", data.dtype, gradient, output, data, out, *segments.rest(reduce, initial))
     return out
 
 
@@ -419,12 +378,11 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "binomial": _binomial,
     "multinomial": _multinomial,
     "randperm": _randperm,
-    "linalg_cholesky_ex": _cholesky,
-    "linalg_solve_triangular": _solve_triangular,
-    "linalg_householder_product": _householder_product,
     "complex": _complex,
     "_conj_physical": _conjugate,
     "segment_reduce": _segment_reduce,
     "_segment_reduce_backward": _segment_reduce_backward,
+    **linalg.KERNELS,
+    **resample.KERNELS,
 }
 """Prim to kernel; the presence of a key is the capability."""

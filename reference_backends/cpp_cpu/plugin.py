@@ -27,6 +27,8 @@ from vendor_sdk import (
 COMPLEX = (torch.complex64, torch.complex128)
 TAKES_COMPLEX = frozenset(("complex", "_conj_physical", "mm", "bmm", "addmm", "baddbmm"))
 """Prims whose kernels take or give complex numbers."""
+OF_FLOATS = frozenset(("_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa_backward"))
+"""Prims that torch also has for bytes, and the kernels here do not."""
 
 
 @hookimpl
@@ -60,6 +62,10 @@ def supports(node: NodeContext) -> Supported | Decline:
     tensors = [v for v in (*node.args, *node.kwargs.values(), *node.outputs) if isinstance(v, TensorInfo)]
     if any(t.dtype in COMPLEX for t in tensors) and node.prim not in TAKES_COMPLEX:
         return Decline("complex numbers are not computed with here")
+    if node.prim in OF_FLOATS and not all(t.dtype.is_floating_point for t in node.outputs[:1]):
+        return Decline("resampled in floating point only")
+    if node.prim == "_embedding_bag_backward" and node.args[9]:
+        return Decline("a sparse gradient")
     return Supported()
 
 

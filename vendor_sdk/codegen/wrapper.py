@@ -268,7 +268,7 @@ class _Writer:
             self._emitted(node)
         elif route is Route.GRAPH:
             inputs = ", ".join(self._text(argument) for argument in node.args)
-            self._line(f"{node.name} = {self._constant(node.target)}([{inputs}])", node)
+            self._line(f"{node.name} = {self._constant(node.target)}({inputs})", node)
         else:
             self._kernel(node)
 
@@ -338,11 +338,16 @@ class _Writer:
     def _size(self, value: Any) -> str:
         if isinstance(value, int):
             return repr(value)
-        expression = from_size(value)
-        missing = sorted(set(symbols(expression)) - self.bound)
+        names: Iterable[str]
+        try:
+            expression = from_size(value)
+            names, text = symbols(expression), to_python(expression)
+        except ValueError:  # outside the index algebra, as the padded statistics of some attention operators are
+            names, text = torch_private.size_text(value)
+        missing = sorted(set(names) - self.bound)
         if missing:
             raise GraphError(f"size {value} depends on {', '.join(missing)}, which no input of the graph determines")
-        return to_python(expression)
+        return text
 
     def _call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         return f"{name}({self._arguments(args, kwargs)})"

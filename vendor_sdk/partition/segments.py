@@ -21,7 +21,7 @@ from vendor_sdk.prims.opset import BY_TARGET
 
 
 class Partition:
-    """A compiled partition, callable as a node's target: one list of values in, a tuple of values out."""
+    """A compiled partition, callable as a node's target: its inputs' values in order, a tuple of values out."""
 
     def __init__(self, name: str, graph: PrimGraph, run: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         self.__name__ = name
@@ -32,7 +32,7 @@ class Partition:
     def __str__(self) -> str:
         return self.__name__
 
-    def __call__(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         return tuple(self.run(inputs))
 
 
