@@ -178,7 +178,6 @@ def test_random_numbers_do_not_depend_on_how_the_loop_is_cut() -> None:
     [
         (aten.pow.Tensor_Scalar, (torch.arange(3), 2), "no prim"),
         (aten.index.Tensor, (torch.randn(3), [torch.tensor([True, False, True])]), "mask"),
-        (aten.scatter_reduce.two, (torch.zeros(3), 0, torch.tensor([0, 1]), torch.ones(2), "mean"), "mean"),
         (aten.neg.default, (torch.zeros(2, dtype=torch.complex64),), "complex"),
     ],
 )

@@ -73,9 +73,24 @@ template <class T> static int32_t bag_backward(const T *gradient, const int64_t 
   return OK;
 }
 
+// Gradient of the per-sample weights of a sum: each entry's row times its bag's gradient.
+template <class T> static int32_t bag_weights(const T *gradient, const T *weight, const int64_t *entries, const int64_t *first, const int64_t *bag_of, T *out, int64_t bags, int64_t count, int64_t rows, int64_t width, int64_t padding) {
+  int64_t k = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    if (bag_of) k = bag_of[i];
+    else while (k + 1 < bags && first[k + 1] <= i) ++k;
+    if (k < 0 || k >= bags || entries[i] < 0 || entries[i] >= rows) return INDEX_OUT_OF_RANGE;
+    double sum = 0;
+    for (int64_t d = 0; entries[i] != padding && d < width; ++d) sum += number(gradient[k * width + d]) * number(weight[entries[i] * width + d]);
+    out[i] = convert<T>(sum);
+  }
+  return OK;
+}
+
 #define FOR_FLOAT(T, name)                                                                                                                        \
   extern "C" int64_t bag_forward_##name(const T *w, const int64_t *e, const int64_t *o, const T *f, T *out, int64_t *g, int64_t *s, int64_t *p, int64_t b, int64_t c, int64_t r, int64_t n, int64_t m, int64_t d) { return bag_forward(w, e, o, f, out, g, s, p, b, c, r, n, m, d); } \
-  extern "C" int64_t bag_backward_##name(const T *g, const int64_t *e, const int64_t *o, const int64_t *k, const int64_t *s, const int64_t *p, const T *f, T *out, int64_t b, int64_t c, int64_t r, int64_t n, int64_t m, int64_t q, int64_t d) { return bag_backward(g, e, o, k, s, p, f, out, b, c, r, n, m, q, d); }
+  extern "C" int64_t bag_backward_##name(const T *g, const int64_t *e, const int64_t *o, const int64_t *k, const int64_t *s, const int64_t *p, const T *f, T *out, int64_t b, int64_t c, int64_t r, int64_t n, int64_t m, int64_t q, int64_t d) { return bag_backward(g, e, o, k, s, p, f, out, b, c, r, n, m, q, d); } \
+  extern "C" int64_t bag_weights_##name(const T *g, const T *w, const int64_t *e, const int64_t *o, const int64_t *k, T *out, int64_t b, int64_t c, int64_t r, int64_t n, int64_t d) { return bag_weights(g, w, e, o, k, out, b, c, r, n, d); }
 FOR_FLOAT(float, float32)
 FOR_FLOAT(double, float64)
 FOR_FLOAT(bf16, bfloat16)

@@ -44,7 +44,7 @@ def _broadcast(*shapes: torch.Size) -> torch.Size:
 def _checked(name: str, info: Tensor, check_errors: bool, what: str) -> None:
     if check_errors and bool(info.any()):
         first = int(info.flatten()[info.flatten().nonzero()[0, 0]])
-        raise torch.linalg.LinAlgError(f"{name}: {what} (the first at position {first})")
+        raise torch.linalg.LinAlgError(f"{name}: {what} (the first at position {first})")  # type: ignore[attr-defined]
 
 
 def _cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Kernels that read through tables made on the way: antialiased resampling (``antialias.cpp``) and embedding bags (``bags.cpp``)."""
+"""Antialiased resampling (``antialias.cpp``) and embedding bags (``bags.cpp``): weighted sums over windows and over rows."""
 
 from __future__ import annotations
 
@@ -84,16 +84,24 @@ def _bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    weight, entries, first = weight.contiguous(), _whole(indices), _whole(offsets)
+    direct, weight, entries, first = weight, weight.contiguous(), _whole(indices), _whole(offsets)
     bags, (rows, width) = first.shape[0] - int(include_last_offset), weight.shape
     out = torch.empty((bags, width), dtype=weight.dtype)
     bag_of, sizes = torch.empty_like(entries), torch.empty(bags, dtype=torch.int64)
-    places = torch.empty((bags, width) if mode == MAX else (0,), dtype=torch.int64)
+    places = torch.empty((bags, width), dtype=torch.int64) if mode == MAX else None
     factor = None if per_sample_weights is None else per_sample_weights.contiguous()
-    results = (out, bag_of, sizes, places if mode == MAX else None)
+    results = (out, bag_of, sizes, places)
     numbers = (bags, entries.shape[0], rows, width, mode, padding_idx)
     _refuse(compiler.call(_bags_library(), "bag_forward", weight.dtype, weight, entries, first, factor, *results, *numbers))
-    return out, bag_of, sizes, places
+    if mode == SUM and _offsets_suffice(direct, per_sample_weights, padding_idx):
+        bag_of = bag_of[:0].clone()
+    return out, bag_of, sizes, sizes.clone() if places is None else places
+
+
+def _offsets_suffice(weight: Tensor, factor: Tensor | None, padding: int) -> bool:
+    """Whether torch announces an empty offset2bag for a sum on the CPU; the SDK holds kernels to the shapes announced."""
+    narrow = weight.dtype in (torch.float32, torch.float16)
+    return narrow and padding < 0 and weight.stride(1) == 1 and (factor is None or factor.stride(0) == 1)
 
 
 def _bag_backward(
@@ -111,8 +119,7 @@ def _bag_backward(
     padding_idx: int = -1,
 ) -> Tensor:
     gradient, entries = gradient.contiguous(), _whole(indices)
-    # torch's own forward leaves offset2bag out where its fast path does not need it.
-    bag_of = _whole(offset2bag) if offset2bag.numel() == entries.numel() else None
+    bag_of = _known(offset2bag, entries)
     bags, width = gradient.shape
     out = torch.empty((num_weights, width), dtype=gradient.dtype)
     factor = None if per_sample_weights is None else per_sample_weights.contiguous()
@@ -122,10 +129,35 @@ def _bag_backward(
     return out
 
 
+def _known(offset2bag: Tensor, entries: Tensor) -> Tensor | None:
+    """The bag of each entry, or None where the forward left it out and the offsets say it."""
+    return _whole(offset2bag) if offset2bag.numel() == entries.numel() else None
+
+
+def _bag_weights_backward(
+    gradient: Tensor,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    mode: int,
+    padding_idx: int = -1,
+) -> Tensor:
+    if mode != SUM:
+        raise RuntimeError("embedding_bag: per-sample weights go with mode 'sum' only")
+    gradient, weight, entries = gradient.contiguous(), weight.contiguous(), _whole(indices)
+    out = torch.empty(entries.shape[0], dtype=gradient.dtype)
+    inputs = (gradient, weight, entries, _whole(offsets), _known(offset2bag, entries))
+    numbers = (gradient.shape[0], entries.shape[0], *weight.shape, padding_idx)
+    _refuse(compiler.call(_bags_library(), "bag_weights", gradient.dtype, *inputs, out, *numbers))
+    return out
+
+
 KERNELS: Mapping[str, Callable[..., Any]] = {
     "_upsample_bilinear2d_aa": _antialias,
     "_upsample_bilinear2d_aa_backward": _antialias_backward,
     "_embedding_bag": _bag,
     "_embedding_bag_backward": _bag_backward,
+    "_embedding_bag_per_sample_weights_backward": _bag_weights_backward,
 }
 """Prim to kernel."""

@@ -81,10 +81,6 @@ static double standard_gamma(Stream &s, double shape) {
   }
 }
 
-template <class T> static double number(T v) { return (double)v; }
-static double number(bf16 v) { return widen(v); }
-static double number(f16 v) { return widen(v); }
-
 #define ELEMENTS(name, T, call)                                             \
   extern "C" void name(const T *a, const T *b, T *out, int64_t n, int64_t seed) { \
     _Pragma("omp parallel for schedule(static) if (n >= 1024)")             \

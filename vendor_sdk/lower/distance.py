@@ -79,6 +79,8 @@ def _bag_weights_backward(k: Builder) -> None:
     gradient, weight = k.args["grad"], k.args["weight"]
     if k.integer(k.args["mode"]) != 0:
         raise k.fail("per-sample weights with a mode other than sum")
+    if k.shape(k.args["offset2bag"]) != k.shape(k.args["indices"]):
+        raise k.fail("an offset2bag that torch's forward left out")
     padding = k.integer(k.args["padding_idx"])
     dtype = opmath(k.outputs[0].dtype)
     bags, (rows, width) = k.shape(gradient)[0], k.shape(weight)

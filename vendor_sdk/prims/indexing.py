@@ -827,7 +827,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         dtypes=FLOATS,
         result=Result.OPERATOR,
         shape=Shape.OPERATOR,
-        bound=Property(_check_bag, unspecified=frozenset((1, 2, 3))),
+        bound=Property(_check_bag),
         samples=_embedding_bag,
     ),
     _row(

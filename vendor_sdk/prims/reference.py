@@ -98,6 +98,8 @@ def upcast(value: Any) -> Any:
 def outlined(target: Callable[..., Any], sample: Sample) -> Any:
     """The results of a call as tensors without data: torch's meta kernel, or, where torch has none, the call itself."""
     schema = getattr(target, "_schema", None)
+    if schema is not None and schema.name in _SHAPED_BY_DEVICE:
+        return _faked(target, sample)
     if schema is None or schema.name in _META_DIFFERS:  # no schema: higher-order and Python operators
         return target(*sample.args, **sample.kwargs)
     kwargs = _on_meta(sample.kwargs)
@@ -109,9 +111,11 @@ def outlined(target: Callable[..., Any], sample: Sample) -> Any:
         return target(*sample.args, **sample.kwargs)
 
 
-_META_DIFFERS = frozenset(("aten::_embedding_bag", "aten::_local_scalar_dense"))
-"""Operators whose meta kernel has no value to read, or other shapes than the CPU kernel in the results that only feed torch's
-own backward."""
+_META_DIFFERS = frozenset(("aten::_local_scalar_dense",))
+"""Operators whose meta kernel has no value to read."""
+_SHAPED_BY_DEVICE = frozenset(("aten::_embedding_bag",))
+"""Operators whose results that only feed torch's own backward have a shape for each device. A compiled graph counts on what
+torch announces for the CPU; its CPU kernel does not always keep to that."""
 
 
 def _faked(target: Callable[..., Any], sample: Sample) -> Any:
