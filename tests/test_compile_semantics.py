@@ -386,3 +386,14 @@ def test_inputs_are_left_as_they_were(backend: str) -> None:
     torch.compile(lambda a, b: torch.softmax(a @ b, 0) + a.relu(), backend=backend)(x, y)
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])
+
+
+def test_operators_with_effects_and_complex_views(backend: str) -> None:
+    square = torch.randn(3, 3)
+    positive = square @ square.t() + 3 * torch.eye(3)
+    agree(torch.linalg.cholesky, positive, backend=backend)  # checks its input by an assertion ordered through a token
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="cholesky"):
+        torch.compile(torch.linalg.cholesky, backend=backend)(-positive)
+    torch._dynamo.reset()
+    agree(lambda x: torch.where(torch.view_as_complex(x).real > 0, x[:, 0], 1.0), torch.randn(4, 2), backend=backend)

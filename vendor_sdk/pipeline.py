@@ -221,7 +221,8 @@ def _lower_all(graph: PrimGraph, *, own_memory: bool) -> dict[fx.Node, Lowered]:
 
 def _layout(node: fx.Node, *, own_memory: bool) -> Layout | None:
     """How an operand lies in memory: ``None`` for a view (the lowering folds it), strides for what has memory of its own."""
-    if node.op == "call_function" and "placement" in node.meta and node.meta["placement"].kind is Kind.VIEW:
+    placed = node.op == "call_function" and "placement" in node.meta
+    if placed and node.meta["placement"].kind is Kind.VIEW and prim_name(node) in VIEWS:
         return None
     value = node.meta["val"]
     if node.op == "placeholder" and not own_memory:

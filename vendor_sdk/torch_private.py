@@ -60,9 +60,7 @@ def real_tensors() -> Iterator[None]:
 def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table) -> fx.GraphModule:
     """Retraces ``module`` with ``table``; nodes keep the user's source lines."""
     with fx.traceback.preserve_node_meta():
-        traced: fx.GraphModule = make_fx(fx.Interpreter(without_effect_tokens(module)).run, decomposition_table=dict(table))(
-            *fake_inputs
-        )
+        traced: fx.GraphModule = make_fx(fx.Interpreter(module).run, decomposition_table=dict(table))(*fake_inputs)
     for node in traced.graph.nodes:
         if node.op == "call_function":
             node.meta.setdefault("val", None)  # operators that return nothing (assertions) get none from make_fx

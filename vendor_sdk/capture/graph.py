@@ -36,6 +36,7 @@ def to_prim_graph(
         backward: whether the graph is a backward graph.
         static_inputs: indices of inputs that are the same tensors at every call.
     """
+    module = torch_private.without_effect_tokens(module)
     layouts = _output_layouts(module, fake_inputs)
     fake_mode = torch_private.fake_mode_of(fake_inputs)
     with torch_private.real_tensors():

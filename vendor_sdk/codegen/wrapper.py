@@ -208,6 +208,9 @@ class _Writer:
             shares = owners.setdefault(_root(value), [])
             fresh = bool(set(shares) - layout.alias_of)
             shares.append(("output", index))
+            if value.op == "placeholder" and not fresh:  # an input handed back; torch's effect tokens are None here
+                returned.append(value.name)
+                continue
             returned.append(f"RT.output({value.name}, {self._tuple(layout.strides)}, {fresh})")
         self._line(f"return [{', '.join(returned)}]", self.graph.graph.output_node())
 
@@ -256,7 +259,11 @@ class _Writer:
         elif prim_name(node) == "as_strided":
             self._line(f"{node.name} = RT.as_strided({self._arguments(node.args, node.kwargs)})", node)
         else:
-            self._line(f"{node.name} = {self._call(self._constant(node.target), node.args, node.kwargs)}", node)
+            call = self._call(self._constant(node.target), node.args, node.kwargs)
+            source = node.all_input_nodes[0].meta["val"]
+            # A view of another dtype folds into no index map: whoever reads it reads memory, which is contiguous.
+            text = call if node.meta["val"].dtype == source.dtype else f"RT.contiguous({call})"
+            self._line(f"{node.name} = {text}", node)
 
     def _host(self, node: fx.Node) -> None:
         call = self._call(self._constant(self.host(node)), node.args, node.kwargs)
