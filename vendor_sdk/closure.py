@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
+import multiprocessing
 import operator
+import os
 import signal
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.graph import to_prim_graph
@@ -288,15 +294,25 @@ def _first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")[:160]
 
 
-def measure(limit: int | None = None, show: bool = False) -> dict[str, Any]:
-    """Runs the database and returns the report that ``docs/closure.json`` holds."""
+def _examine_at(index: int, limit: int | None) -> tuple[str, Outcome]:
+    """One entry by its place in the database: the form that crosses between processes."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    entry = entries()[index]
+    return entry.full_name, examine(entry, limit)
+
+
+def measure(limit: int | None = None, show: bool = False, workers: int = 1) -> dict[str, Any]:
+    """Runs the database in ``workers`` processes and returns the report that ``docs/closure.json`` holds."""
     outcomes: dict[str, Outcome] = {}
-    for entry in entries():
-        torch.manual_seed(0)
-        outcome = outcomes.setdefault(entry.full_name, Outcome())
-        outcome.add(examine(entry, limit))
-        if show and (outcome.wrong or disagreement(entry.full_name, outcome)):
-            print(f"{entry.full_name}: {outcome.explanation()} {'; '.join(outcome.wrong)}", file=sys.stderr, flush=True)
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        results = pool.map(_examine_at, range(len(entries())), itertools.repeat(limit))
+        for name, examined in track(results, "closure", total=len(entries()), console=Console(stderr=True), disable=not show):
+            outcome = outcomes.setdefault(name, Outcome())
+            outcome.add(examined)
+            if show and (outcome.wrong or disagreement(name, outcome)):
+                print(f"{name}: {outcome.explanation()} {'; '.join(outcome.wrong)}", file=sys.stderr, flush=True)
     exportable = {name: outcome for name, outcome in outcomes.items() if outcome.samples}
     samples = sum(outcome.samples for outcome in exportable.values())
     closed = sum(outcome.closed for outcome in exportable.values())
@@ -337,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("docs/closure.json"), help="report to write")
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    report = measure(options.samples, show=True)
+    report = measure(options.samples, show=True, workers=os.cpu_count() or 1)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=2) + "\n")
     for kind in ("operators", "samples"):

@@ -6,6 +6,7 @@ Each function says what it wraps; all were checked on torch 2.11 and 2.13.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -148,6 +149,12 @@ def promote(values: Sequence[Any]) -> torch.dtype:
 
 def core_aten_table() -> dict[OpOverload, Callable[..., Any]]:
     """Torch's own core ATen decompositions (a fresh dict)."""
+    return dict(_core_aten_table())
+
+
+@functools.cache
+def _core_aten_table() -> Mapping[OpOverload, Callable[..., Any]]:
+    # Cached: torch looks through every operator of every library each time.
     return {key: rule for key, rule in core_aten_decompositions().items() if isinstance(key, OpOverload)}  # type: ignore[no-untyped-call]
 
 
