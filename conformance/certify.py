@@ -218,8 +218,8 @@ def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.d
 
 
 def _is_torchs(case: Case, sample: Sample, outline: Any, outputs: Sequence[torch.Tensor], judgement: Judgement) -> bool:
-    """Whether a wrong value is torch's own: what the operator gives on the same device, bit for bit."""
-    if judgement.kind != "value":
+    """Whether a wrong result is torch's own: what the operator gives on the same device, bit for bit."""
+    if judgement.kind not in ("value", "shape", "dtype"):
         return False
     program = build(case.row.target, [sample], [outline], outputs[0].device)
     own = program.module(*program.inputs)

@@ -267,6 +267,23 @@ def test_claims_that_hold_exit_with_zero_in_pytest_too(tmp_path: Path) -> None:
     jsonschema.validate(json.loads((tmp_path / "out" / "report.json").read_text()), report.schema())
 
 
+def test_torchs_own_errors_on_the_host_break_no_claim(tmp_path: Path) -> None:
+    plugin = tmp_path / "nothing.py"
+    plugin.write_text(CHIP.split("def raises")[0].replace('"buggy"', '"nothing"').replace("torch.float16", "torch.bfloat16"))
+    words = ["--backend", "nothing", "--plugin", str(plugin), "--effort", "quick", "--seed", "3", "-n", "1", "--output", "out"]
+    command = [sys.executable, "-m", "vendor_sdk.cli", "conformance", *words]
+    chosen = ["--prims", "prod,_embedding_bag,neg", "--dtypes", "bfloat16"]
+    done = subprocess.run([*command, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    entries = json.loads((tmp_path / "out" / "report.json").read_text())["cases"]
+    assert {entry["prim"]: entry["verdict"] for entry in entries} == {
+        "prod": "host-fail",
+        "_embedding_bag": "host-fail",
+        "neg": "pass",
+    }
+    assert {failure["kind"] for entry in entries for failure in entry["failures"]} == {"torch"}
+
+
 def test_an_empty_result_is_no_pass(tmp_path: Path) -> None:
     drawn = cases.draw(Case("add", "float32"), vendor_sdk.Effort.STANDARD, 0)
     empty = next(i for i, sample in enumerate(drawn) if any(t.numel() == 0 for t in program.tensors(sample)))
