@@ -402,6 +402,12 @@ def test_explain_tells_what_ran_where(capsys: pytest.CaptureFixture[str]) -> Non
     assert found.graphs[0].traffic.to_device >= x.nbytes + sum(p.nbytes for p in model.parameters())
     assert found.graphs[0].traffic.to_host > 0
     assert json.loads(found.to_json())["counts"] == found.counts
+    assert found.measured is not None
+    again = vendor_sdk.explain(model, x, backend="toychip", show=False).measured
+    assert again is not None
+    # of this call alone: what is resident (the parameters, the input) does not cross a second time
+    assert 0 < again.to_device <= found.measured.to_device - sum(p.nbytes for p in model.parameters())
+    assert again.to_host == found.measured.to_host
     assert all(p.grad is None for p in model.parameters())
     for parameter, value in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter, value)

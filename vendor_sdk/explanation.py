@@ -172,6 +172,8 @@ def explain(
     owned = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
     leaves = [t for t in (*owned.parameters(), *_leaves((inputs, kwargs))) if t.requires_grad]
     buffers = [(buffer, buffer.detach().clone()) for buffer in owned.buffers()]
+    memory = pipeline.device_memory(backend, options)
+    before = memory.stats if memory is not None else None
     with pipeline.recording(graphs.append), torch_private.dynamo_events() as events:
         compiled: Any = torch.compile(model, backend=backend, options=options)
         outputs = compiled(*inputs, **kwargs)
@@ -181,8 +183,10 @@ def explain(
     with torch.no_grad():
         for buffer, value in buffers:
             buffer.copy_(value)
-    memory = next((graph.memory for graph in graphs if graph.memory is not None), None)
-    stats = memory.stats if memory is not None else None
+    measured = None
+    if memory is not None and before is not None:
+        after = memory.stats
+        measured = Traffic(after.uploaded_bytes - before.uploaded_bytes, after.downloaded_bytes - before.downloaded_bytes)
     reports = tuple(_report(graph, index) for index, graph in enumerate(graphs))
     counts = collections.Counter(str(p.placement.kind) for report in reports for p in report.placements)
     explanation = Explanation(
@@ -190,7 +194,7 @@ def explain(
         graphs=reports,
         graph_breaks=tuple(dict.fromkeys(events.graph_breaks)),
         recompiles=tuple(events.recompiles),
-        measured=Traffic(stats.uploaded_bytes, stats.downloaded_bytes) if stats is not None else None,
+        measured=measured,
         counts=dict(counts),
     )
     if show:

@@ -136,6 +136,11 @@ def recording(sink: Callable[[CompiledGraph], None]) -> Iterator[None]:
 _sinks: list[Callable[[CompiledGraph], None]] = []
 
 
+def device_memory(backend: str, options: Options | None = None) -> DeviceMemory | None:
+    """The device memory that graphs compiled for ``backend`` with ``options`` share; ``None`` on torch's own devices."""
+    return _state(load(backend).session(options)).memory
+
+
 def static_support(loaded: LoadedBackend, options: Options | None = None) -> Mapping[str, Placement]:
     """What the backend does with each prim, found by placing a sample of it.
 
