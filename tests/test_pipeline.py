@@ -347,6 +347,15 @@ def test_host_errors_keep_their_type(make: Callable[..., str]) -> None:
     assert any("prim 'index'" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.parametrize("name", ["cpp_cpu", "toy", "toychip"])
+def test_inputs_may_have_other_strides_than_the_traced_ones(name: str) -> None:
+    register_toys()
+    x = torch.randn(3, 4)
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(lambda v: v.sin() + v, [x]), backend=name)
+    for other in (x, torch.randn(4, 3).t(), torch.randn(6, 8)[::2, ::2], torch.randn(1, 4).expand(3, 4)):
+        torch.testing.assert_close(compiled(other), [other.sin() + other])
+
+
 def test_values_die_after_their_last_use(make: Callable[..., str]) -> None:
     import weakref
 

@@ -181,10 +181,11 @@ class _Writer:
                 for dim, stride in enumerate(value.stride()):
                     if isinstance(stride, torch.SymInt):
                         self._bind(torch_private.sympy_of(stride), f"{node.name}.stride({dim})")
+        # Emitted loops index memory by the traced strides; everything else goes by the tensor's own.
+        indexed = {source for call in self.emitted.values() for source in call.inputs}
         for node in placeholders:
-            value = node.meta["val"]
-            if isinstance(value, torch.Tensor) and node.users and not torch_private.surely_contiguous(value):
-                strides = self._tuple(value.stride())
+            if node in indexed:
+                strides = self._tuple(node.meta["val"].stride())
                 self._line(f"{node.name} = RT.as_traced({node.name}, {strides})", node)
 
     def _bind(self, expression: Any, text: str, node: fx.Node | None = None) -> None:
