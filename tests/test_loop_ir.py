@@ -129,7 +129,7 @@ def softmax() -> LoopKernel:
 def test_a_fused_kernel_is_expressible() -> None:
     kernel = softmax()
     verify(kernel)
-    assert loop.required_ops(kernel) == {"reduce.max", "reduce.sum", "sub", "exp", "div"}
+    assert loop.required_ops(kernel) == {"reduce.max", "reduce.sum", "sub", "exp", "div", "nest"}
     x, y = torch.randn(5, 7), torch.empty(35)
     interpret(kernel, [flat(x), y], [7, 5])
     torch.testing.assert_close(y.view(5, 7), x.softmax(1))
@@ -241,3 +241,52 @@ def test_the_tables_are_of_the_promised_size_and_documented() -> None:
     assert 60 <= len(OPS) <= 110
     assert all(row.meaning and row.name == name for name, row in OPS.items())
     assert all(row.meaning and row.name == name for name, row in COMBINE.items())
+
+
+def softmax_rows() -> LoopKernel:
+    """A fused kernel as the scheduler makes it: one row an iteration, its exponentials kept for the second inner loop."""
+    row, r0, r1, col = ix.variable("row", N), ix.variable("r0", M), ix.variable("r1", M), ix.variable("col", M)
+    kept = Param("kept", F32, M, "local")
+    body = (
+        loop.Local(kept),
+        Reduce((Range("r0", M),), (Load("v0", "x", row * M + r0, F32),), (Accumulator(("top",), "max", ("v0",), F32),)),
+        Reduce(
+            (Range("r1", M),),
+            (
+                Load("v1", "x", row * M + r1, F32),
+                Compute("v2", "sub", ("v1", "top"), F32),
+                Compute("v3", "exp", ("v2",), F32),
+                Store("kept", r1, "v3"),
+            ),
+            (Accumulator(("total",), "sum", ("v3",), F32),),
+        ),
+        Nest(
+            (Range("col", M),),
+            (
+                Load("v4", "kept", col, F32),
+                Compute("v5", "div", ("v4", "total"), F32),
+                Store("out", row * M + col, "v5"),
+            ),
+        ),
+    )
+    params = (Param("x", F32, N * M, "in"), Param("out", F32, N * M, "out"))
+    symbols = (loop.Symbol("m", lower=2), loop.Symbol("n", lower=2))
+    return LoopKernel("softmax", params, symbols, (Nest((Range("row", N),), body),))
+
+
+def test_a_row_is_kept_in_a_local_buffer() -> None:
+    kernel = softmax_rows()
+    verify(kernel)
+    assert read(text(kernel)) == kernel
+    assert {"local", "nest"} <= loop.required_ops(kernel)
+    x, out = torch.randn(5, 7), torch.empty(35)
+    interpret(kernel, [x.flatten(), out], [7, 5])
+    torch.testing.assert_close(out.reshape(5, 7), torch.softmax(x, -1))
+
+
+def test_a_local_buffer_ends_with_its_body() -> None:
+    kernel = softmax_rows()
+    (nest,) = kernel.body
+    outside = dataclasses.replace(kernel, body=(nest, Nest((), (Load("w", "kept", ix.ZERO, F32),))))
+    with pytest.raises(AssertionError, match="no param is called kept"):
+        verify(outside)

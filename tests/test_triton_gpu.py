@@ -129,7 +129,7 @@ def test_every_op_of_the_table_is_an_op() -> None:
     from vendor_sdk.ir.loop_ops import COMBINE
     from vendor_sdk.ir.loop_ops import OPS as KNOWN
 
-    rows = {*KNOWN, "scratch", *(f"{kind}.{name}" for kind in ("reduce", "scan") for name in COMBINE), "store.add"}
+    rows = {*KNOWN, "scratch", "nest", *(f"{kind}.{name}" for kind in ("reduce", "scan") for name in COMBINE), "store.add"}
     assert set(OPS) <= rows
 
 

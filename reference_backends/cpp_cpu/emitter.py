@@ -153,6 +153,7 @@ OPS: Mapping[str, str] = {
     **{f"scan.{name}": "" for name in ("sum", "prod", "max", "min", "argmax", "argmin", "logaddexp")},
     **{f"store.{name}": "" for name in ("add", "mul", "max", "min")},
     "scratch": "",
+    "nest": "",
 }
 """Loop op to C++ expression: ``{0}``... are operands, ``{args}`` all of them, ``{T}`` their type, ``{R}`` the result's."""
 

@@ -85,6 +85,7 @@ OPS: Mapping[str, str] = {
     "wrap_index": "base.wrap_index({args}, {mask})",
     **{f"reduce.{name}": "" for name in ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin")},
     "scratch": "",
+    "nest": "",
     **{f"scan.{name}": "" for name in ("sum", "prod", "max", "min", "argmax", "argmin", "logaddexp")},
     "store.add": "tl.atomic_add",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vendor_sdk.ir.loop import LoopKernel
@@ -11,6 +12,27 @@ from vendor_sdk.ir.loop import LoopKernel
 Launch = Callable[[Sequence[Any], Sequence[int]], None]
 """``launch(buffers, symbols)``: buffers in the order of ``LoopKernel.params`` (tensors of the device, results included, each
 contiguous from its own first element), symbols in the order of ``LoopKernel.symbols``."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large the kernels may get that the scheduler builds for an emitter.
+
+    Attributes:
+        buffers: params of one kernel.
+        statements: loads, stores and computations of one kernel, a measure of its registers and of its compile time.
+        local_bytes: bytes of ``Local`` buffers of one iteration; rows that need more are computed again instead of kept.
+        resident_bytes: bytes of a row's operands that stay close enough for a second pass over the row to cost nothing against
+            one over memory (a cache level, a register file). Reductions over longer rows fuse with their readers only where
+            that saves memory traffic all the same.
+        nests: nests of one kernel: independent loops that share a launch (a foreach optimizer step). 1: never.
+    """
+
+    buffers: int = 64
+    statements: int = 512
+    local_bytes: int = 0
+    resident_bytes: int = 1 << 18
+    nests: int = 1
 
 
 class Emitter(abc.ABC):
@@ -21,7 +43,12 @@ class Emitter(abc.ABC):
     """
 
     ops: Mapping[str, Any]
-    """Loop-level op (``"add"``, ``"exp"``, ``"reduce.sum"``) to whatever the emitter keeps for it, usually target text."""
+    """Loop-level op (``"add"``, ``"exp"``, ``"reduce.sum"``) to whatever the emitter keeps for it, usually target text.
+
+    Three keys name shapes of kernels: ``"nest"`` (a nest whose body holds inner nests next to reductions: a whole row in one
+    iteration, as fused softmax needs), ``"local"`` (buffers of one iteration) and ``"contraction"`` (a template for matrix
+    products, see ``vendor_sdk.ir.contraction``)."""
+    limits: Limits = Limits()
 
     @abc.abstractmethod
     def emit(self, kernel: LoopKernel) -> str:

@@ -18,6 +18,8 @@ Grammar (one screen; every name is a class below, every tuple is ordered):
                   Accumulator(to, op, args, dtype)    is `to = op over all iterations of args`, visible after the Reduce
             | Scan(range, body, accumulators, then)   runs along `range`, in order; `then` sees the running value, per element
             | Nest(ranges, body)                 an inner loop, once per iteration of the outer one
+            | Local(param)                       a buffer of this iteration alone, undefined at first; later statements of the
+                                                 same body load and store it by name (a row kept near the arithmetic)
             | Store(param, index, value, mode, mask)  mode: "set" | "add" | "mul" | "max" | "min" (combining modes are atomic)
     index   = an expression of `vendor_sdk.ir.index` over loop variables, symbols of role "size" and int64 values of the body
 
@@ -37,7 +39,7 @@ import torch
 
 from vendor_sdk.ir.index import Int
 
-Role = Literal["in", "out", "inout", "scratch"]
+Role = Literal["in", "out", "inout", "scratch", "local"]
 SymbolRole = Literal["size", "scalar", "seed"]
 StoreMode = Literal["set", "add", "mul", "max", "min"]
 
@@ -176,7 +178,18 @@ class Nest:
     body: tuple[Stmt, ...]
 
 
-Stmt = Load | Const | Scalar | Index | Compute | Reduce | Scan | Nest | Store
+@dataclass(frozen=True)
+class Local:
+    """A buffer private to one iteration of the enclosing nest: what one inner loop leaves for a later one.
+
+    ``param`` has role "local". Inner loops of the same body store it and load it back at equal positions, so that an emitter
+    may keep it in a scratchpad, in a cache-sized array of the thread, or, as a tile, in registers.
+    """
+
+    param: Param
+
+
+Stmt = Load | Const | Scalar | Index | Compute | Reduce | Scan | Nest | Local | Store
 
 
 @dataclass(frozen=True)
@@ -190,7 +203,10 @@ class LoopKernel:
     scratch: tuple[Param, ...] = ()
 
     def param(self, name: str) -> Param:
-        return next(p for p in (*self.params, *self.scratch) if p.name == name)
+        for p in (*self.params, *self.scratch):
+            if p.name == name:
+                return p
+        return next(s.param for s in walk(self.body) if isinstance(s, Local) and s.param.name == name)
 
 
 def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
@@ -206,15 +222,20 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
 
 def required_ops(kernel: LoopKernel) -> frozenset[str]:
     """What an emitter must have for this kernel: names of computed ops, ``reduce.OP``, ``scan.OP``, ``store.MODE`` for
-    combining stores, and ``scratch`` for buffers of the launch's own."""
+    combining stores, ``scratch`` for buffers of the launch's own, ``local`` for those of one iteration, ``nest`` for inner
+    nests."""
     found: set[str] = {"scratch"} if kernel.scratch else set()
-    for stmt in walk(kernel.body):
+    for stmt in walk(tuple(s for nest in kernel.body for s in nest.body)):
         if isinstance(stmt, Compute):
             found.add(stmt.op)
+        elif isinstance(stmt, Nest):
+            found.add("nest")
         elif isinstance(stmt, Reduce):
             found.update(f"reduce.{a.op}" for a in stmt.accumulators)
         elif isinstance(stmt, Scan):
             found.update(f"scan.{a.op}" for a in stmt.accumulators)
         elif isinstance(stmt, Store) and stmt.mode != "set":
             found.add(f"store.{stmt.mode}")
+        elif isinstance(stmt, Local):
+            found.add("local")
     return frozenset(found)

@@ -5,6 +5,7 @@ A value at loop depth ``d`` is a tensor with ``d`` dims, one a loop, outer first
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,21 @@ from typing import Any
 import torch
 
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.loop import Compute, Const, Index, Load, LoopKernel, Nest, Range, Reduce, Scalar, Scan, Stmt, Store
+from vendor_sdk.ir.loop import (
+    Compute,
+    Const,
+    Index,
+    Load,
+    Local,
+    LoopKernel,
+    Nest,
+    Range,
+    Reduce,
+    Scalar,
+    Scan,
+    Stmt,
+    Store,
+)
 from vendor_sdk.ir.loop_ops import COMBINE, OPS
 
 _COMBINING = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
@@ -37,9 +52,11 @@ class _Frame:
     shape: tuple[int, ...] = ()
     values: dict[str, torch.Tensor] = field(default_factory=dict)
     scope: dict[str, Any] = field(default_factory=dict)
+    locals: dict[str, tuple[torch.Tensor, tuple[int, ...], int]] = field(default_factory=dict)
+    """Content for all iterations side by side, the loops around it, and elements an iteration."""
 
     def enter(self, ranges: Sequence[Range]) -> _Frame:
-        inner = _Frame(self.memory, self.numbers, self.shape, dict(self.values), dict(self.scope))
+        inner = _Frame(self.memory, self.numbers, self.shape, dict(self.values), dict(self.scope), dict(self.locals))
         for r in ranges:
             size = int(self.index(r.size))
             depth = len(inner.shape)
@@ -119,14 +136,26 @@ class _Frame:
             inner.run(stmt.then)
         elif isinstance(stmt, Nest):
             self.nest(stmt)
+        elif isinstance(stmt, Local):
+            size = int(self.index(stmt.param.size))
+            content = torch.empty(math.prod(self.shape) * size, dtype=stmt.param.dtype)
+            self.locals[stmt.param.name] = content, self.shape, size
         else:
             self.store(stmt)
 
-    def load(self, stmt: Load) -> torch.Tensor:
-        memory = self.memory[stmt.param]
-        position = torch.as_tensor(self.index(stmt.index), dtype=torch.int64)
+    def access(self, param: str, index: ix.Int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A buffer and the positions in it that this body touches."""
+        position = torch.as_tensor(self.index(index), dtype=torch.int64)
         if position.dim() < len(self.shape):
             position = position.reshape((1,) * (len(self.shape) - position.dim()) + position.shape)
+        if param not in self.locals:
+            return self.memory[param], position
+        content, around, size = self.locals[param]
+        first = torch.arange(math.prod(around)).reshape(around + (1,) * (len(self.shape) - len(around))) * size
+        return content, position + first
+
+    def load(self, stmt: Load) -> torch.Tensor:
+        memory, position = self.access(stmt.param, stmt.index)
         if stmt.mask is None:
             return memory[position]
         assert stmt.other is not None, f"{stmt.to}: a masked load needs a value for where the mask is false"
@@ -137,10 +166,7 @@ class _Frame:
         return torch.where(mask, memory[torch.where(mask, position, 0)], other)
 
     def store(self, stmt: Store) -> None:
-        memory = self.memory[stmt.param]
-        position = torch.as_tensor(self.index(stmt.index), dtype=torch.int64)
-        if position.dim() < len(self.shape):
-            position = position.reshape((1,) * (len(self.shape) - position.dim()) + position.shape)
+        memory, position = self.access(stmt.param, stmt.index)
         position = position.expand(self.shape).reshape(-1)
         value = self.read(stmt.value).expand(self.shape).reshape(-1)
         if stmt.mask is not None:

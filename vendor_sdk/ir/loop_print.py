@@ -34,6 +34,7 @@ _CLASSES: Mapping[str, type[Any]] = {
         loop.Scan,
         loop.Store,
         loop.Nest,
+        loop.Local,
     )
 }
 
@@ -113,6 +114,8 @@ class _Printer:
             return ix.to_python(value)
         if isinstance(value, torch.dtype):
             return str(value)
+        if isinstance(value, loop.Param):
+            return self.inline(value)
         if isinstance(value, tuple):
             return f"({', '.join(map(self.value, value))}{',' if len(value) == 1 else ''})"
         if isinstance(value, float) and not math.isfinite(value):

@@ -14,6 +14,7 @@ from vendor_sdk.ir.loop import (
     Const,
     Index,
     Load,
+    Local,
     LoopKernel,
     Nest,
     Range,
@@ -51,9 +52,10 @@ class _Scope:
     integers: set[str]
     types: dict[str, torch.dtype] = field(default_factory=dict)
     assigned: set[str] = field(default_factory=set)
+    locals: dict[str, torch.dtype] = field(default_factory=dict)
 
     def inner(self, ranges: Sequence[Range], where: Stmt) -> _Scope:
-        scope = _Scope(self.kernel, set(self.integers), dict(self.types), self.assigned)
+        scope = _Scope(self.kernel, set(self.integers), dict(self.types), self.assigned, dict(self.locals))
         for r in ranges:
             self.index(r.size, where)
             _require(r.var not in scope.integers, where, f"loop variable {r.var} is already bound")
@@ -75,6 +77,8 @@ class _Scope:
         return self.types[name]
 
     def param(self, name: str, where: object) -> torch.dtype:
+        if name in self.locals:
+            return self.locals[name]
         found = [p for p in (*self.kernel.params, *self.kernel.scratch) if p.name == name]
         _require(bool(found), where, f"no param is called {name}")
         return found[0].dtype
@@ -115,6 +119,12 @@ class _Scope:
             scope.statements(stmt.body)
             self.accumulators(stmt.accumulators, scope, scope, "scan", stmt)
             scope.statements(stmt.then)
+        elif isinstance(stmt, Local):
+            _require(stmt.param.role == "local", stmt, "what a Local declares has role local")
+            _require(stmt.param.name not in self.assigned, stmt, f"{stmt.param.name} is declared twice")
+            self.index(stmt.param.size, stmt)
+            self.assigned.add(stmt.param.name)
+            self.locals[stmt.param.name] = stmt.param.dtype
         else:
             self.store(stmt)
 
@@ -150,6 +160,7 @@ class _Scope:
     def store(self, stmt: Store) -> None:
         self.index(stmt.index, stmt)
         dtype = self.param(stmt.param, stmt)
-        _require(self.kernel.param(stmt.param).role != "in", stmt, "a store needs an output")
+        written = stmt.param in self.locals or self.kernel.param(stmt.param).role != "in"
+        _require(written, stmt, "a store needs an output")
         _require(self.value(stmt.value, stmt) == dtype, stmt, "a stored value has its param's dtype")
         _require(stmt.mask is None or self.value(stmt.mask, stmt) == torch.bool, stmt, "a mask is bool")
