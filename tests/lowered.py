@@ -35,6 +35,14 @@ class Call:
                 made[-1] = made[-1].view(spec.dtype)
         return made
 
+    def results(self, outputs: Sequence[torch.Tensor]) -> Any:
+        """``outputs`` as the operator returns them: alone, or several with None where it has none."""
+        value = self.node.meta["val"]
+        if not isinstance(value, tuple | list):
+            return outputs[0]
+        rest = iter(outputs)
+        return tuple(None if v is None else next(rest) for v in value)
+
     def symbols(self, seed: int = 1234) -> list[int]:
         return [seed if s.role == "seed" else self.sizes[s.name] for s in self.lowered.kernel.symbols]
 

@@ -197,7 +197,7 @@ def test_every_loop_op_is_emitted() -> None:
     """The capability list is complete, so no prim is declined for want of an op."""
     reductions = {f"reduce.{name}" for name, row in loop_ops.COMBINE.items() if row.reduce}
     scans = {f"scan.{name}" for name, row in loop_ops.COMBINE.items() if row.scan}
-    assert OPS.keys() == loop_ops.OPS.keys() | reductions | scans | {"scratch", "nest"} | {
+    assert OPS.keys() == loop_ops.OPS.keys() | reductions | scans | {"scratch", "nest", "local", "contraction"} | {
         f"store.{mode}" for mode in ("add", "mul", "max", "min")
     }
 

@@ -15,15 +15,19 @@ from vendor_sdk.pages import CLASSES
 
 ROOT = Path(__file__).resolve().parent.parent
 
-STAGES = ("capture", "normalize", "partition", "lower", "schedule", "plan", "codegen", "run")
+STAGES = ("capture", "normalize", "partition", "schedule", "plan", "codegen", "run")
 LAYERS = (
     ("errors", "torch_private"),
     ("prims",),
     ("ir",),
     ("contract",),
+    ("lower",),
     STAGES,
-    ("pipeline",),
-    ("closure", "dynamo", "explanation"),
+    ("debug",),
+    ("check", "dump"),
+    ("watch",),
+    ("pipeline", "kernel_report"),
+    ("closure", "dynamo", "explanation", "repro"),
     ("pages",),
     ("cli",),
 )

@@ -46,9 +46,7 @@ def test_the_interpreted_kernel_is_the_prim(name: str) -> None:
             one = call(row.target, sample.args, sample.kwargs)
         except LoweringError:
             continue
-        outputs = run(one)
-        result = tuple(outputs) if len(outputs) > 1 else outputs[0]
-        verdict = violations(row.bound, row, sample, result, reference(row, sample))
+        verdict = violations(row.bound, row, sample, one.results(run(one)), reference(row, sample))
         assert verdict.ok, f"{sample.label}: {verdict.message}"
         checked += 1
     assert checked, "no sample of this prim was lowered"

@@ -137,7 +137,7 @@ def test_equal_kernels_give_equal_text(emitted: Callable[..., list[tuple[LoopKer
     x = torch.ones(3, 67)
     first, second = (emitted(lambda a: a.softmax(1), x) for _ in range(2))
     assert first == second
-    assert len(first) > 1
+    assert len(first) == 1
 
 
 def test_contiguous_operands_are_read_in_order(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
@@ -201,7 +201,7 @@ def test_every_emitted_prim_is_right(interpreted: dict[str, Any]) -> None:
 @needs_triton
 def test_what_the_emitter_lacks_is_known(interpreted: dict[str, Any]) -> None:
     lacking = {prim for prim, reason in interpreted["declined"].items() if "emitter lacks" in reason}
-    assert lacking == NO_LIBRARY_FUNCTION
+    assert lacking == NO_LIBRARY_FUNCTION | {"mm", "bmm", "addmm", "baddbmm"}  # no template yet
 
 
 @needs_triton

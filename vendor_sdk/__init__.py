@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vendor_sdk import errors
+    from vendor_sdk.contract import program
     from vendor_sdk.contract.backend import (
         CONTRACT_VERSION,
         Backend,
         Decline,
         Legalization,
+        MemoryPolicy,
         NodeContext,
         Option,
         Support,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from vendor_sdk.contract.kernel import Kernel, destination
     from vendor_sdk.contract.loader import LoadedBackend, Session, extend, load, register, unregister
     from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
+    from vendor_sdk.contract.program import Entry, Program, StepError
     from vendor_sdk.errors import (
         BackendNameCollisionError,
         BackendNotFoundError,
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
         VersionMismatchError,
     )
     from vendor_sdk.explanation import Explanation, explain
-    from vendor_sdk.ir import index, loop
+    from vendor_sdk.ir import contraction, index, loop
     from vendor_sdk.ir.loop import LoopKernel
     from vendor_sdk.ir.primgraph import PrimGraph
     from vendor_sdk.pipeline import compile_graph, trace
@@ -55,12 +58,13 @@ if TYPE_CHECKING:
     from vendor_sdk.prims.reference import Expected, outlined, reference, target_of
     from vendor_sdk.prims.row import ALL, BOOL, FLOATS, HALVES, INTS, NUMBERS, Composite, Family, Prim, Result, Shape
     from vendor_sdk.prims.samples import Effort, Sample, SampleContext
+    from vendor_sdk.run.arena import release_memory
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "vendor_sdk.contract.backend": (
-        "CONTRACT_VERSION Backend Decline Legalization NodeContext Option Support Supported TensorInfo"
+        "CONTRACT_VERSION Backend Decline Legalization MemoryPolicy NodeContext Option Support Supported TensorInfo"
     ),
     "vendor_sdk.contract.cache": "cache_dir",
     "vendor_sdk.contract.device": "Device DeviceProperties DeviceTensor MemoryStats TorchDevice contiguous_strides",
@@ -70,6 +74,7 @@ _HOMES = {
     "vendor_sdk.contract.kernel": "Kernel destination",
     "vendor_sdk.contract.loader": "LoadedBackend Session extend load register unregister",
     "vendor_sdk.contract.placement": "Kind NodePlacement Placement Route",
+    "vendor_sdk.contract.program": "Entry Program StepError",
     "vendor_sdk.errors": (
         "BackendNameCollisionError BackendNotFoundError CaptureError CompilerError ContractError DeviceError GraphError "
         "KernelError LoweringError OptionError PluginLoadError UnsupportedPrimError VendorSDKError "
@@ -84,10 +89,17 @@ _HOMES = {
     "vendor_sdk.prims.opset": "COMPOSITES OPSET OPSET_VERSION",
     "vendor_sdk.prims.row": "ALL BOOL FLOATS HALVES INTS NUMBERS Composite Family Prim Result Shape",
     "vendor_sdk.prims.samples": "Effort Sample SampleContext",
+    "vendor_sdk.run.arena": "release_memory",
 }
 """Where each public name is defined."""
 
-_MODULES = {"errors": "vendor_sdk.errors", "index": "vendor_sdk.ir.index", "loop": "vendor_sdk.ir.loop"}
+_MODULES = {
+    "contraction": "vendor_sdk.ir.contraction",
+    "errors": "vendor_sdk.errors",
+    "index": "vendor_sdk.ir.index",
+    "loop": "vendor_sdk.ir.loop",
+    "program": "vendor_sdk.contract.program",
+}
 """Public modules: vocabularies too large to repeat here."""
 
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
@@ -121,6 +133,7 @@ __all__ = [
     "Distribution",
     "Effort",
     "Emitter",
+    "Entry",
     "Exact",
     "Expected",
     "Explanation",
@@ -136,6 +149,7 @@ __all__ = [
     "LoadedBackend",
     "LoopKernel",
     "LoweringError",
+    "MemoryPolicy",
     "MemoryStats",
     "NodeContext",
     "NodePlacement",
@@ -145,6 +159,7 @@ __all__ = [
     "PluginLoadError",
     "Prim",
     "PrimGraph",
+    "Program",
     "Property",
     "Result",
     "Route",
@@ -152,6 +167,7 @@ __all__ = [
     "SampleContext",
     "Session",
     "Shape",
+    "StepError",
     "Support",
     "Supported",
     "TensorInfo",
@@ -165,6 +181,7 @@ __all__ = [
     "cache_dir",
     "compile_graph",
     "contiguous_strides",
+    "contraction",
     "destination",
     "errors",
     "explain",
@@ -174,8 +191,10 @@ __all__ = [
     "load",
     "loop",
     "outlined",
+    "program",
     "reference",
     "register",
+    "release_memory",
     "target_of",
     "trace",
     "unregister",

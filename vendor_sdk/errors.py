@@ -15,11 +15,20 @@ class VendorSDKError(Exception):
         why: the cause, when it is not evident from ``what``.
         fix: what the reader does about it, in the imperative.
         where: the place in the user's program (``model.py:12 in forward``), when known.
+
+    Attributes:
+        dump: folder with the stages of the graph that failed, under ``VENDOR_SDK_DEBUG``.
     """
 
     def __init__(self, what: str, *, why: str = "", fix: str = "", where: str = "") -> None:
         self.what, self.why, self.fix, self.where = what, why, fix, where
+        self.dump = ""
         super().__init__(self._text())
+
+    def dumped(self, folder: str) -> None:
+        """Adds ``dump`` to the message."""
+        self.dump = folder
+        self.args = (self._text(),)
 
     def _text(self) -> str:
         lines = [self.what]
@@ -29,6 +38,8 @@ class VendorSDKError(Exception):
             lines.append(f"  why: {self.why}")
         if self.fix:
             lines.append(f"  fix: {self.fix}")
+        if self.dump:
+            lines.append(f"  dump: {self.dump}")
         return "\n".join(lines)
 
 
@@ -74,6 +85,22 @@ class GraphError(VendorSDKError):
 
 class KernelError(VendorSDKError):
     """A vendor's kernel raised, or returned the wrong number, shape, dtype or device."""
+
+
+class WrongResultError(VendorSDKError):
+    """Under ``VENDOR_SDK_DEBUG_CHECK=1``: a stage of the compiler, or a kernel, changed the numbers of a graph.
+
+    Attributes:
+        stage: the first stage whose numbers differ (``"normalized"``, ``"emitted"``).
+        node: the node (or kernel) to blame, as the dumps name it.
+        error: the largest difference, ``inf`` where shapes or special values differ.
+    """
+
+    def __init__(
+        self, what: str, *, stage: str, node: str, error: float, why: str = "", fix: str = "", where: str = ""
+    ) -> None:
+        super().__init__(what, why=why, fix=fix, where=where)
+        self.stage, self.node, self.error = stage, node, error
 
 
 class CompilerError(VendorSDKError):

@@ -1,4 +1,4 @@
-"""``vendor_sdk.explain``: what a backend does with a model, prim by prim, and why."""
+"""``vendor_sdk.explain``: what a backend does with a model, prim by prim and kernel by kernel, and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from vendor_sdk import pipeline, torch_private
 from vendor_sdk.contract.placement import Kind, NodePlacement
 from vendor_sdk.ir.primgraph import tensors_of
 from vendor_sdk.ir.transfer import to_device, to_host
+from vendor_sdk.kernel_report import Kernels, kernels_of
 from vendor_sdk.run.compiled import CompiledGraph
+
+ROWS = 30
+"""Rows up to which a table of kernels or reasons is printed; the rest is counted."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,14 @@ class GraphReport:
         placements: one entry per node as captured.
         traffic: bytes that cross.
         source: the generated wrapper.
+        kernels: what each kernel fuses and moves, the memory plan's peak, and why neighbours were not fused.
     """
 
     name: str
     placements: tuple[NodePlacement, ...]
     traffic: Traffic
     source: str
+    kernels: Kernels
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,13 @@ class Explanation:
                             }
                             for p in graph.placements
                         ],
+                        "kernels": [vars(kernel) for kernel in graph.kernels.kernels],
+                        "moved_bytes": graph.kernels.moved,
+                        "ideal_bytes": graph.kernels.ideal,
+                        "planned_peak_bytes": graph.kernels.peak,
+                        "lower_bound_bytes": graph.kernels.bound,
+                        "sizes": graph.kernels.sizes,
+                        "not_fused": [vars(each) for each in graph.kernels.apart],
                     }
                     for graph in self.graphs
                 ],
@@ -104,12 +117,19 @@ class Explanation:
         )
 
     def print(self, console: Console | None = None) -> None:
-        """Prints the tables: prims by placement, reasons, bytes that cross, graph breaks and recompilations."""
+        """Prints the tables: prims by placement, reasons, kernels, why neighbours were not fused, bytes and memory by graph, graph
+        breaks and recompilations."""
         console = console or Console()
         console.print(self._placement_table())
         reasons = self._reason_table()
         if reasons.row_count:
             console.print(reasons)
+        for graph in self.graphs:
+            if graph.kernels.kernels:
+                console.print(_kernel_table(graph))
+        apart = self._apart_table()
+        if apart.row_count:
+            console.print(apart)
         console.print(self._graph_table())
         for title, lines in (("Graph breaks", self.graph_breaks), ("Recompilations", self.recompiles)):
             console.print(f"{title}: {len(lines)}")
@@ -143,12 +163,34 @@ class Explanation:
 
     def _graph_table(self) -> Table:
         table = Table(title="graphs")
-        for column in ("graph", "nodes", "to device", "to host"):
-            table.add_column(column, justify="left" if column == "graph" else "right")
+        columns = ("graph", "nodes", "kernels", "moved", "ideal", "peak", "lower bound", "to device", "to host", "sizes")
+        dynamic = any(graph.kernels.sizes for graph in self.graphs)
+        for column in columns if dynamic else columns[:-1]:
+            table.add_column(column, justify="left" if column in ("graph", "sizes") else "right")
         for graph in self.graphs:
-            table.add_row(
-                graph.name, str(len(graph.placements)), _bytes(graph.traffic.to_device), _bytes(graph.traffic.to_host)
-            )
+            kernels, traffic = graph.kernels, graph.traffic
+            counts = (kernels.moved, kernels.ideal, kernels.peak, kernels.bound, traffic.to_device, traffic.to_host)
+            sizes = [", ".join(f"{name}={value}" for name, value in kernels.sizes.items())] if dynamic else []
+            table.add_row(graph.name, str(len(graph.placements)), str(len(kernels.kernels)), *map(_bytes, counts), *sizes)
+        return table
+
+    def _apart_table(self) -> Table:
+        """Why neighbours were not fused, over all graphs."""
+        totals: dict[tuple[str, str, str], int] = {}
+        first: dict[tuple[str, str, str], str] = {}
+        for each in (each for graph in self.graphs for each in graph.kernels.apart):
+            key = (each.producer, each.consumer, each.reason)
+            totals[key] = totals.get(key, 0) + each.count
+            first.setdefault(key, each.where)
+        table = Table(title="why neighbours are not one kernel")
+        for column in ("count", "prim", "read by", "reason", "first at"):
+            table.add_column(column, overflow="fold")
+        ranked = sorted(totals.items(), key=lambda item: -item[1])
+        for key, count in ranked[:ROWS]:
+            table.add_row(str(count), *key, _short(first[key]))
+        if len(ranked) > ROWS:
+            rest = sum(count for _, count in ranked[ROWS:])
+            table.add_row(str(rest), "...", "...", f"{len(ranked) - ROWS} more reasons, which to_json() lists", "")
         return table
 
 
@@ -156,7 +198,7 @@ def explain(
     model: Any, *inputs: Any, backend: str, options: dict[str, Any] | None = None, show: bool = True, **kwargs: Any
 ) -> Explanation:
     """Compiles ``model`` for ``backend``, runs it once on ``inputs`` (backward too when an output wants gradients), and tells
-    what ran where.
+    what ran where, which kernels there are, what each fuses and moves, and why neighbours were not fused.
 
     Parameters, gradients and buffers of the model are left as they were.
 
@@ -204,7 +246,7 @@ def explain(
 
 def _report(graph: CompiledGraph, index: int) -> GraphReport:
     direction = "backward" if graph.graph.backward else "forward"
-    return GraphReport(f"{direction} ({index})", graph.placements, _traffic(graph), graph.source)
+    return GraphReport(f"{direction} ({index})", graph.placements, _traffic(graph), graph.source, kernels_of(graph))
 
 
 def _traffic(graph: CompiledGraph) -> Traffic:
@@ -216,6 +258,35 @@ def _traffic(graph: CompiledGraph) -> Traffic:
             total = totals[node.target]
             totals[node.target] = total + size if isinstance(size, int) and total is not None else None
     return Traffic(totals[to_device], totals[to_host])
+
+
+def _kernel_table(graph: GraphReport) -> Table:
+    table = Table(title=f"{graph.name}: kernels")
+    for column in ("count", "kernel", "route", "prims", "reads", "writes", "at"):
+        table.add_column(column, justify="right" if column in ("count", "reads", "writes") else "left", overflow="fold")
+    groups = graph.kernels.grouped()
+    for count, kernel in groups[:ROWS]:
+        lines = [_short(where) for where in kernel.where]
+        more = f" and {len(lines) - 2} more" if len(lines) > 2 else ""
+        table.add_row(
+            f"x{count}" if count > 1 else "",
+            kernel.name,
+            kernel.route,
+            _counted(kernel.prims),
+            _bytes(kernel.read),
+            _bytes(kernel.written),
+            ", ".join(lines[:2]) + more,
+        )
+    if len(groups) > ROWS:
+        rest = sum(count for count, _ in groups[ROWS:])
+        table.add_row(f"x{rest}", "...", "", f"{len(groups) - ROWS} more sorts of kernels, which to_json() lists", "", "", "")
+    return table
+
+
+def _counted(prims: Sequence[str]) -> str:
+    """``add, mul, mul, add`` as ``add x2, mul x2``."""
+    counts = collections.Counter(prims)
+    return ", ".join(f"{prim} x{count}" if count > 1 else prim for prim, count in counts.items())
 
 
 def _leaves(value: Any) -> Sequence[torch.Tensor]:

@@ -6,9 +6,11 @@ legalize    what the backend does not want to see is spelled out                
 place       who runs each node, with the reason; decompose or host where nobody does    partition/place.py
 partition   nodes on the graph route join into partitions                               partition/segments.py
 transfer    copies between host and device become nodes                                 partition/transfers.py
-lower       nodes on the emitter route become loop kernels                              lower/
+schedule    nodes on the emitter route join into fused groups                           schedule/
+lower       prims and groups on the emitter route become loop kernels                   lower/
+plan        lifetimes, kernels that work in place, offsets in one arena                 plan/
 emit        loop kernels become target code, compiled together                          the backend's emitter
-wrap        one Python function runs it all                                             codegen/wrapper.py
+wrap        one Python function runs it all, native runs of launches linked             codegen/wrapper.py
 """
 
 from __future__ import annotations
@@ -24,20 +26,25 @@ from typing import Any
 import torch
 from torch import fx
 
-from vendor_sdk import torch_private
+from vendor_sdk import debug, torch_private
 from vendor_sdk.capture.graph import to_prim_graph
 from vendor_sdk.capture.graph import trace as trace_function
-from vendor_sdk.codegen.wrapper import EmittedCall, generate
+from vendor_sdk.check import Compiled
+from vendor_sdk.codegen.values import Values
+from vendor_sdk.codegen.wrapper import EmittedCall, Wrapper, generate
 from vendor_sdk.contract.backend import Decline, NodeContext, Support
 from vendor_sdk.contract.device import Device, TorchDevice
+from vendor_sdk.contract.kernel import Kernel
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.contract.placement import Kind, Placement, Route
 from vendor_sdk.errors import LoweringError, UnsupportedPrimError
+from vendor_sdk.ir.fused import Fused
 from vendor_sdk.ir.index import from_size
-from vendor_sdk.ir.loop import Symbol, required_ops
+from vendor_sdk.ir.loop import LoopKernel, required_ops
+from vendor_sdk.ir.memory import Slot
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.rewrite import erase, inline
-from vendor_sdk.lower import LOWERINGS, VIEWS, Layout, Lowered, lower
+from vendor_sdk.lower import LOWERINGS, VIEWS, Layout, Lowered, lower, lower_group
 from vendor_sdk.lower.build import contiguous_strides
 from vendor_sdk.normalize.canonicalize import canonicalize, drop_dead
 from vendor_sdk.normalize.decompose import capture_table, prim_table
@@ -45,12 +52,19 @@ from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.partition.place import place
 from vendor_sdk.partition.segments import join_segments
 from vendor_sdk.partition.transfers import insert_transfers
+from vendor_sdk.plan.inplace import Rewritten, work_in_place
+from vendor_sdk.plan.liveness import Aliases, plan_memory
+from vendor_sdk.plan.offsets import bank_of, lay_out
+from vendor_sdk.plan.order import steps_of
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, COMPOSITES, OPSET
 from vendor_sdk.prims.row import Prim
 from vendor_sdk.prims.samples import Effort, SampleContext
+from vendor_sdk.run.arena import Frames
 from vendor_sdk.run.compiled import CompiledGraph
 from vendor_sdk.run.memory import DeviceMemory
 from vendor_sdk.run.steps import OwnMemoryRuntime, Runtime, TorchRuntime
+from vendor_sdk.schedule import Schedule, schedule, usable
+from vendor_sdk.watch import Watch
 
 Options = Mapping[str, Any]
 
@@ -64,10 +78,15 @@ def compile_dynamo(
     def compiler(backward: bool) -> Callable[..., Any]:
         def compile_captured(captured: fx.GraphModule, fake_inputs: Sequence[Any]) -> Callable[..., Any]:
             static = frozenset() if backward else torch_private.static_input_indices()
-            graph = to_prim_graph(
-                captured, _fakes(captured, fake_inputs), _table(session.loaded), backward=backward, static_inputs=static
-            )
-            return compile_prim_graph(graph, session).boxed()
+            watch = _watch(session, backward)
+            with watch.failures():
+                watch.aten(captured)
+                graph = to_prim_graph(
+                    captured, _fakes(captured, fake_inputs), _table(session.loaded), backward=backward, static_inputs=static
+                )
+            if backward:
+                graph.donated_inputs = torch_private.donated_input_indices(fake_inputs)
+            return compile_prim_graph(graph, session, watch).boxed()
 
         return compile_captured
 
@@ -98,26 +117,46 @@ def compile_graph(graph: PrimGraph, *, backend: str, options: Options | None = N
     return compile_prim_graph(graph.copy(), load(backend).session(options))
 
 
-def compile_prim_graph(graph: PrimGraph, session: Session) -> CompiledGraph:
+def compile_prim_graph(graph: PrimGraph, session: Session, watch: Watch | None = None) -> CompiledGraph:
     """All stages after capture, in order. ``graph`` is consumed."""
     loaded = session.loaded
-    with torch_private.real_tensors():
+    watch = watch or _watch(session, graph.backward)
+    with torch_private.real_tensors(), watch.failures():
+        watch.captured(graph)
         _recognize(graph, loaded.backend.composites)
         graph = _after("normalize", canonicalize(graph), loaded)
+        watch.stage("normalized", graph)
         graph = _after("legalize", legalize(graph, loaded.backend.legalize), loaded)
+        watch.stage("legalized", graph)
         placements = place(graph, _Routes(session))
         drop_dead(graph)
         graph = _after("place", graph, loaded)
+        watch.stage("placed", graph)
         if session.graph_compiler is not None:
             join_segments(graph, session.graph_compiler)
+            watch.stage("partitioned", graph)
         state = _state(session)
         if state.memory is not None:
             insert_transfers(graph, narrow_int64=loaded.backend.legalize.no_int64)
+            watch.stage("transferred", graph)
         graph.verify()
-        lowered = _lower_all(graph, own_memory=state.memory is not None)
-        emitted = _emit(lowered, session)
-        wrapper = generate(graph, state.runtime, loaded.kernels, emitted, functools.partial(_host_operator, loaded))
-    compiled = CompiledGraph(graph, tuple(placements), wrapper, loaded.backend.name, state.memory)
+        scheduled = _schedule(graph, session)
+        watch.scheduled(graph, scheduled)
+        lowered = _lower_all(graph, session, own_memory=state.memory is not None)
+        watch.lowered(lowered)
+        wrapper, frames, loops = _wrap(graph, lowered, session, state, watch)
+    compiled = CompiledGraph(
+        graph,
+        tuple(placements),
+        wrapper,
+        loaded.backend.name,
+        frames,
+        state.memory,
+        loops=loops,
+        refusals=scheduled.refusals,
+        examined=watch.examined,
+        tell=watch.tell,
+    )
     for sink in list(_sinks):
         sink(compiled)
     return compiled
@@ -210,18 +249,30 @@ def _recognize(graph: PrimGraph, composites: Iterable[str]) -> None:
     erase(graph, dead)
 
 
-def _lower_all(graph: PrimGraph, *, own_memory: bool) -> dict[fx.Node, Lowered]:
-    """Loop kernels of the nodes on the emitter route, each named after its place and its prim (``k3_softmax``)."""
+def _schedule(graph: PrimGraph, session: Session) -> Schedule:
+    """Fuses the nodes on the emitter route, as far as the emitter has what their kernels need."""
+    if session.emitter is None or not session.options["fuse"]:
+        return Schedule()
+    plan = schedule(graph, session.emitter.limits, session.emitter.ops.keys(), fuel=debug.fuel())
+    graph.verify()
+    return plan
+
+
+def _lower_all(graph: PrimGraph, session: Session, *, own_memory: bool) -> dict[fx.Node, Lowered]:
+    """Loop kernels of the nodes on the emitter route, each named after its place and its prims (``k3_exp_sum``)."""
     layout = functools.partial(_layout, own_memory=own_memory)
-    nodes = [
-        node
-        for node in graph.calls()
-        if "placement" in node.meta and node.meta["placement"].route is Route.EMITTER and node.target is not operator.getitem
-    ]
-    return {
-        node: lower(node, f"k{index}_{re.sub('[^0-9A-Za-z]+', '_', prim_name(node)).strip('_')}", layout)
-        for index, node in enumerate(nodes)
-    }
+    lowered: dict[fx.Node, Lowered] = {}
+    for node in graph.calls():
+        if "placement" not in node.meta or node.meta["placement"].route is not Route.EMITTER or node.target is operator.getitem:
+            continue
+        assert session.emitter is not None
+        name = f"k{len(lowered)}_{re.sub('[^0-9A-Za-z]+', '_', prim_name(node)).strip('_')}"
+        if isinstance(node.target, Fused):
+            ops = session.emitter.ops.keys()
+            lowered[node] = lower_group(node, name, layout, usable(session.emitter.limits, ops), inner_nests="nest" in ops)
+        else:
+            lowered[node] = lower(node, name, layout)
+    return lowered
 
 
 def _layout(node: fx.Node, *, own_memory: bool) -> Layout | None:
@@ -235,26 +286,100 @@ def _layout(node: fx.Node, *, own_memory: bool) -> Layout | None:
     return Layout(contiguous_strides([from_size(size) for size in value.shape]))
 
 
-def _emit(lowered: Mapping[fx.Node, Lowered], session: Session) -> dict[fx.Node, EmittedCall]:
-    if not lowered:
+def _wrap(
+    graph: PrimGraph, lowered: Mapping[fx.Node, Lowered], session: Session, state: _State, watch: Watch
+) -> tuple[Wrapper, Frames, dict[fx.Node, LoopKernel]]:
+    """Plans memory, emits the kernels (some of them in place) and writes the wrapper; the kernels come with it."""
+    loaded = session.loaded
+    policy = loaded.backend.memory
+    arena = policy.arena and state.memory is None
+
+    def allocated(node: fx.Node) -> bool:
+        if node in lowered:
+            return True
+        placement = node.meta.get("placement") if node.op == "call_function" else None
+        if placement is None or placement.route is not Route.KERNEL or node.target is operator.getitem:
+            return False
+        return loaded.kernels[prim_name(node)].destination
+
+    def reads(node: fx.Node) -> list[fx.Node]:
+        if node not in lowered:
+            return list(node.all_input_nodes)
+        numbers = [n for n in node.all_input_nodes if not tensors_of(n.meta.get("val"))]
+        return [*lowered[node].inputs, *numbers]
+
+    def folded(node: fx.Node) -> bool:
+        return node.target is operator.getitem and allocated(node.args[0])  # type: ignore[arg-type]
+
+    steps = steps_of(graph, reads, folded)
+    loops = {node: (one.kernel, one.inputs) for node, one in lowered.items() if node in set(steps.order)}
+    in_place: dict[Slot, Slot] = {}
+    rewritten: Mapping[fx.Node, Rewritten] = {}
+    if arena and policy.in_place:
+        donated = [graph.placeholders[index] for index in graph.donated_inputs]
+        in_place, rewritten = work_in_place(graph, steps, loops, allocated=allocated, donated=donated)
+        loops |= {node: (one.kernel, one.inputs) for node, one in rewritten.items()}
+    plan = plan_memory(
+        graph,
+        steps,
+        allocated=allocated,
+        in_place=in_place,
+        known=_known_symbols(graph),
+        alignment=policy.alignment,
+        arena=arena,
+    )
+    if not plan.symbols:
+        sizes = plan.sizes({})
+        together = bank_of(plan, sizes, policy.bank) if graph.backward and state.arena.type == "cpu" else ()
+        plan.fixed = lay_out(plan, sizes, borrow=policy.borrow, together=together)
+    # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
+    frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena)
+    watch.planned(plan, [one.kernel for one in rewritten.values()])
+    emitted = _emit(loops, session, watch)
+    wrapper = generate(
+        graph,
+        state.runtime,
+        loaded.kernels,
+        emitted,
+        functools.partial(_host_operator, loaded),
+        steps=steps.order,
+        values=Values(plan, Aliases(steps), allocated, in_place),
+        link=session.emitter.link if session.emitter is not None and state.memory is None else lambda program: None,
+        frames=frames,
+    )
+    compiled = functools.partial(
+        Compiled, graph, steps.order, loaded.kernels, lowered, emitted, in_place, state.runtime, session.emitter
+    )
+    watch.compiled(compiled, wrapper.source, wrapper.namespace)
+    return wrapper, frames, {node: call.kernel for node, call in emitted.items()}
+
+
+def _watch(session: Session, backward: bool) -> Watch:
+    return Watch(session.loaded.backend.name, session.options, backward)
+
+
+def _emit(
+    loops: Mapping[fx.Node, tuple[LoopKernel, Sequence[fx.Node]]], session: Session, watch: Watch
+) -> dict[fx.Node, EmittedCall]:
+    if not loops:
         return {}
     emitter = session.emitter
     assert emitter is not None
-    kernels = [(one.kernel, emitter.emit(one.kernel)) for one in lowered.values()]
-    launches = emitter.compile(kernels)
+    texts = [(kernel, emitter.emit(kernel)) for kernel, _ in loops.values()]
+    watch.emitted({kernel.name: text for kernel, text in texts})
+    launches = emitter.compile(texts)
     return {
-        node: EmittedCall(
-            launch=launch,
-            inputs=one.inputs,
-            symbols=tuple(map(_number, one.kernel.symbols)),
-        )
-        for (node, one), launch in zip(lowered.items(), launches, strict=True)
+        node: EmittedCall(launch, kernel, tuple(inputs))
+        for (node, (kernel, inputs)), launch in zip(loops.items(), launches, strict=True)
     }
 
 
-def _number(symbol: Symbol) -> str:
-    """Python text of a kernel's run-time number in the wrapper, where shape symbols and scalar nodes are variables."""
-    return "RT.seed()" if symbol.role == "seed" else symbol.name
+def _known_symbols(graph: PrimGraph) -> set[str]:
+    """Shape symbols that the inputs of a graph determine."""
+    values = [node.meta["val"] for node in graph.placeholders]
+    sizes = [size for tensor in tensors_of(values) for size in (*tensor.shape, *tensor.stride())]
+    numbers = [v for v in (*values, *sizes) if isinstance(v, torch.SymInt)]
+    return {str(expression) for v in numbers if (expression := torch_private.sympy_of(v)).is_symbol}
 
 
 def _host_operator(loaded: LoadedBackend, node: fx.Node) -> Callable[..., Any]:
@@ -298,7 +423,7 @@ class _Routes:
             return Decline(f"a tensor is on the device {sorted(strays)[0]!r}, and the backend's are on {self.device_type!r}")
         kernel = self.session.loaded.kernels.get(name)
         sized_by_data = _sized_by_data(node)
-        if kernel is not None and not (kernel.destination and sized_by_data):
+        if kernel is not None and not (kernel.destination and sized_by_data) and _is_for(kernel, node):
             return Route.KERNEL
         if sized_by_data:
             return Decline("the size of its result depends on data: only a kernel that returns its result can run it")
@@ -315,6 +440,12 @@ class _Routes:
             return Decline(error.what)
         missing = required_ops(loops) - set(emitter.ops)
         return Decline(f"the emitter lacks the loop ops {', '.join(sorted(missing))}") if missing else Route.EMITTER
+
+
+def _is_for(kernel: Kernel, node: fx.Node) -> bool:
+    """Whether all tensors of the node have dtypes that the kernel is for."""
+    tensors = tensors_of([*(n.meta.get("val") for n in node.all_input_nodes), node.meta["val"]])
+    return kernel.dtypes is None or all(t.dtype in kernel.dtypes for t in tensors)
 
 
 def _sized_by_data(node: fx.Node) -> bool:
@@ -340,6 +471,7 @@ class _State:
         wants = session.loaded.backend.legalize
         self.memory: DeviceMemory | None = None
         self.runtime: Runtime
+        self.arena = torch.device(session.device.type if isinstance(session.device, TorchDevice) else "cpu")
         if isinstance(session.device, TorchDevice):
             self.runtime = TorchRuntime(torch.device(session.device.type), wants.contiguous_inputs)
         else:

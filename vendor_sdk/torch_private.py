@@ -17,6 +17,7 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
+from torch._dynamo.source import ConstantSource
 from torch._functorch.aot_autograd import aot_function as _aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
@@ -33,7 +34,12 @@ from torch._subclasses.fake_tensor import (
     unset_fake_temporarily,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, statically_known_true
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    statically_known_true,
+)
 from torch.utils import _pytree
 from torch.utils._sympy.printers import PythonPrinter
 
@@ -104,6 +110,19 @@ def static_input_indices() -> frozenset[int]:
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     return frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
+
+
+def donated_input_indices(inputs: Sequence[Any]) -> frozenset[int]:
+    """Inputs of the backward graph being compiled that only it will read (``ViewAndMutationMeta.bw_donated_idxs``): activations
+    that alias no input and no output, of a backward that runs once. AOTAutograd refuses ``retain_graph=True`` for such graphs.
+
+    Of several that share memory none counts.
+    """
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    indices = getattr(metadata, "bw_donated_idxs", None) or ()
+    keys = [storage_key(value) if isinstance(value, torch.Tensor) else None for value in inputs]
+    return frozenset(i for i in indices if i < len(keys) and keys[i] is not None and keys.count(keys[i]) == 1)
 
 
 def sympy_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
@@ -318,7 +337,48 @@ def flash_statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return statistics.dtype
 
 
-def size_text(size: torch.SymInt) -> tuple[set[str], str]:
+def size_text(size: torch.SymInt | torch.SymFloat) -> tuple[set[str], str]:
     """The symbols of a symbolic size, and Python text that computes it from them with the ``math`` module."""
     expression = sympy_of(size)
     return {str(symbol) for symbol in expression.free_symbols}, PythonPrinter().doprint(expression)
+
+
+def size_hint(tensor: torch.Tensor, unknown: int = 4096) -> int:
+    """Elements of a fake tensor as traced; a size that only data tells counts as ``unknown``. Wraps ``SymNode.hint``."""
+    elements = 1
+    for size in tensor.shape:
+        if isinstance(size, torch.SymInt):
+            elements *= int(size.node.hint) if size.node.has_hint() else unknown
+        else:
+            elements *= size
+    return elements
+
+
+def symbol_hints(values: Sequence[Any]) -> dict[str, int]:
+    """The shape symbols in symbolic sizes, with the numbers they had while tracing."""
+    hints: dict[str, int] = {}
+    for value in values:
+        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+            for symbol in value.node.expr.free_symbols:
+                environment = value.node.shape_env
+                known = getattr(environment, "backed_var_to_val", None) or environment.var_to_val
+                hints[str(symbol)] = int(known.get(symbol, 2))
+    return hints
+
+
+def symbolic_numbers(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str, torch.SymInt]]:
+    """A fake mode, and a shape symbol for each name: equal numbers stay different symbols, and 0 and 1 are symbols too."""
+    environment = ShapeEnv()
+    numbers: dict[str, Any] = {}
+    for name, hint in hints.items():
+        source = ConstantSource(name)
+        symbol = environment.create_symbol(
+            hint, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None, do_not_specialize_zero_one=True
+        )
+        numbers[name] = environment.create_symintnode(symbol, hint=hint, source=source)
+    return FakeTensorMode(shape_env=environment, allow_non_fake_inputs=False), numbers
+
+
+def draws_numbers(target: Any) -> bool:
+    """Whether an operator's results are random (``torch.Tag.nondeterministic_seeded``)."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())

@@ -11,6 +11,8 @@ typedef __UINT32_TYPE__ uint32_t;
 typedef __UINT64_TYPE__ uint64_t;
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_METHOD inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 #define SPECIALISED inline __attribute__((always_inline))
 #define RESTRICT __restrict__
 
@@ -36,9 +38,18 @@ INLINE bf16 narrow_bf16(float f) {
   return (bf16)(uint16_t)(f != f ? 0x7fc0u : rounded);
 }
 
-#ifdef __FLT16_MANT_DIG__
-INLINE float widen(f16 h) { return (float)bits<_Float16>((uint16_t)h); }
-INLINE f16 narrow_f16(float f) { return (f16)bits<uint16_t>((_Float16)f); }
+#if defined(__aarch64__)
+typedef __fp16 half_type;
+#define HALF_TYPE 1
+#elif defined(__FLT16_MANT_DIG__)
+typedef _Float16 half_type;
+#define HALF_TYPE 1
+#else
+#define HALF_TYPE 0
+#endif
+#if HALF_TYPE
+INLINE float widen(f16 h) { return (float)bits<half_type>((uint16_t)h); }
+INLINE f16 narrow_f16(float f) { return (f16)bits<uint16_t>((half_type)f); }
 #else
 INLINE float widen(f16 h) {
   uint32_t raw = (uint32_t)h, sign = (raw & 0x8000u) << 16, rest = raw & 0x7fffu;
@@ -180,15 +191,6 @@ template <class T> INLINE T op_truncdiv(T a, T b, int32_t *s) { return Division<
 template <class T> INLINE T op_mod(T a, T b, int32_t *s) { return Division<T>::mod(a, b, s); }
 template <class T> INLINE T op_fmod(T a, T b, int32_t *s) { return Division<T>::fmod(a, b, s); }
 
-template <class T> INLINE T op_pow(T a, T b) {
-  if (b < 0) return a == 1 ? 1 : a == (T)-1 ? (T)((b & 1) ? -1 : 1) : 0;
-  T result = 1;
-  for (; b; b = (T)(b >> 1)) { if (b & 1) result = (T)(result * a); a = (T)(a * a); }
-  return result;
-}
-template <> SPECIALISED float op_pow(float a, float b) { return __builtin_powf(a, b); }
-template <> SPECIALISED double op_pow(double a, double b) { return __builtin_pow(a, b); }
-
 template <class T> INLINE T op_shl(T a, T b) { return b < 0 || b >= (T)(sizeof(T) * 8) ? (T)0 : (T)((uint64_t)a << b); }
 template <class T> INLINE T op_shr(T a, T b) {
   T top = (T)(sizeof(T) * 8 - 1);
@@ -202,129 +204,34 @@ template <> SPECIALISED bool op_signbit(double a) { return bits<uint64_t>(a) >> 
 #define BUILTIN_UNARY(name, fn)                              \
   INLINE float op_##name(float a) { return __builtin_##fn##f(a); } \
   INLINE double op_##name(double a) { return __builtin_##fn(a); }
-#define BUILTIN_BINARY(name, fn)                                               \
-  INLINE float op_##name(float a, float b) { return __builtin_##fn##f(a, b); } \
-  INLINE double op_##name(double a, double b) { return __builtin_##fn(a, b); }
 BUILTIN_UNARY(floor, floor)
 BUILTIN_UNARY(ceil, ceil)
 BUILTIN_UNARY(trunc, trunc)
 BUILTIN_UNARY(round, nearbyint)
 BUILTIN_UNARY(sqrt, sqrt)
-// exp, log and tanh in float without branches, so that loops of them vectorise. Reductions of the argument with a two-part logarithm of
-// two; polynomials from Cephes (Moshier), each within 2 units in the last place over the whole range.
-INLINE float op_exp(float a) {
-  float x = a < -104.0f ? -104.0f : a;
-  x = x > 89.0f ? 89.0f : x;
-  float n = __builtin_floorf(x * 1.44269504088896341f + 0.5f);
-  float r = __builtin_fmaf(n, -0.693359375f, x);
-  r = __builtin_fmaf(n, 2.12194440e-4f, r);
-  float p = 1.9875691500e-4f;
-  p = __builtin_fmaf(p, r, 1.3981999507e-3f);
-  p = __builtin_fmaf(p, r, 8.3334519073e-3f);
-  p = __builtin_fmaf(p, r, 4.1665795894e-2f);
-  p = __builtin_fmaf(p, r, 1.6666665459e-1f);
-  p = __builtin_fmaf(p, r, 5.0000001201e-1f);
-  p = __builtin_fmaf(p * r, r, r) + 1.0f;
-  // The power of two in two factors: the result may be subnormal, and 2**128 is no float.
-  int32_t whole = (int32_t)(n != n ? 0.0f : n), half = whole >> 1;
-  return p * bits<float>((half + 127) << 23) * bits<float>((whole - half + 127) << 23);
-}
-INLINE float op_log(float a) {
-  bool tiny = a < 0x1p-126f;
-  uint32_t u = bits<uint32_t>(tiny ? a * 0x1p24f : a);
-  // Significand in [sqrt(1/2), sqrt(2)).
-  int32_t e = (int32_t)((u - 0x3f3504f3u) & 0xff800000u);
-  float x = bits<float>(u - (uint32_t)e) - 1.0f;
-  float n = (float)(e >> 23) - (tiny ? 24.0f : 0.0f);
-  float z = x * x;
-  float p = 7.0376836292e-2f;
-  p = __builtin_fmaf(p, x, -1.1514610310e-1f);
-  p = __builtin_fmaf(p, x, 1.1676998740e-1f);
-  p = __builtin_fmaf(p, x, -1.2420140846e-1f);
-  p = __builtin_fmaf(p, x, 1.4249322787e-1f);
-  p = __builtin_fmaf(p, x, -1.6668057665e-1f);
-  p = __builtin_fmaf(p, x, 2.0000714765e-1f);
-  p = __builtin_fmaf(p, x, -2.4999993993e-1f);
-  p = __builtin_fmaf(p, x, 3.3333331174e-1f);
-  float y = __builtin_fmaf(n, -2.12194440e-4f, p * x * z);
-  y = __builtin_fmaf(-0.5f, z, y);
-  float result = __builtin_fmaf(n, 0.693359375f, x + y);
-  result = a == __builtin_inff() ? a : result;
-  result = a == 0 ? -__builtin_inff() : result;
-  return a < 0 || a != a ? __builtin_nanf("") : result;
-}
-INLINE float op_tanh(float a) {
-  float m = __builtin_fabsf(a), z = a * a;
-  float p = -5.70498872745e-3f;
-  p = __builtin_fmaf(p, z, 2.06390887954e-2f);
-  p = __builtin_fmaf(p, z, -5.37397155531e-2f);
-  p = __builtin_fmaf(p, z, 1.33314422036e-1f);
-  p = __builtin_fmaf(p, z, -3.33332819422e-1f);
-  float near = __builtin_fmaf(p * z, a, a);
-  float far = __builtin_copysignf(1.0f - 2.0f / (op_exp(2.0f * m) + 1.0f), a);
-  return m < 0.625f ? near : far;
-}
-INLINE double op_exp(double a) { return __builtin_exp(a); }
-BUILTIN_UNARY(exp2, exp2)
-BUILTIN_UNARY(expm1, expm1)
-INLINE double op_log(double a) { return __builtin_log(a); }
-BUILTIN_UNARY(log2, log2)
-BUILTIN_UNARY(log10, log10)
-BUILTIN_UNARY(log1p, log1p)
-BUILTIN_UNARY(sin, sin)
-BUILTIN_UNARY(cos, cos)
-BUILTIN_UNARY(tan, tan)
-BUILTIN_UNARY(asin, asin)
-BUILTIN_UNARY(acos, acos)
-BUILTIN_UNARY(atan, atan)
-BUILTIN_UNARY(sinh, sinh)
-BUILTIN_UNARY(cosh, cosh)
-INLINE double op_tanh(double a) { return __builtin_tanh(a); }
-BUILTIN_UNARY(asinh, asinh)
-BUILTIN_UNARY(acosh, acosh)
-BUILTIN_UNARY(atanh, atanh)
-BUILTIN_UNARY(erf, erf)
-BUILTIN_UNARY(erfc, erfc)
-BUILTIN_BINARY(atan2, atan2)
-BUILTIN_BINARY(hypot, hypot)
-BUILTIN_BINARY(copysign, copysign)
-BUILTIN_BINARY(nextafter, nextafter)
 INLINE float op_rsqrt(float a) { return 1.0f / __builtin_sqrtf(a); }
 INLINE double op_rsqrt(double a) { return 1.0 / __builtin_sqrt(a); }
-template <class T> INLINE T op_sigmoid(T a) {
-  // The exponential never overflows, and far left the result keeps its digits.
-  T e = op_exp(-op_abs(a));
-  return (a < 0 ? e : (T)1) / ((T)1 + e);
-}
-template <class T> INLINE T op_gcd(T a, T b) {
-  a = op_abs(a); b = op_abs(b);
-  while (b != 0) { T r = (T)(a % b); a = b; b = r; }
-  return a;
-}
-INLINE float op_frexp_mantissa(float a) { int e; return __builtin_frexpf(a, &e); }
-INLINE double op_frexp_mantissa(double a) { int e; return __builtin_frexp(a, &e); }
-template <class T> INLINE int32_t op_frexp_exponent(T a) {
-  if (a != a || op_abs(a) == (T)__builtin_inf() || a == 0) return 0;
-  int e;
-  (void)__builtin_frexp((double)a, &e);
-  return e;
-}
 
-// Philox 4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-INLINE int64_t op_philox(int64_t seed, int64_t index, int64_t word) {
-  uint32_t c0 = (uint32_t)index, c1 = (uint32_t)((uint64_t)index >> 32), c2 = 0, c3 = 0;
-  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    uint64_t p0 = (uint64_t)c0 * 0xD2511F53u, p1 = (uint64_t)c2 * 0xCD9E8D57u;
-    uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-    c1 = (uint32_t)p1; c3 = (uint32_t)p0; c0 = n0; c2 = n2;
-    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+extern "C" int omp_get_thread_num(void) noexcept;
+extern "C" int omp_get_num_threads(void) noexcept;
+extern "C" int omp_get_max_threads(void) noexcept;
+extern "C" void *aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__) noexcept;
+
+// Memory of a launch: one block that its thread keeps for the next, unless it is large.
+struct Block {
+  char *memory = nullptr;
+  int64_t size = 0;
+  ~Block() { __builtin_free(memory); }
+};
+static thread_local Block kept_block;
+enum : int64_t { KEPT_BYTES = 1 << 26 };
+INLINE char *borrow(int64_t size) {
+  if (size > KEPT_BYTES) return (char *)aligned_alloc(64, size);
+  if (size > kept_block.size) {
+    __builtin_free(kept_block.memory);
+    kept_block.memory = (char *)aligned_alloc(64, size);
+    kept_block.size = kept_block.memory ? size : 0;
   }
-  return word == 0 ? c0 : word == 1 ? c1 : word == 2 ? c2 : c3;
+  return kept_block.memory;
 }
-
-// Reductions that vectorise: combined lane by lane, then across lanes.
-#pragma omp declare reduction(nan_max : float, double, int64_t, int32_t, int16_t, int8_t, uint8_t : \
-                              omp_out = op_max(omp_out, omp_in)) initializer(omp_priv = omp_orig)
-#pragma omp declare reduction(nan_min : float, double, int64_t, int32_t, int16_t, int8_t, uint8_t : \
-                              omp_out = op_min(omp_out, omp_in)) initializer(omp_priv = omp_orig)
+INLINE void give_back(char *memory, int64_t size) { if (size > KEPT_BYTES) __builtin_free(memory); }

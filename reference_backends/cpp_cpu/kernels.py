@@ -1,5 +1,5 @@
-"""Kernels beside the emitter's: contractions and convolutions through torch's oneDNN and BLAS paths, and hand-written C++ for
-prims whose loops depend on the data (sorting, search, compaction, rejection sampling).
+"""Kernels beside the emitter's: hand-written C++ for prims whose loops depend on the data (sorting, search, compaction,
+rejection sampling), and torch's own products of complex matrices.
 
 Each takes the prim's arguments and returns its results, contiguous.
 """
@@ -14,13 +14,16 @@ from typing import Any
 
 import torch
 
-from reference_backends.cpp_cpu import compiler, linalg, resample
+from reference_backends.cpp_cpu import attention, compiler, linalg, resample
 from reference_backends.cpp_cpu.emitter import library
+from vendor_sdk import Kernel
 
 Tensor = torch.Tensor
 
 
-# Contractions and convolutions
+# Products of complex numbers, which loops do not compute with
+
+COMPLEX = frozenset((torch.complex64, torch.complex128))
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
@@ -37,28 +40,6 @@ def _addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
 
 def _baddbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
-
-
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Tensor:
-    result: Tensor = torch.ops.aten.convolution.default(
-        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-    )
-    return result.contiguous()
-
-
-def _convolution_backward(*args: Any) -> tuple[Tensor | None, ...]:
-    results = torch.ops.aten.convolution_backward.default(*args)
-    return tuple(r if r is None else r.contiguous() for r in results)
 
 
 # Selection
@@ -356,13 +337,11 @@ def _segment_reduce_backward(
     return out
 
 
-KERNELS: Mapping[str, Callable[..., Any]] = {
-    "mm": _mm,
-    "bmm": _bmm,
-    "addmm": _addmm,
-    "baddbmm": _baddbmm,
-    "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
+KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
+    "mm": Kernel(_mm, dtypes=COMPLEX),
+    "bmm": Kernel(_bmm, dtypes=COMPLEX),
+    "addmm": Kernel(_addmm, dtypes=COMPLEX),
+    "baddbmm": Kernel(_baddbmm, dtypes=COMPLEX),
     "sort": _sort,
     "topk": _topk,
     "kthvalue": _kthvalue,
@@ -382,6 +361,7 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "_conj_physical": _conjugate,
     "segment_reduce": _segment_reduce,
     "_segment_reduce_backward": _segment_reduce_backward,
+    **attention.KERNELS,
     **linalg.KERNELS,
     **resample.KERNELS,
 }

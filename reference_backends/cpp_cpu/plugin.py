@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from reference_backends.cpp_cpu import compiler
+from reference_backends.cpp_cpu import attention, compiler
 from reference_backends.cpp_cpu.emitter import CppEmitter
-from reference_backends.cpp_cpu.kernels import KERNELS
+from reference_backends.cpp_cpu.kernels import COMPLEX, KERNELS
 from vendor_sdk import (
     ALL,
     Backend,
@@ -24,7 +24,6 @@ from vendor_sdk import (
     hookimpl,
 )
 
-COMPLEX = (torch.complex64, torch.complex128)
 TAKES_COMPLEX = frozenset(("complex", "_conj_physical", "mm", "bmm", "addmm", "baddbmm"))
 """Prims whose kernels take or give complex numbers."""
 OF_FLOATS = frozenset(("_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa_backward"))
@@ -38,10 +37,12 @@ def backend() -> Backend:
         version="0.1.0",
         dtypes=frozenset((*ALL, torch.int8, torch.int16, *COMPLEX)),
         requires=compiler.requires,
+        composites=attention.COMPOSITES,
         notes={
             "halves": "loaded and stored as such, computed in float32",
             "sums": "float32 within blocks, float64 across them; the result does not depend on the number of threads",
-            "matrix products": "oneDNN or the BLAS that torch is built with",
+            "attention": "blocked, float32 within blocks (float64 for float64); no scores in memory",
+            "matrix products": "packed and blocked, sums in float32 (float64 for float64) of 512 terms each; convolutions too",
         },
     )
 
@@ -66,7 +67,7 @@ def supports(node: NodeContext) -> Supported | Decline:
         return Decline("resampled in floating point only")
     if node.prim == "_embedding_bag_backward" and node.args[9]:
         return Decline("a sparse gradient")
-    return Supported()
+    return attention.declined(node) or Supported()
 
 
 @hookimpl

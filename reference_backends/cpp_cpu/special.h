@@ -26,10 +26,12 @@ INLINE wide m_lgamma(wide a) { int sign; return lgammal_r(a, &sign); }
 // Applies the working-precision template NAME_ to float and double.
 #define SPECIAL1(name)                                                                  \
   static float op_##name(float a) { return (float)name##_((double)a); }                  \
-  static double op_##name(double a) { return (double)name##_((wide)a); }
+  static double op_##name(double a) { return (double)name##_((wide)a); }                 \
+  LANES_UNARY(name)
 #define SPECIAL2(name)                                                                            \
   static float op_##name(float a, float b) { return (float)name##_((double)a, (double)b); }        \
-  static double op_##name(double a, double b) { return (double)name##_((wide)a, (wide)b); }
+  static double op_##name(double a, double b) { return (double)name##_((wide)a, (wide)b); }        \
+  LANES_BINARY(name)
 
 template <class R> static R lgamma_(R x) { return m_lgamma(x); }
 SPECIAL1(lgamma)

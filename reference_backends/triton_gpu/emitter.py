@@ -348,6 +348,7 @@ class NestText:
             text, axes = self.expression(s.index)
             self.define(s.to, f"tl.cast({text}, tl.int64)", torch.int64, axes)
         else:
+            assert isinstance(s, loop.Compute), f"{s} needs an op that the table does not have"
             self.compute(s)
 
     def compute(self, s: loop.Compute) -> None:

@@ -1,15 +1,15 @@
 """The wrapper: one generated Python function per graph, which runs its steps in order and frees each value after its last use.
 
-Every line belongs to a node, so an exception's line number names the prim, its shapes and the user's source line; no per-step
-``try`` is needed. The function takes its inputs as one list, which it empties (so that inputs die as early as possible).
+Every line belongs to one node, or to the nodes of one native segment, so an exception's line number (with the number of the
+launch inside a segment) names the prim, its shapes and the user's source line; one ``try`` serves all steps. The function takes
+its inputs as one list, which it empties (so that inputs die as early as possible).
 """
 
 from __future__ import annotations
 
 import linecache
-import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,13 +17,18 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
-from vendor_sdk.contract.emitter import Launch
+from vendor_sdk.codegen.segments import EmittedCall, Segment, Segments, results_of, runs
+from vendor_sdk.codegen.text import Text
+from vendor_sdk.codegen.values import Arena, InBank, Inside, Values, is_view, tensor_of
 from vendor_sdk.contract.kernel import Kernel
 from vendor_sdk.contract.placement import Kind, Route
-from vendor_sdk.errors import GraphError
-from vendor_sdk.ir.index import from_size, symbols, to_python
+from vendor_sdk.contract.program import Entry, Program
+from vendor_sdk.ir.index import bounds, from_size, wrap
+from vendor_sdk.ir.memory import Slot
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.transfer import to_device, to_host
+
+__all__ = ["STORAGE_ARGUMENTS", "EmittedCall", "FrameTensor", "Frames", "Runtime", "Wrapper", "generate"]
 
 
 class Runtime(Protocol):
@@ -32,24 +37,33 @@ class Runtime(Protocol):
     contiguous_operands: bool
     """whether kernels take row-major contiguous operands only"""
 
-
-STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format"})
-"""Keyword arguments about storage: logical tensors have none, so kernels do not receive them."""
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any: ...
+    def as_traced(self, value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
-class EmittedCall:
-    """How the wrapper launches one emitted kernel.
+class FrameTensor:
+    """A tensor in the arena that wrapper text calls ``T[i]``: the buffer it lies in, its fake shape and its dtype."""
 
-    Attributes:
-        launch: the compiled kernel.
-        inputs: nodes whose buffers it reads, in parameter order; the node's results follow them.
-        symbols: Python text of each run-time number, in the kernel's order.
-    """
+    number: int
+    shape: tuple[Any, ...]
+    dtype: torch.dtype
 
-    launch: Launch
-    inputs: tuple[fx.Node, ...]
+
+class Frames(Protocol):
+    """Gives a call its arena (``vendor_sdk/run/arena.py``): wrapper text calls ``take`` first and ``give`` last."""
+
     symbols: tuple[str, ...]
+    """shape symbols that ``take`` gets the values of"""
+    idle: list[Any] | None
+    """frames that keep their memory between calls, when all calls need equal ones and little"""
+
+    def want(self, tensors: Sequence[FrameTensor]) -> None:
+        """Says which tensors each frame holds; once, before the first call."""
+
+
+STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format"})
+"""Keyword arguments about storage: logical tensors have none, so kernels do not receive them."""
 
 
 @dataclass
@@ -58,17 +72,24 @@ class Wrapper:
 
     Attributes:
         source: Python text of one function ``call(args)``.
-        nodes: line number to the node it runs.
+        nodes: line number to the nodes it runs: one, or those of a native segment in the order of its launches.
         namespace: globals of the function.
+        launches: how many kernel launches one call makes, and in how many native calls the emitted ones among them run.
     """
 
     source: str
-    nodes: Mapping[int, fx.Node]
+    nodes: Mapping[int, Sequence[fx.Node]]
     namespace: dict[str, Any]
+    launches: tuple[int, int] = (0, 0)
     filename: str = field(default="")
 
-    def compile(self) -> Callable[[list[Any]], list[Any]]:
-        """The function itself. Its source stays visible in tracebacks and debuggers."""
+    def compile(self, failed: Callable[[Exception], None]) -> Callable[[list[Any]], list[Any]]:
+        """The function itself. Its source stays visible in tracebacks and debuggers.
+
+        Args:
+            failed: called with what a step raised, and may raise something that says more.
+        """
+        self.namespace["FAILED"] = failed
         self.filename = f"<vendor_sdk wrapper {id(self):x}>"
         linecache.cache[self.filename] = (len(self.source), None, self.source.splitlines(keepends=True), self.filename)
         exec(compile(self.source, self.filename, "exec"), self.namespace)
@@ -81,16 +102,25 @@ def generate(
     kernels: Mapping[str, Kernel],
     emitted: Mapping[fx.Node, EmittedCall],
     host: Callable[[fx.Node], Callable[..., Any]],
+    *,
+    steps: Sequence[fx.Node],
+    values: Values,
+    link: Callable[[Program], Entry | None],
+    frames: Frames,
 ) -> Wrapper:
-    """Writes the wrapper of a placed graph.
+    """Writes the wrapper of a placed and planned graph.
 
     Args:
         runtime: allocation, transfers, views and checks for the session's device.
         kernels: the backend's kernels by prim.
         emitted: how each node on the emitter route is launched.
         host: the operator that runs a host node.
+        steps: the nodes that run, in order.
+        values: the memory plan.
+        link: makes one native call of several launches, or declines.
+        frames: gives each call its arena.
     """
-    return _Writer(graph, runtime, kernels, emitted, host).write()
+    return _Writer(graph, runtime, kernels, emitted, host, steps, values, link, frames).write()
 
 
 class _Writer:
@@ -101,73 +131,145 @@ class _Writer:
         kernels: Mapping[str, Kernel],
         emitted: Mapping[fx.Node, EmittedCall],
         host: Callable[[fx.Node], Callable[..., Any]],
+        steps: Sequence[fx.Node],
+        values: Values,
+        link: Callable[[Program], Entry | None],
+        frames: Frames,
     ) -> None:
         self.graph, self.runtime, self.kernels, self.emitted, self.host = graph, runtime, kernels, emitted, host
+        self.order, self.values, self.link, self.frames = steps, values, link, frames
         self.lines: list[str] = []
-        self.nodes: dict[int, fx.Node] = {}
-        self.namespace: dict[str, Any] = {"RT": runtime, "math": math}
-        self.constants: dict[Any, str] = {}
-        self.bound: set[str] = set()
+        self.nodes: dict[int, Sequence[fx.Node]] = {}
+        self.text = Text(graph.module, values.name)
+        self.text.namespace["RT"] = runtime
         self.static = {graph.placeholders[index] for index in graph.static_inputs}
+        self.seeds: dict[tuple[fx.Node, str], str] = {}
+        self.allocated: set[Slot] = set()
+        self.in_frame: dict[Slot, int] = {}
+        self.shown: set[Slot] = set()
+        self.defined: set[str] = set()
+        self.framed = False
+        self.dies = self._deaths()
 
     def write(self) -> Wrapper:
-        needed = self._needed()
-        dies = self._last_uses(needed)
-        self._prologue()
-        for node in self.graph.calls():
-            if node in needed:
-                self._step(node)
-                for name in dies.get(node, ()):
-                    self.lines[-1] += f"; del {name}"
+        self._sizes()
+        segments = self._segments()
+        self._frame_tensors(segments)
+        self._prologue(segments)
+        for segment in segments:
+            if isinstance(segment, Segment):
+                self._segment(segment)
+            else:
+                self._step(segment)
         self._epilogue()
-        source = "def call(args):\n" + "".join(f"    {line}\n" for line in self.lines)
-        return Wrapper(source, {index + 2: node for index, node in self.nodes.items()}, self.namespace)
+        body = "".join(f"        {line}\n" for line in self.lines)
+        # The handler costs nothing until it is needed; around the function, it would cost every call another one.
+        source = f"def call(args):\n    try:\n{body}    except Exception as error:\n        FAILED(error)\n        raise\n"
+        launches = sum(1 for node in self.order if _launches(node))
+        native = sum(1 for s in segments if isinstance(s, Segment) and s.entry is not None)
+        return Wrapper(
+            source, {index + 3: nodes for index, nodes in self.nodes.items()}, self.text.namespace, (launches, native)
+        )
 
-    # What runs, and how long values live
+    # Segments, and who needs what as a tensor
 
-    def _needed(self) -> set[fx.Node]:
-        """Nodes whose value is read at run time: views that every reader folds into its index map are not."""
-        needed: set[fx.Node] = set()
-        stack = [n for n in self.graph.outputs if isinstance(n, fx.Node)]
-        stack += [n for n in self.graph.calls() if _must_run(n)]
-        while stack:
-            node = stack.pop()
-            if node in needed:
-                continue
-            needed.add(node)
-            stack += self._reads(node)
-        return needed
+    def _segments(self) -> list[Segment | fx.Node]:
+        """The steps, with consecutive emitted ones linked; each segment knows which memory is new in it."""
+        builder = Segments(
+            self.values, self.text, self.emitted, self._seed, self.runtime.as_traced, self.runtime.empty, self.allocated
+        )
+        found: list[Segment | fx.Node] = []
+        self.allocated.update(slot for slot, _ in self.values.banked())
+        data_dependent = self.text.bound
+        for run in runs(self.order, self.emitted):
+            if run[0] in self.emitted:
+                self.text.bound = data_dependent | self._later_symbols()
+                segment = builder.build(run)
+                segment.entry = self.link(segment.program)
+                found.append(segment)
+            else:
+                found.append(run[0])
+                for slot in results_of(run[0]) if self.values.allocated(run[0]) else []:
+                    where = self.values.where(slot)
+                    if isinstance(where, Inside):
+                        self.allocated.add(where.owner)
+        self.text.bound = data_dependent
+        self.allocated.clear()
+        return found
+
+    def _later_symbols(self) -> set[str]:
+        """Symbols that steps will have bound by the time a segment runs: sizes that only data tell."""
+        return {
+            str(torch_private.sympy_of(size))
+            for node in self.order
+            for value in ([node.meta["val"]] if not isinstance(node.meta["val"], list | tuple) else node.meta["val"])
+            for size in (value.shape if isinstance(value, torch.Tensor) else [value])
+            if isinstance(size, torch.SymInt)
+        }
+
+    def _frame_tensors(self, segments: Sequence[Segment | fx.Node]) -> None:
+        """Finds the results that Python code reads or fills, and gives a tensor of the frame to each in the arena."""
+        tensors: list[FrameTensor] = []
+        for segment in segments:
+            nodes = [segment] if isinstance(segment, fx.Node) else segment.nodes if segment.entry is None else []
+            for node in nodes:
+                slots = [slot for read in self._reads(node) for slot in self.values.shares.of(read)]
+                slots += results_of(node) if self.values.allocated(node) else []
+                for slot in slots:
+                    if slot in self.shown or not self.values.allocated(slot[0]):
+                        continue
+                    self.shown.add(slot)
+                    where = self.values.where(slot)
+                    if isinstance(where, Arena):
+                        self.in_frame[slot] = len(tensors)
+                        tensor = tensor_of(slot)
+                        tensors.append(FrameTensor(where.number, tuple(tensor.shape), tensor.dtype))
+        self.frames.want(tensors)
 
     def _reads(self, node: fx.Node) -> list[fx.Node]:
         call = self.emitted.get(node)
-        if call is None:
-            return list(node.all_input_nodes)
-        numbers = [n for n in node.all_input_nodes if not tensors_of(n.meta.get("val"))]
-        return [*call.inputs, *numbers]
+        return list(node.all_input_nodes) if call is None else list(call.inputs)
 
-    def _last_uses(self, needed: set[fx.Node]) -> dict[fx.Node, list[str]]:
-        kept = {n for n in self.graph.outputs if isinstance(n, fx.Node)}
+    def _seed(self, node: fx.Node, symbol: str) -> str:
+        return self.seeds.setdefault((node, symbol), f"seed{len(self.seeds)}")
+
+    def _deaths(self) -> dict[fx.Node, list[str]]:
+        """For each step the variables that nobody needs after it: whoever reads them, or memory that lies in theirs."""
+        last: dict[str, fx.Node] = {}
+        for node in self.order:
+            for value in (*self._reads(node), node):
+                if not tensors_of(value.meta.get("val")) or value.op == "get_attr":
+                    continue
+                if not self.values.allocated(value) and not self.values.folded(value):
+                    last[value.name] = node
+                for slot in self.values.shares.of(value):
+                    if self.values.allocated(slot[0]) and isinstance(where := self.values.where(slot), Inside):
+                        last[self.values.variable(where.owner)] = node
+                    if self.values.allocated(slot[0]):
+                        last[self.values.variable(slot)] = node
+        for value in self.graph.outputs:
+            if isinstance(value, fx.Node):
+                last.pop(self.values.name(value), None)
+                for slot in self.values.shares.of(value):
+                    if self.values.allocated(slot[0]):
+                        last.pop(self.values.variable(slot), None)
         dies: dict[fx.Node, list[str]] = {}
-        seen: set[fx.Node] = set()
-        for node in reversed(list(self.graph.calls())):
-            if node not in needed:
-                continue
-            for read in dict.fromkeys([*self._reads(node), node]):
-                if read not in seen and read not in kept and read.op != "get_attr":
-                    dies.setdefault(node, []).append(read.name)
-                seen.add(read)
+        for name, node in last.items():
+            dies.setdefault(node, []).append(name)
         return dies
 
     # Boundary
 
-    def _prologue(self) -> None:
+    def _sizes(self) -> None:
+        """Shape symbols that the inputs determine become variables."""
         placeholders = self.graph.placeholders
         passed = [node for node in placeholders if node.name not in self.graph.constants]
         if passed:
             self._line(f"{', '.join(node.name for node in passed)}, = args")
         self._line("args.clear()")
         for name, value in self.graph.constants.items():
-            self._line(f"{name} = {self._constant(value)}")
+            self._line(f"{name} = {self.text.constant(value)}")
+        self.defined |= {node.name for node in placeholders}
         for node in placeholders:
             value = node.meta["val"]
             if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -181,18 +283,65 @@ class _Writer:
                 for dim, stride in enumerate(value.stride()):
                     if isinstance(stride, torch.SymInt):
                         self._bind(torch_private.sympy_of(stride), f"{node.name}.stride({dim})")
-        # Emitted loops index memory by the traced strides; everything else goes by the tensor's own.
-        indexed = {source for call in self.emitted.values() for source in call.inputs}
-        for node in placeholders:
-            if node in indexed:
-                strides = self._tuple(node.meta["val"].stride())
-                self._line(f"{node.name} = RT.as_traced({node.name}, {strides})", node)
 
-    def _bind(self, expression: Any, text: str, node: fx.Node | None = None) -> None:
+    def _prologue(self, segments: Sequence[Segment | fx.Node]) -> None:
+        # Emitted loops index memory by the traced strides; everything else goes by the tensor's own. Linked segments see to it
+        # themselves, except where a result goes over the input.
+        indexed = {
+            source
+            for segment in segments
+            if isinstance(segment, Segment)
+            for node in segment.nodes
+            for source in self.emitted[node].inputs
+            if segment.entry is None or (source, 0) in self.values.users
+        }
+        for node in self.graph.placeholders:
+            if node in indexed:
+                strides = self.text.tuple(node.meta["val"].stride())
+                self._line(f"{node.name} = RT.as_traced({node.name}, {strides})", node)
+        for node in self.order:
+            if node in self.emitted:
+                for symbol in self.emitted[node].kernel.symbols:
+                    if symbol.role == "seed":
+                        self._seed(node, symbol.name)
+        if self.seeds:
+            self._line(f"{', '.join(self.seeds.values())}, = RT.seeds({len(self.seeds)})")
+        self._bank()
+        self.framed = any(isinstance(self.values.where(slot), Arena) for slot in self._slots())
+        if not self.framed:
+            return
+        self.text.namespace["FRAMES"] = self.frames
+        if self.frames.idle is None:
+            self._line(f"F = FRAMES.take({', '.join(self.frames.symbols)})")
+        else:
+            self.text.namespace["IDLE"] = self.frames.idle
+            self._line("try: F = IDLE.pop()")
+            self._line("except IndexError: F = FRAMES.take()")
+        if self.in_frame:
+            self._line("T = F.tensors")
+
+    def _bank(self) -> None:
+        """The allocation that outputs share, and their tensors in it."""
+        banked = self.values.banked()
+        if not banked:
+            return
+        fixed = self.values.plan.fixed
+        assert fixed is not None
+        names = [self.values.variable(slot) for slot, _ in banked]
+        tensors = [(offset, tensor_of(slot)) for slot, offset in banked]
+        texts = [f"({offset}, {self.text.tuple(t.shape)}, {self.text.constant(t.dtype)})" for offset, t in tensors]
+        self._line(f"BANK, {', '.join(names)} = RT.bank({fixed.bank_bytes}, {', '.join(texts)})")
+        self.allocated.update(slot for slot, _ in banked)
+        self.defined.update(names)
+
+    def _slots(self) -> list[Slot]:
+        return [slot for node in self.order if self.values.allocated(node) for slot in results_of(node)]
+
+    def _bind(self, expression: Any, text: str, *nodes: fx.Node) -> None:
         name = str(expression)
-        if getattr(expression, "is_symbol", False) and name not in self.bound:
-            self.bound.add(name)
-            self._line(f"{name} = {text}", node)
+        if getattr(expression, "is_symbol", False) and name not in self.text.bound:
+            self.text.bound.add(name)
+            self._line(f"{name} = {text}", *nodes)
 
     def _epilogue(self) -> None:
         returned: list[str] = []
@@ -202,30 +351,74 @@ class _Writer:
             owners[node] = [("input", index)]
         for index, value in enumerate(self.graph.outputs):
             if not isinstance(value, fx.Node) or not isinstance(value.meta["val"], torch.Tensor) or not layouts:
-                returned.append(self._text(value))
+                returned.append(self.text.value(value))
                 continue
             layout = layouts[index]
             assert layout.strides is not None
             shares = owners.setdefault(_root(value), [])
             fresh = bool(set(shares) - layout.alias_of)
             shares.append(("output", index))
-            if value.op == "placeholder" and not fresh:  # an input handed back; torch's effect tokens are None here
-                returned.append(value.name)
+            name = self.values.name(value)
+            # An input handed back (torch's effect tokens are None here), or memory that the SDK has just allocated so.
+            if not fresh and (value.op == "placeholder" or self._as_promised(value, layout.strides)):
+                returned.append(name)
                 continue
-            returned.append(f"RT.output({value.name}, {self._tuple(layout.strides)}, {fresh})")
+            returned.append(f"RT.output({name}, {self.text.tuple(layout.strides)}, {fresh})")
+        if self.framed:
+            # Nothing of this call is read in the frame any more; an exception leaves the frame to the garbage collector.
+            self._line("FRAMES.give(F)" if self.frames.idle is None else "IDLE.append(F)")
         self._line(f"return [{', '.join(returned)}]", self.graph.graph.output_node())
+
+    def _as_promised(self, value: fx.Node, strides: Sequence[Any]) -> bool:
+        slots = self.values.shares.of(value)
+        if len(slots) != 1 or not self.values.allocated(slots[0][0]) or is_view(value) or _on_device(value):
+            return False
+        try:
+            expected = wrap(1)
+            for size, stride in reversed(list(zip(value.meta["val"].shape, strides, strict=True))):
+                if from_size(stride) != expected:
+                    return False
+                length = from_size(size)
+                if length.value is None and (bounds(length)[0] or 0) < 1:
+                    return False  # may be empty, and torch counts an empty dimension as one element
+                expected = expected * (1 if length.value == 0 else length)
+        except ValueError:
+            return False
+        return True
 
     # Steps
 
+    def _segment(self, segment: Segment) -> None:
+        if segment.entry is None:
+            for node in segment.nodes:
+                self._launch(node)
+                self._free(node)
+            return
+        uses_arena = any(b.base == "arena" for step in segment.program.steps for b in step.buffers)
+        frame = ["F.base", "F.offsets"] if uses_arena else ["0", "0"]
+        call = f"{self.text.constant(segment.entry, 'E')}({', '.join([*frame, *segment.inputs, *segment.arguments])})"
+        if segment.results:
+            call = f"{', '.join(segment.results)} = {call}"
+            self.defined.update(segment.results)
+        for node in segment.nodes:
+            self.allocated |= {w.owner for slot in results_of(node) if isinstance(w := self.values.where(slot), Inside)}
+        self._line(call, *segment.nodes)
+        for slot in [slot for node in segment.nodes for slot in results_of(node) if slot in self.shown]:
+            if self.values.variable(slot) not in self.defined:
+                self.lines[-1] += "".join(f"; {text}" for text in self._allocate(slot))
+        for node in segment.nodes:
+            self._free(node)
+
     def _step(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
-            self._line(f"{node.name} = {self._text(node.args[0])}[{node.args[1]!r}]", node)
+            self._line(f"{node.name} = {self._value(node.args[0])}[{node.args[1]!r}]", node)
         elif node.target is to_device:
             static = _root(node.args[0]) in self.static  # type: ignore[arg-type]
-            dtype = self._constant(node.meta["val"].dtype)
-            self._line(f"{node.name} = RT.to_device({self._text(node.args[0])}, {dtype}, {static})", node)
+            dtype = self.text.constant(node.meta["val"].dtype)
+            self._line(f"{node.name} = RT.to_device({self._value(node.args[0])}, {dtype}, {static})", node)
         elif node.target is to_host:
-            self._line(f"{node.name} = RT.to_host({self._text(node.args[0])}, {self._constant(node.meta['val'].dtype)})", node)
+            dtype = self.text.constant(node.meta["val"].dtype)
+            self._line(f"{node.name} = RT.to_host({self._value(node.args[0])}, {dtype})", node)
         else:
             placement = node.meta["placement"]
             {
@@ -234,7 +427,17 @@ class _Writer:
                 Kind.HOST: self._host,
                 Kind.NATIVE: self._native,
             }[placement.kind](node)
+        if not self.values.allocated(node):
+            self.defined.add(node.name)
         self._bind_data_dependent(node)
+        self._free(node)
+
+    def _free(self, node: fx.Node) -> None:
+        """Lets go of what nobody needs after this step."""
+        for name in self.dies.get(node, ()):
+            if name in self.defined:
+                self.defined.discard(name)
+                self.lines[-1] += f"; del {name}"
 
     def _bind_data_dependent(self, node: fx.Node) -> None:
         """Sizes that only the value tells (of ``nonzero``) become variables as soon as it is there."""
@@ -242,7 +445,7 @@ class _Writer:
         results = enumerate(value) if isinstance(value, list | tuple) else [(None, value)]
         for index, result in results:
             name = node.name if index is None else f"{node.name}[{index}]"
-            if isinstance(result, torch.Tensor):
+            if isinstance(result, torch.Tensor) and not self.values.allocated(node):
                 for dim, size in enumerate(result.shape):
                     if isinstance(size, torch.SymInt):
                         self._bind(torch_private.sympy_of(size), f"{name}.shape[{dim}]", node)
@@ -250,42 +453,49 @@ class _Writer:
                 self._bind(torch_private.sympy_of(result), name, node)
 
     def _number(self, node: fx.Node) -> None:
-        self._line(f"{node.name} = {self._call(self._constant(node.target), node.args, node.kwargs)}", node)
+        self._line(f"{node.name} = {self._call(self.text.constant(node.target), node.args, node.kwargs)}", node)
 
     def _view(self, node: fx.Node) -> None:
-        if node.meta.get("on_device"):
-            self._line(f"{node.name} = RT.view({prim_name(node)!r}, {self._arguments(node.args, node.kwargs)})", node)
+        arguments = self.text.arguments(node.args, node.kwargs)
+        if _on_device(node):
+            self._line(f"{node.name} = RT.view({prim_name(node)!r}, {arguments})", node)
         elif prim_name(node) == "view":
-            self._line(f"{node.name} = {self._text(node.args[0])}.reshape({self._text(node.args[1])})", node)
+            self._line(f"{node.name} = {self._value(node.args[0])}.reshape({self._value(node.args[1])})", node)
         elif prim_name(node) == "as_strided":
-            self._line(f"{node.name} = RT.as_strided({self._arguments(node.args, node.kwargs)})", node)
+            self._line(f"{node.name} = RT.as_strided({arguments})", node)
         else:
-            call = self._call(self._constant(node.target), node.args, node.kwargs)
+            call = self._call(self.text.constant(node.target), node.args, node.kwargs)
             source = node.all_input_nodes[0].meta["val"]
             # A view of another dtype folds into no index map: whoever reads it reads memory, which is contiguous.
             text = call if node.meta["val"].dtype == source.dtype else f"RT.contiguous({call})"
             self._line(f"{node.name} = {text}", node)
 
     def _host(self, node: fx.Node) -> None:
-        call = self._call(self._constant(self.host(node)), node.args, node.kwargs)
+        call = self._call(self.text.constant(self.host(node)), node.args, node.kwargs)
         self._line(f"{node.name} = RT.contiguous({call})" if tensors_of(node.meta["val"]) else f"{node.name} = {call}", node)
+        self._own(node)
+
+    def _own(self, node: fx.Node) -> None:
+        """A result that is one of the operands, or a view of one, is copied where others will write to that memory."""
+        planned = [n for n in node.all_input_nodes if tensors_of(n.meta.get("val")) and self.values.planned(n)]
+        if planned and tensors_of(node.meta["val"]):
+            operands = ", ".join(self.values.name(n) for n in planned)
+            self.lines[-1] += f"; {node.name} = RT.own({node.name}, {operands})"
 
     def _native(self, node: fx.Node) -> None:
-        route = node.meta["placement"].route
-        if route is Route.EMITTER:
-            self._emitted(node)
-        elif route is Route.GRAPH:
-            inputs = ", ".join(self._text(argument) for argument in node.args)
-            self._line(f"{node.name} = {self._constant(node.target)}({inputs})", node)
+        if node.meta["placement"].route is Route.GRAPH:
+            inputs = ", ".join(self._value(argument) for argument in node.args)
+            self._line(f"{node.name} = {self.text.constant(node.target)}({inputs})", node)
         else:
             self._kernel(node)
 
     def _kernel(self, node: fx.Node) -> None:
         kernel = self.kernels[prim_name(node)]
-        name = self._constant(kernel.call)
+        name = self.text.constant(kernel.call)
         kwargs = {key: value for key, value in node.kwargs.items() if key not in STORAGE_ARGUMENTS}
         # ``clone`` is the one kernel that takes any strides: it is how operands become contiguous.
-        arguments = self._arguments(node.args, kwargs, kernel_operands=prim_name(node) != "clone")
+        operand = self._dense if prim_name(node) != "clone" and self.runtime.contiguous_operands else lambda _: None
+        arguments = self.text.arguments(node.args, kwargs, operand)
         several = not isinstance(node.meta["val"], torch.Tensor)
         if kernel.destination:
             self._allocate_and_call(node, lambda outs: f"{name}({', '.join([*outs, arguments] if arguments else outs)})")
@@ -294,101 +504,75 @@ class _Writer:
         self._bind_data_dependent(node)
         results = node.meta["val"] if several else (node.meta["val"],)
         expected = [
-            "None" if result is None else f"({self._tuple(result.shape)}, {self._constant(result.dtype)})" for result in results
+            "None" if result is None else f"({self.text.tuple(result.shape)}, {self.text.constant(result.dtype)})"
+            for result in results
         ]
         check = f"checked_several({node.name}, ({', '.join(expected)},))" if several else f"checked({node.name}, {expected[0]})"
         self._line(f"{node.name} = RT.{check}", node)
+        self._own(node)
+
+    def _dense(self, value: fx.Node) -> str | None:
+        return f"RT.contiguous({self.values.name(value)})" if value.op == "placeholder" or is_view(value) else None
+
+    def _launch(self, node: fx.Node) -> None:
+        """One launch from Python."""
+        call = self.emitted[node]
+        inputs = [self._value(source) for source in call.inputs]
+        numbers = "".join(
+            f"{self._seed(node, symbol.name) if symbol.role == 'seed' else symbol.name}, " for symbol in call.kernel.symbols
+        )
+        launch = self.text.constant(call.launch)
+        self._allocate_and_call(node, lambda outs: f"{launch}(({', '.join([*inputs, *outs])},), ({numbers}))")
 
     def _allocate_and_call(self, node: fx.Node, call: Callable[[list[str]], str]) -> None:
-        """Allocates the results of ``node``, then fills them; results that the prim leaves out stay ``None``."""
-        value = node.meta["val"]
-        several = not isinstance(value, torch.Tensor)
-        results = list(value) if several else [value]
-        names = [f"{node.name}_{i}" for i in range(len(results))] if several else [node.name]
-        steps = [
-            f"{name} = RT.empty({self._tuple(result.shape)}, {self._constant(result.dtype)})"
-            for name, result in zip(names, results, strict=True)
-            if result is not None
-        ]
-        filled = [name for name, result in zip(names, results, strict=True) if result is not None]
-        steps.append(call(filled))
-        if several:
-            texts = [name if name in filled else "None" for name in names]
-            steps.append(f"{node.name} = ({', '.join(texts)},); del {', '.join(filled)}")
-        self._line("; ".join(steps), node)
+        """Allocates the results of ``node``, then fills them."""
+        slots = results_of(node)
+        steps = [text for slot in slots for text in self._allocate(slot)]
+        names = [self.values.variable(slot) for slot in slots]
+        self._line("; ".join([*steps, call(names)]), node)
 
-    def _emitted(self, node: fx.Node) -> None:
-        call = self.emitted[node]
-        inputs = [self._text(source) for source in call.inputs]
-        numbers = "".join(f"{text}, " for text in call.symbols)
-        self._allocate_and_call(
-            node, lambda outs: f"{self._constant(call.launch)}(({', '.join([*inputs, *outs])},), ({numbers}))"
-        )
+    def _allocate(self, slot: Slot) -> list[str]:
+        """Statements that make the variable of a result."""
+        name, tensor, where = self.values.variable(slot), tensor_of(slot), self.values.where(slot)
+        self.defined.add(name)
+        if isinstance(where, Arena):
+            return [f"{name} = T[{self.in_frame[slot]}]"]
+        shape, dtype = self.text.tuple(tensor.shape), self.text.constant(tensor.dtype)
+        if isinstance(where, InBank):
+            return [f"{name} = RT.part(BANK, {where.offset}, {shape}, {dtype})"]
+        owner = self.values.variable(where.owner)
+        steps = []
+        if where.owner not in self.allocated and where.owner[0].op != "placeholder":
+            self.allocated.add(where.owner)
+            self.defined.add(owner)
+            whole = tensor_of(where.owner)
+            steps.append(f"{owner} = RT.empty({self.text.tuple(whole.shape)}, {self.text.constant(whole.dtype)})")
+        if owner != name:
+            steps.append(f"{name} = RT.part({owner}, {where.offset}, {shape}, {dtype})")
+        return steps
 
     # Text
 
-    def _line(self, text: str, node: fx.Node | None = None) -> None:
-        if node is not None:
-            self.nodes[len(self.lines)] = node
+    def _line(self, text: str, *nodes: fx.Node) -> None:
+        if nodes:
+            self.nodes[len(self.lines)] = nodes
         self.lines.append(text)
 
-    def _constant(self, value: Any) -> str:
-        key = value if isinstance(value, torch.dtype | torch.device) else id(value)
-        if key not in self.constants:
-            self.constants[key] = name = f"C{len(self.constants)}"
-            self.namespace[name] = value
-        return self.constants[key]
-
-    def _tuple(self, values: Iterable[Any]) -> str:
-        items = [self._size(value) for value in values]
-        return f"({', '.join(items)},)" if len(items) == 1 else f"({', '.join(items)})"
-
-    def _size(self, value: Any) -> str:
-        if isinstance(value, int):
-            return repr(value)
-        names: Iterable[str]
-        try:
-            expression = from_size(value)
-            names, text = symbols(expression), to_python(expression)
-        except ValueError:  # outside the index algebra, as the padded statistics of some attention operators are
-            names, text = torch_private.size_text(value)
-        missing = sorted(set(names) - self.bound)
-        if missing:
-            raise GraphError(f"size {value} depends on {', '.join(missing)}, which no input of the graph determines")
-        return text
+    def _value(self, value: Any) -> str:
+        return self.text.value(value)
 
     def _call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        return f"{name}({self._arguments(args, kwargs)})"
-
-    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any], *, kernel_operands: bool = False) -> str:
-        parts = [self._text(value, kernel_operands) for value in args]
-        parts += [f"{key}={self._text(value, kernel_operands)}" for key, value in kwargs.items()]
-        return ", ".join(parts)
-
-    def _text(self, value: Any, kernel_operand: bool = False) -> str:
-        if isinstance(value, fx.Node):
-            if value.op == "get_attr":
-                return self._constant(torch_private.attribute(self.graph.module, str(value.target)))
-            if kernel_operand and self.runtime.contiguous_operands and _may_have_gaps(value):
-                return f"RT.contiguous({value.name})"
-            return value.name
-        if isinstance(value, list | tuple):
-            items = [self._text(item, kernel_operand) for item in value]
-            return f"[{', '.join(items)}]"
-        if isinstance(value, float) and not math.isfinite(value):
-            return "math.nan" if math.isnan(value) else ("math.inf" if value > 0 else "-math.inf")
-        if value is None or isinstance(value, bool | int | float | str):
-            return repr(value)
-        if isinstance(value, torch.SymInt):
-            return self._size(value)
-        if isinstance(value, slice):
-            return f"slice({self._text(value.start)}, {self._text(value.stop)}, {self._text(value.step)})"
-        return self._constant(value)
+        return self.text.call(name, args, kwargs)
 
 
-def _must_run(node: fx.Node) -> bool:
-    """Nodes that act without being read: assertions, waits."""
-    return not tensors_of(node.meta["val"]) and node.meta["val"] is None
+def _launches(node: fx.Node) -> bool:
+    """Whether a step runs something on the device or the host."""
+    placement = node.meta.get("placement")
+    return node.target is not operator.getitem and placement is not None and placement.kind in (Kind.NATIVE, Kind.HOST)
+
+
+def _on_device(node: fx.Node) -> bool:
+    return bool(node.meta.get("on_device"))
 
 
 def _root(node: fx.Node) -> fx.Node:
@@ -398,8 +582,3 @@ def _root(node: fx.Node) -> fx.Node:
         assert isinstance(source, fx.Node)
         node = source
     return node
-
-
-def _may_have_gaps(node: fx.Node) -> bool:
-    """Whether the value may be something else than row-major contiguous: a view, or the caller's tensor."""
-    return node.op == "placeholder" or ("placement" in node.meta and node.meta["placement"].kind is Kind.VIEW)

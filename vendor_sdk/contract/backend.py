@@ -35,6 +35,27 @@ class Legalization:
     no_int64: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class MemoryPolicy:
+    """What the memory plan must keep to. It governs memory of torch's own devices; a ``Device`` allocates value by value.
+
+    Attributes:
+        arena: whether intermediate results may lie in one block of memory at planned offsets. With ``False`` each has an
+            allocation of its own.
+        alignment: bytes to which results in the arena are aligned; a power of two.
+        in_place: whether an emitted kernel may write a result over an operand (a param of role "inout").
+        borrow: whether intermediate results may lie in the memory of an output before the output is written.
+        bank: bytes from which on the large outputs of a backward graph share one allocation, in which intermediate results find
+            room too; it is free again when the last of these gradients is gone. ``None``: never.
+    """
+
+    arena: bool = True
+    alignment: int = 64
+    in_place: bool = True
+    borrow: bool = True
+    bank: int | None = 1 << 20
+
+
 @dataclass(frozen=True)
 class Supported:
     """The backend takes this node."""
@@ -117,6 +138,7 @@ class Backend:
         options: the backend's own compile options, beside the SDK's.
         composites: composites the backend wants whole; each still passes through ``supports``.
         deterministic: whether two runs on equal inputs give equal bits.
+        memory: what the memory plan must keep to.
         notes: declared numerics in free text by topic (``{"float32 matmul": "accumulates in float32"}``).
     """
 
@@ -130,4 +152,5 @@ class Backend:
     options: Mapping[str, Option] = field(default_factory=dict)
     composites: frozenset[str] = frozenset()
     deterministic: bool = True
+    memory: MemoryPolicy = MemoryPolicy()
     notes: Mapping[str, str] = field(default_factory=dict)

@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vendor_sdk.contract.program import Entry, Program
 from vendor_sdk.ir.loop import LoopKernel
 
 Launch = Callable[[Sequence[Any], Sequence[int]], None]
 """``launch(buffers, symbols)``: buffers in the order of ``LoopKernel.params`` (tensors of the device, results included, each
-contiguous from its own first element), symbols in the order of ``LoopKernel.symbols``."""
+contiguous from its own first element), symbols in the order of ``LoopKernel.symbols``. A param of role "inout" is one buffer
+that is read and then written, each element by the iteration that writes it; no other two params overlap."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Limits:
         buffers: params of one kernel.
         statements: loads, stores and computations of one kernel, a measure of its registers and of its compile time.
         local_bytes: bytes of ``Local`` buffers of one iteration; rows that need more are computed again instead of kept.
+        local_dynamic: whether ``Local`` buffers may have a size that only the call knows.
         resident_bytes: bytes of a row's operands that stay close enough for a second pass over the row to cost nothing against
             one over memory (a cache level, a register file). Reductions over longer rows fuse with their readers only where
             that saves memory traffic all the same.
@@ -31,6 +34,7 @@ class Limits:
     buffers: int = 64
     statements: int = 512
     local_bytes: int = 0
+    local_dynamic: bool = False
     resident_bytes: int = 1 << 18
     nests: int = 1
 
@@ -57,3 +61,7 @@ class Emitter(abc.ABC):
     @abc.abstractmethod
     def compile(self, kernels: Sequence[tuple[LoopKernel, str]]) -> list[Launch]:
         """Compiles the kernels of one graph together. Raises ``CompilerError`` with the compiler's own words."""
+
+    def link(self, program: Program) -> Entry | None:
+        """One native call for a run of launches (those of ``compile``), or ``None``: then Python launches them one by one."""
+        return None

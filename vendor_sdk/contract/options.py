@@ -15,6 +15,7 @@ SDK_OPTIONS: Mapping[str, Option] = {
         choices=("host", "error"),
         help="what happens to a prim that the backend does not run: it runs on the host, or compilation fails",
     ),
+    "fuse": Option(default=True, help="whether prims on the emitter route join into fused kernels, or each is one of its own"),
 }
 """Options every backend has."""
 

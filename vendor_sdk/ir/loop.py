@@ -223,8 +223,12 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
 def required_ops(kernel: LoopKernel) -> frozenset[str]:
     """What an emitter must have for this kernel: names of computed ops, ``reduce.OP``, ``scan.OP``, ``store.MODE`` for
     combining stores, ``scratch`` for buffers of the launch's own, ``local`` for those of one iteration, ``nest`` for inner
-    nests."""
+    nests, ``contraction`` for products of matrices."""
+    from vendor_sdk.ir.contraction import match  # It reads nests, so it comes after this module.
+
     found: set[str] = {"scratch"} if kernel.scratch else set()
+    if any((product := match(nest)) is not None and product.is_matrix_product for nest in kernel.body):
+        found.add("contraction")
     for stmt in walk(tuple(s for nest in kernel.body for s in nest.body)):
         if isinstance(stmt, Compute):
             found.add(stmt.op)

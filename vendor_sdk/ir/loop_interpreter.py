@@ -54,14 +54,24 @@ class _Frame:
     scope: dict[str, Any] = field(default_factory=dict)
     locals: dict[str, tuple[torch.Tensor, tuple[int, ...], int]] = field(default_factory=dict)
     """Content for all iterations side by side, the loops around it, and elements an iteration."""
+    active: torch.Tensor | None = None
+    """Which iterations there are, where an inner loop is longer in some iterations of an outer one than in others."""
 
     def enter(self, ranges: Sequence[Range]) -> _Frame:
-        inner = _Frame(self.memory, self.numbers, self.shape, dict(self.values), dict(self.scope), dict(self.locals))
+        inner = _Frame(
+            self.memory, self.numbers, self.shape, dict(self.values), dict(self.scope), dict(self.locals), self.active
+        )
         for r in ranges:
-            size = int(self.index(r.size))
+            sizes = torch.as_tensor(self.index(r.size))
+            size = int(sizes.max()) if sizes.numel() else 0
             depth = len(inner.shape)
             inner.shape = (*inner.shape, size)
             inner.scope[r.var] = torch.arange(size).reshape((1,) * depth + (size,))
+            if inner.active is not None:
+                inner.active = inner.active.unsqueeze(-1)
+            if sizes.dim():
+                ragged = inner.scope[r.var] < sizes.reshape(sizes.shape + (1,) * (depth + 1 - sizes.dim()))
+                inner.active = ragged if inner.active is None else inner.active & ragged
         return inner
 
     def read(self, name: str) -> torch.Tensor:
@@ -119,6 +129,7 @@ class _Frame:
                     operands = [torch.empty(inner.shape, dtype=d) for d, _ in zip(dtypes, accumulator.args, strict=False)]
                 else:
                     operands = [inner.read(a).expand(inner.shape) for a in accumulator.args]
+                    operands[0] = inner.only_active(operands[0], combine.identity(accumulator.dtype))
                 results = combine.reduce(*operands, len(stmt.ranges))
                 for to, result in zip(accumulator.to, results if combine.results > 1 else (results,), strict=True):
                     self.values[to] = result
@@ -154,8 +165,15 @@ class _Frame:
         first = torch.arange(math.prod(around)).reshape(around + (1,) * (len(self.shape) - len(around))) * size
         return content, position + first
 
+    def only_active(self, value: torch.Tensor, other: Any) -> torch.Tensor:
+        """``value``, and ``other`` in iterations that there are not."""
+        if self.active is None:
+            return value
+        return torch.where(self.active, value, torch.as_tensor(other, dtype=value.dtype))
+
     def load(self, stmt: Load) -> torch.Tensor:
         memory, position = self.access(stmt.param, stmt.index)
+        position = self.only_active(position, 0)
         if stmt.mask is None:
             return memory[position]
         assert stmt.other is not None, f"{stmt.to}: a masked load needs a value for where the mask is false"
@@ -169,9 +187,11 @@ class _Frame:
         memory, position = self.access(stmt.param, stmt.index)
         position = position.expand(self.shape).reshape(-1)
         value = self.read(stmt.value).expand(self.shape).reshape(-1)
-        if stmt.mask is not None:
-            mask = self.read(stmt.mask).expand(self.shape).reshape(-1)
-            position, value = position[mask], value[mask]
+        masks = [self.read(stmt.mask)] if stmt.mask is not None else []
+        masks += [self.active] if self.active is not None else []
+        if masks:
+            kept = torch.stack([mask.expand(self.shape).reshape(-1) for mask in masks]).all(0)
+            position, value = position[kept], value[kept]
         if stmt.mode == "set":
             memory[position] = value
         else:

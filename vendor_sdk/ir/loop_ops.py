@@ -36,6 +36,52 @@ ACCEPTS: Mapping[Kind, frozenset[torch.dtype]] = {
 }
 
 
+_CHEAP = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "neg",
+        "abs",
+        "sign",
+        "max",
+        "min",
+        "fmax",
+        "fmin",
+        "copysign",
+        "floor",
+        "ceil",
+        "trunc",
+        "round",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "isnan",
+        "isinf",
+        "signbit",
+        "where",
+        "bitand",
+        "bitor",
+        "bitxor",
+        "bitnot",
+        "shl",
+        "shr",
+        "convert",
+        "bitcast",
+        "wrap_index",
+    ]
+)
+_MIDDLING = {"div": 4, "sqrt": 4, "rsqrt": 5, "floordiv": 6, "truncdiv": 6, "mod": 6, "fmod": 6, "philox": 30}
+
+
+def cost(op: str) -> int:
+    """What one evaluation of an op costs against an addition, roughly, in vector code: what recomputing is weighed by."""
+    return 1 if op in _CHEAP else _MIDDLING.get(op, 10)
+
+
 @dataclass(frozen=True)
 class LoopOp:
     """One loop-level op.

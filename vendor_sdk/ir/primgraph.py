@@ -53,6 +53,8 @@ class PrimGraph:
         output_layouts: one entry an output.
         backward: whether it is the backward half of a training step.
         static_inputs: indices of inputs that stay the same tensors from call to call (parameters, buffers).
+        donated_inputs: indices of inputs that nobody reads after the call (activations saved for a backward graph): their
+            memory may be written over.
     """
 
     module: fx.GraphModule
@@ -60,6 +62,7 @@ class PrimGraph:
     output_layouts: Sequence[OutputLayout] = ()
     backward: bool = False
     static_inputs: frozenset[int] = frozenset()
+    donated_inputs: frozenset[int] = frozenset()
 
     @property
     def graph(self) -> fx.Graph:

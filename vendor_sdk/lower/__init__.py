@@ -1,4 +1,4 @@
-"""Lowering: one prim node to one loop kernel. Views above its inputs fold into index maps.
+"""Lowering: a prim node, or a fused group of them, to one loop kernel. Views above its inputs fold into index maps.
 
 ``LOWERINGS`` has a key for every prim that lowers; ``VIEWS`` for every prim that folds. One file a family.
 """
@@ -7,22 +7,50 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
+from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.errors import LoweringError
+from vendor_sdk.ir.fused import Fused
 from vendor_sdk.ir.loop import required_ops
 from vendor_sdk.ir.loop_ops import ACCEPTS, HALVES
 from vendor_sdk.ir.primgraph import tensors_of
 from vendor_sdk.lower.build import Builder, Layout, LayoutOf, Lowered, Lowering, TensorSpec
+from vendor_sdk.lower.contraction import LOWERINGS as _CONTRACTIONS
 from vendor_sdk.lower.copy import copy
+from vendor_sdk.lower.group import GroupBuilder
 from vendor_sdk.lower.simplify import simplify
 from vendor_sdk.lower.view import VIEWS
 from vendor_sdk.prims.opset import BY_TARGET
 
-__all__ = ["LOWERINGS", "VIEWS", "Layout", "LayoutOf", "Lowered", "TensorSpec", "lower", "required_ops"]
+__all__ = [
+    "CONTRACTIONS",
+    "LOWERINGS",
+    "VIEWS",
+    "Layout",
+    "LayoutOf",
+    "Lowered",
+    "TensorSpec",
+    "lower",
+    "lower_group",
+    "required_ops",
+]
 
-FAMILIES = ("pointwise", "reduction", "scan", "copy", "indexing", "distance", "pooling", "resample", "creation", "random")
+FAMILIES = (
+    "pointwise",
+    "reduction",
+    "scan",
+    "copy",
+    "indexing",
+    "distance",
+    "pooling",
+    "resample",
+    "creation",
+    "random",
+    "contraction",
+)
 
 
 def _table() -> dict[str, Lowering]:
@@ -38,6 +66,8 @@ def _table() -> dict[str, Lowering]:
 
 LOWERINGS: Mapping[str, Lowering] = _table()
 """Prim name to its lowering; the presence of a key is the capability."""
+CONTRACTIONS = frozenset(_CONTRACTIONS)
+"""Prims that are matrix products or convolutions: emitters have a template for them, or not."""
 
 
 def lower(node: torch.fx.Node, name: str, layout: LayoutOf) -> Lowered:
@@ -65,3 +95,25 @@ def lower(node: torch.fx.Node, name: str, layout: LayoutOf) -> Lowered:
     else:
         raise LoweringError(f"'{row.name}' has no lowering", fix="offer a kernel for it, or let it run on the host")
     return simplify(builder.finish())
+
+
+def lower_group(node: torch.fx.Node, name: str, layout: LayoutOf, limits: Limits, *, inner_nests: bool) -> Lowered:
+    """A fused group as a loop kernel called ``name``.
+
+    Args:
+        node: a call whose target is a ``Fused``.
+        layout: of its operands, none of which is a view to fold.
+        limits: what the emitter allows.
+        inner_nests: whether it has them.
+    """
+    fused = node.target
+    assert isinstance(fused, Fused)
+    operands = dict(zip(fused.graph.placeholders, node.all_input_nodes, strict=True))
+    layouts: dict[torch.fx.Node, Layout] = {}
+    for inner, outer in operands.items():
+        if isinstance(outer.meta["val"], torch.Tensor):
+            found = layout(outer)
+            assert found is not None, f"{outer} is a view, which a group holds itself"
+            layouts[inner] = found
+    lowered = GroupBuilder(fused, name, layouts, LOWERINGS, inner_nests).build(limits)
+    return replace(lowered, inputs=tuple(operands[inner] for inner in lowered.inputs))

@@ -1,4 +1,12 @@
-"""Building one loop kernel from one prim node: params, symbols, statements, and access to inputs through views."""
+"""Building one loop kernel from prim nodes: params, symbols, statements, and access to operands through views.
+
+A lowering is written for one element of its result: it opens a nest over the result and stores. The same function serves a
+node that stands alone (the nest becomes loops, the store a ``Store``) and a node inside a fused group (``element``: the nest
+yields the index that a reader asked for, the store hands it the value). So fusion needs no second description of any prim.
+
+Pure statements stand in the outermost body that has their operands, once: what does not depend on an inner loop is never
+inside it, and equal expressions of one body are one value.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,6 +42,7 @@ from vendor_sdk.ir.loop import (
 )
 from vendor_sdk.ir.loop_ops import ACCEPTS, HALVES, OPS
 from vendor_sdk.lower.view import read_through
+from vendor_sdk.prims.opset import BY_TARGET
 
 Node = torch.fx.Node
 Argument = Any
@@ -57,6 +66,29 @@ class TensorSpec:
 
     shape: tuple[Int, ...]
     dtype: torch.dtype
+
+
+@dataclass
+class Block:
+    """A body under construction, with the pure values it holds by what computes them."""
+
+    stmts: list[Stmt] = field(default_factory=list)
+    known: dict[Any, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Request:
+    """One element of a fused node's results that a reader asks for; ``values`` fills as the lowering stores."""
+
+    index: tuple[Int, ...]
+    opened: bool = False
+    values: dict[int, Value] = field(default_factory=dict)
+
+
+ROUNDS = frozenset(("_to_copy", "view.dtype"))
+"""Prims whose half results are rounded inside a fused kernel too; between others the rounding to a half is left out."""
+TRAPS = frozenset(("floordiv", "truncdiv", "mod", "fmod"))
+"""Ops that report an integer divisor of zero: where a masked region does not run, they divide by one."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +141,16 @@ def fake(argument: Argument) -> Any:
     return argument.meta["val"] if isinstance(argument, Node) else argument
 
 
+def result_of(node: Node) -> tuple[Node, int]:
+    """The node that computes a value, and which of its results the value is."""
+    if node.target is operator.getitem:
+        source, output = node.args
+        assert isinstance(source, Node)
+        assert isinstance(output, int)
+        return source, output
+    return node, 0
+
+
 def arguments(node: Node) -> dict[str, Argument]:
     """The node's arguments by the names of its schema, defaults included."""
     schema = getattr(node.target, "_schema", None)
@@ -145,10 +187,13 @@ class Builder:
         self._buffers: list[Param] = []
         self._symbols: dict[str, Symbol] = {}
         self._nests: list[Nest] = []
-        self._stack: list[list[Stmt]] = []
-        self._constants: list[dict[tuple[Any, ...], Value]] = []
+        self._stack: list[Block] = []
+        self._depth: dict[str, int] = {}
+        """Loop variables and values to the position in the stack of the body that has them."""
         self._count = 0
-        self._bound: set[str] = set()
+        self._request: Request | None = None
+        self._mask: Value | None = None
+        """Inside a masked read of a fused node: where its operands may be read."""
 
     def _results(self) -> tuple[Any, ...]:
         value = self.node.meta["val"]
@@ -205,29 +250,43 @@ class Builder:
 
     def _ranges(self, sizes: Sequence[Int], prefix: str) -> tuple[tuple[Range, ...], tuple[Int, ...]]:
         ranges = tuple(Range(self._fresh(prefix), size) for size in sizes)
-        self._bound.update(r.var for r in ranges)
         return ranges, tuple(ix.variable(r.var, r.size) for r in ranges)
 
     @contextmanager
-    def _block(self) -> Iterator[list[Stmt]]:
-        block: list[Stmt] = []
+    def _block(self, ranges: Sequence[Range] = ()) -> Iterator[Block]:
+        block = Block()
+        self._depth.update((r.var, len(self._stack)) for r in ranges)
         self._stack.append(block)
-        self._constants.append({})
         try:
             yield block
         finally:
             self._stack.pop()
-            self._constants.pop()
 
     @contextmanager
-    def nest(self, sizes: Sequence[Int]) -> Iterator[tuple[Int, ...]]:
-        """Independent loops over ``sizes``; yields the loop variables. Inside a body it is an inner loop."""
+    def nest(
+        self, sizes: Sequence[Int], back: Callable[[tuple[Int, ...]], tuple[Int, ...]] = lambda index: index
+    ) -> Iterator[tuple[Int, ...]]:
+        """Independent loops over ``sizes``; yields the loop variables. Inside a body it is an inner loop.
+
+        Where the node is fused, the outermost nest of its lowering is no loop: it yields the loop variables of the one
+        iteration that stores the element asked for, which ``back`` finds from the element's index.
+        """
+        if self._request is not None and not self._request.opened:
+            self._request.opened = True
+            yield back(self._request.index)
+            return
         ranges, variables = self._ranges(sizes, "i")
-        with self._block() as block:
+        with self.loops(ranges):
             yield variables
-        nest = Nest(ranges, tuple(block))
+
+    @contextmanager
+    def loops(self, ranges: Sequence[Range]) -> Iterator[None]:
+        """As ``nest``, over given ranges, never elided."""
+        with self._block(ranges) as block:
+            yield
+        nest = Nest(tuple(ranges), tuple(block.stmts))
         if self._stack:
-            self._stack[-1].append(nest)
+            self._stack[-1].stmts.append(nest)
         else:
             self._nests.append(nest)
 
@@ -237,10 +296,10 @@ class Builder:
         """Reduces over ``sizes``. ``body`` receives the loop variables and returns ``(op, value)`` or ``(op, value, position)``
         for each accumulator; the results come back in that order, as pairs for the latter."""
         ranges, variables = self._ranges(sizes, "r")
-        with self._block() as block:
+        with self._block(ranges) as block:
             combined = body(variables)
         accumulators, results = self._accumulators(combined)
-        self._emit(Reduce(ranges, tuple(block), accumulators))
+        self._emit(Reduce(ranges, tuple(block.stmts), accumulators))
         return results
 
     def reduce1(self, sizes: Sequence[Int], op: str, body: Callable[[tuple[Int, ...]], Value]) -> Value:
@@ -252,8 +311,7 @@ class Builder:
     def _accumulators(self, combined: Sequence[tuple[Any, ...]]) -> tuple[tuple[Accumulator, ...], tuple[Any, ...]]:
         accumulators, results = [], []
         for op, *values in combined:
-            made = tuple(Value(self._fresh("a"), v.dtype) for v in values)
-            self._bound.update(v.name for v in made)
+            made = tuple(self._value(v.dtype, "a", len(self._stack) - 1) for v in values)
             accumulators.append(Accumulator(tuple(v.name for v in made), op, tuple(v.name for v in values), values[0].dtype))
             results.append(made[0] if len(made) == 1 else made)
         return tuple(accumulators), tuple(results)
@@ -266,24 +324,46 @@ class Builder:
     ) -> None:
         """Runs along ``size`` in order; ``then`` receives the loop variable and the running results."""
         (loop,), (variable,) = self._ranges((size,), "r")
-        with self._block() as block:
+        with self._block((loop,)) as block:
             combined = body(variable)
-            accumulators, results = self._accumulators(combined)
             with self._block() as after:
+                accumulators, results = self._accumulators(combined)
                 then(variable, results)
-        self._emit(Scan(loop, tuple(block), accumulators, tuple(after)))
+        self._emit(Scan(loop, tuple(block.stmts), accumulators, tuple(after.stmts)))
 
     # Values
 
     def _emit(self, stmt: Stmt) -> None:
         if not self._stack:
             raise AssertionError("a statement outside any loop nest")
-        self._stack[-1].append(stmt)
+        self._stack[-1].stmts.append(stmt)
 
-    def _value(self, dtype: torch.dtype) -> Value:
-        value = Value(self._fresh("v"), dtype)
-        self._bound.add(value.name)
+    def _value(self, dtype: torch.dtype, prefix: str = "v", depth: int | None = None) -> Value:
+        value = Value(self._fresh(prefix), dtype)
+        self._depth[value.name] = len(self._stack) - 1 if depth is None else depth
         return value
+
+    def _depth_of(self, *parts: Int | Value | None) -> int:
+        """Position in the stack of the outermost body that has all of these."""
+        deepest = 0
+        for part in parts:
+            if isinstance(part, Value):
+                deepest = max(deepest, self._depth[part.name])
+            elif part is not None:
+                deepest = max((deepest, *(self._depth.get(name, 0) for name in ix.symbols(part))))
+        return deepest
+
+    def _pure(self, key: Any, dtype: torch.dtype, depth: int, make: Callable[[str], Stmt]) -> Value:
+        """The value of a pure statement in the body at ``depth``, where it stands once."""
+        if not self._stack:
+            raise AssertionError("a statement outside any loop nest")
+        block = self._stack[depth]
+        if key not in block.known:
+            value = self._value(dtype, "v", depth)
+            block.stmts.append(make(value.name))
+            block.known[key] = value
+        known: Value = block.known[key]
+        return known
 
     def const(self, number: bool | int | float, dtype: torch.dtype) -> Value:
         """A Python number in ``dtype``, wrapped or rounded as torch does."""
@@ -303,22 +383,13 @@ class Builder:
         else:
             raise self.fail(f"numbers of {dtype}")
         # repr tells -0.0 from 0.0 and knows NaN, which equality does not.
-        key = (repr(number), dtype)
-        for known in self._constants:
-            if key in known:
-                return known[key]
-        value = self._value(dtype)
-        self._emit(Const(value.name, number, dtype))
-        self._constants[-1][key] = value
-        return value
+        return self._pure((repr(number), dtype), dtype, 0, lambda to: Const(to, number, dtype))
 
     def index(self, expression: Int) -> Value:
         """An index expression as an int64 value."""
         if expression.value is not None:
             return self.const(expression.value, torch.int64)
-        value = self._value(torch.int64)
-        self._emit(Index(value.name, expression))
-        return value
+        return self._pure(expression, torch.int64, self._depth_of(expression), lambda to: Index(to, expression))
 
     def as_index(self, value: Value, lower: int | None = None, below: Int | None = None) -> Int:
         """An int64 value as a symbol of index expressions; ``lower`` and ``below`` say what is known of it."""
@@ -341,17 +412,15 @@ class Builder:
         if isinstance(argument, Node) and isinstance(number, torch.SymInt | torch.SymFloat):
             dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.float64
             self._symbols.setdefault(argument.name, Symbol(argument.name, dtype, "scalar", None, None))
-            value = self._value(dtype)
-            self._emit(Scalar(value.name, argument.name, dtype))
-            return value
+            name = argument.name
+            return self._pure(("scalar", name), dtype, 0, lambda to: Scalar(to, name, dtype))
         raise self.fail(f"a scalar operand {number!r}")
 
     def seed(self) -> Value:
-        """An int64 drawn per call from the host's generator; one a kernel."""
-        self._symbols.setdefault("seed", Symbol("seed", torch.int64, "seed", None, None))
-        value = self._value(torch.int64)
-        self._emit(Scalar(value.name, "seed", torch.int64))
-        return value
+        """An int64 drawn per call from the host's generator; one a random node."""
+        name = f"seed_{self.node.name}"
+        self._symbols.setdefault(name, Symbol(name, torch.int64, "seed", None, None))
+        return self._pure(("scalar", name), torch.int64, 0, lambda to: Scalar(to, name, torch.int64))
 
     def compute(self, op: str, *args: Value, dtype: torch.dtype | None = None) -> Value:
         """``op`` of the table ``OPS``; ``dtype`` only where the op's result rule is "given"."""
@@ -368,9 +437,27 @@ class Builder:
         elif row.result != "given":
             dtype = {"bool": torch.bool, "int64": torch.int64, "int32": torch.int32}[row.result]
         assert dtype is not None, f"{op} needs a result dtype"
-        value = self._value(dtype)
-        self._emit(Compute(value.name, op, tuple(a.name for a in args), dtype))
-        return value
+        if self._mask is not None:
+            args = self._guarded(op, args)
+        names, result = tuple(a.name for a in args), dtype
+        return self._pure((op, names, dtype), dtype, self._depth_of(*args), lambda to: Compute(to, op, names, result))
+
+    def _guarded(self, op: str, args: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Operands that raise no error where the mask is false, whatever was read there."""
+        mask = self._mask
+        assert mask is not None
+        if op in TRAPS and not args[1].dtype.is_floating_point:
+            return args[0], self._where(mask, args[1], self.const(1, args[1].dtype))
+        if op == "wrap_index":
+            return self._where(mask, args[0], self.const(0, args[0].dtype)), self._where(
+                mask, args[1], self.const(1, args[1].dtype)
+            )
+        return args
+
+    def _where(self, mask: Value, a: Value, b: Value) -> Value:
+        names = (mask.name, a.name, b.name)
+        depth = self._depth_of(mask, a, b)
+        return self._pure(("where", names, a.dtype), a.dtype, depth, lambda to: Compute(to, "where", names, a.dtype))
 
     def convert(self, value: Value, dtype: torch.dtype) -> Value:
         """``value`` in another dtype; nothing when it has it already."""
@@ -407,6 +494,8 @@ class Builder:
         """Element ``index`` (one expression a dimension) of a tensor node, through whatever views are above it. Where ``mask``
         is false, ``other`` stands instead and memory is not read. The value has the node's dtype."""
         root, position = read_through(self, source, tuple(index))
+        if self.is_fused(root):
+            return self._load_fused(root, position, mask, other)
         param, layout = self.input(root)
         flat = ix.ZERO
         for i, step in zip(position, layout.strides, strict=True):
@@ -417,11 +506,73 @@ class Builder:
         if mask is not None:
             filler = other if isinstance(other, Value) else self.const(other, param.dtype)
             assert filler.dtype == param.dtype
-        value = self._value(param.dtype)
-        self._emit(
-            Load(value.name, param.name, flat, param.dtype, mask.name if mask else None, filler.name if filler else None)
+        if self._mask is not None:
+            mask = self._mask if mask is None else self.compute("bitand", self._mask, mask)
+            filler = self.const(0, param.dtype) if filler is None else filler
+        masked = mask.name if mask else None
+        filled = filler.name if filler else None
+        return self._pure(
+            ("load", param.name, flat, masked, filled),
+            param.dtype,
+            self._depth_of(flat, mask, filler),
+            lambda to: Load(to, param.name, flat, param.dtype, masked, filled),
         )
-        return value
+
+    # Fused nodes
+
+    @property
+    def is_element(self) -> bool:
+        """Whether the lowering runs for one element that a reader asked for."""
+        return self._request is not None
+
+    def is_fused(self, node: Node) -> bool:
+        """Whether a value is computed where it is read rather than loaded."""
+        return False
+
+    def element(self, node: Node, index: tuple[Int, ...]) -> Value:
+        """Element ``index`` of a fused node, computed in the outermost body that has the index. A half may come as float32,
+        not yet rounded."""
+        node, output = result_of(node)
+        depth = self._depth_of(*index, self._mask)
+        block = self._stack[depth]
+        key = ("element", node, index, self._mask)
+        if key not in block.known:
+            request = Request(index)
+            around = self.node, self.args, self.outputs, self._stack, self._request
+            self._stack = self._stack[: depth + 1]
+            self._request = request
+            try:
+                self.enter(node)
+                self.lower_node(node)
+            finally:
+                self.node, self.args, self.outputs, self._stack, self._request = around
+            block.known[key] = request.values
+        found: Value = block.known[key][output]
+        return found
+
+    def split_at(self, position: Int, bound: Int) -> None:
+        """Says that the loops would do without a condition if they were cut where ``position`` reaches ``bound``."""
+
+    def enter(self, node: Node) -> None:
+        """Makes ``node`` the one that ``args`` and ``outputs`` speak of."""
+        self.node, self.args = node, arguments(node)
+        self.outputs = [TensorSpec(self.sizes(v.shape), v.dtype) for v in self._results() if isinstance(v, torch.Tensor)]
+
+    def lower_node(self, node: Node) -> None:
+        """Runs the node's lowering."""
+        raise NotImplementedError
+
+    def _load_fused(self, root: Node, index: tuple[Int, ...], mask: Value | None, other: bool | int | float | Value) -> Value:
+        if mask is None:
+            return self.element(root, index)
+        outside = self._mask
+        self._mask = mask if outside is None else self.compute("bitand", outside, mask)
+        try:
+            value = self.element(root, index)
+        finally:
+            self._mask = outside
+        filler = other if isinstance(other, Value) else self.const(other, self.dtype(root))
+        return self._where(mask, value, self.convert(filler, value.dtype))
 
     def operand(self, argument: Argument, index: Sequence[Int], dtype: torch.dtype | None = None) -> Value:
         """An operand of a broadcasting op at ``index`` of the result: a tensor node, loaded and converted, or a number."""
@@ -443,6 +594,13 @@ class Builder:
         self, output: int, index: Sequence[Int], value: Value, mode: StoreMode = "set", mask: Value | None = None
     ) -> None:
         """Writes element ``index`` of result number ``output``, converted to its dtype."""
+        if self._request is not None:
+            if mode != "set" or mask is not None:
+                raise AssertionError(f"{self.node.target} does not store one element of one iteration")
+            dtype = self.outputs[output].dtype
+            kept = value.dtype == opmath(dtype) and dtype in HALVES and BY_TARGET[self.node.target].name not in ROUNDS
+            self._request.values[output] = value if kept else self.convert(value, dtype)
+            return
         flat = ix.ZERO
         for i, step in zip(index, contiguous_strides(self.outputs[output].shape), strict=True):
             flat = flat + i * step
@@ -468,7 +626,7 @@ class Builder:
         return param
 
     def load_buffer(self, buffer: Param, index: Int) -> Value:
-        value = self._value(buffer.dtype)
+        value = self._value(buffer.dtype)  # where it stands and every time: a buffer changes
         self._emit(Load(value.name, buffer.name, index, buffer.dtype))
         return value
 
@@ -500,7 +658,7 @@ class Builder:
             sizes.update(ix.symbols(expression))
         symbols = dict(self._symbols)
         for name, s in sizes.items():
-            if name not in self._bound:
+            if name not in self._depth:
                 symbols[name] = Symbol(name, torch.int64, "size", s.lower, s.upper)
         ordered = tuple(sorted(symbols.values(), key=operator.attrgetter("name")))
         kernel = LoopKernel(self.name, params, ordered, tuple(self._nests), (*self._scratch.values(), *self._buffers))

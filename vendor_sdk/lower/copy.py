@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
-from vendor_sdk.lower.build import Argument, Builder, Lowering, Value
+from vendor_sdk.lower.build import Argument, Builder, Lowering, Value, opmath
 
 
 def copy(k: Builder, source: Argument) -> None:
@@ -30,12 +30,36 @@ def _cat(k: Builder) -> None:
             k.store(0, i, k.const(0, k.outputs[0].dtype))
         return
     dim = k.args["dim"] % len(shape)
+    if k.is_element:
+        with k.nest(shape) as i:
+            k.store(0, i, _cat_element(k, parts, dim, i))
+        return
     offset = ix.ZERO
     for part in parts:
         with k.nest(k.shape(part)) as i:
             target = (*i[:dim], i[dim] + offset, *i[dim + 1 :])
             k.store(0, target, k.load(part, i))
         offset = offset + k.shape(part)[dim]
+
+
+def _cat_element(k: Builder, parts: Sequence[Argument], dim: int, i: tuple[Int, ...]) -> Value:
+    """One element, chosen among the parts; a part that the index cannot be in costs nothing."""
+    dtype = opmath(k.outputs[0].dtype)
+    chosen: Value | None = None
+    offset = ix.ZERO
+    for part in parts:
+        size = k.shape(part)[dim]
+        position = i[dim] - offset
+        offset = offset + size
+        if ix.less(position, 0) or ix.nonnegative(position - size):
+            continue
+        within = all_of(k, inside(k, position, size))
+        value = k.convert(k.load(part, (*i[:dim], position, *i[dim + 1 :]), within, 0), dtype)
+        if within is None:
+            return value
+        chosen = value if chosen is None else k.compute("where", within, value, chosen)
+    assert chosen is not None, "an index outside the result"
+    return chosen
 
 
 def all_of(k: Builder, conditions: list[Value]) -> Value | None:
@@ -50,8 +74,10 @@ def inside(k: Builder, position: Int, size: Int) -> list[Value]:
     """Bool values that say ``0 <= position < size``, leaving out what is always true."""
     conditions = []
     if not ix.nonnegative(position):
+        k.split_at(position, ix.ZERO)
         conditions.append(k.compute("ge", k.index(position), k.const(0, torch.int64)))
     if not ix.less(position, size):
+        k.split_at(position, size)
         conditions.append(k.compute("lt", k.index(position), k.index(size)))
     return conditions
 

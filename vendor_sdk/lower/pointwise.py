@@ -256,11 +256,12 @@ def _bitcast(k: Builder) -> None:
     old, new = k.dtype(source).itemsize, target.itemsize
     with k.nest(k.outputs[0].shape) as i:
         if old == new:
-            value = k.load(source, i)
+            value = k.convert(k.load(source, i), k.dtype(source))
         elif old > new:
             # Little-endian: the low bytes come first.
             ratio = old // new
-            whole = _reinterpreted(k, k.load(source, (*i[:-1], i[-1] // ratio)), _INTEGERS[old])
+            element = k.convert(k.load(source, (*i[:-1], i[-1] // ratio)), k.dtype(source))
+            whole = _reinterpreted(k, element, _INTEGERS[old])
             shift = k.index(i[-1] % ratio * (8 * new))
             part = k.compute("shr", k.convert(whole, torch.int64), shift)
             value = k.convert(part, _INTEGERS[new])
@@ -268,7 +269,8 @@ def _bitcast(k: Builder) -> None:
             ratio = new // old
             joined = k.const(0, torch.int64)
             for part_number in range(ratio):
-                part = _reinterpreted(k, k.load(source, (*i[:-1], i[-1] * ratio + part_number)), _INTEGERS[old])
+                element = k.convert(k.load(source, (*i[:-1], i[-1] * ratio + part_number)), k.dtype(source))
+                part = _reinterpreted(k, element, _INTEGERS[old])
                 mask = k.const((1 << (8 * old)) - 1, torch.int64)
                 low = k.compute("bitand", k.convert(part, torch.int64), mask)
                 joined = k.compute("bitor", joined, k.compute("shl", low, k.const(8 * old * part_number, torch.int64)))

@@ -33,6 +33,10 @@ class Over:
         place = dict(zip(self.kept_dims, i, strict=True)) | dict(zip(self.reduced, r, strict=True))
         return tuple(place[d] for d in range(len(self.shape)))
 
+    def kept_of(self, index: tuple[Int, ...]) -> tuple[Int, ...]:
+        """Kept loop variables of an index in the result: the inverse of ``out``."""
+        return tuple(index[d] for d in self.kept_dims) if self.keepdim else index
+
     def out(self, i: Sequence[Int]) -> tuple[Int, ...]:
         """Index in the result from kept loop variables."""
         if not self.keepdim:
@@ -54,7 +58,7 @@ def _simple(op: str, before: Callable[[Builder, Value], Value] = lambda k, v: v)
     def lowering(k: Builder) -> None:
         split = over(k)
         dtype = opmath(k.outputs[0].dtype)
-        with k.nest(split.kept) as i:
+        with k.nest(split.kept, split.kept_of) as i:
             k.store(0, split.out(i), k.reduce1(split.sizes, op, lambda r: before(k, split.load(i, r, dtype))))
 
     return lowering
@@ -64,7 +68,7 @@ def _truth(op: str) -> Lowering:
     def lowering(k: Builder) -> None:
         split = over(k, empty_is_all=k.node.target._overloadname != "dims")  # type: ignore[union-attr]
         source = opmath(k.dtype(k.args["self"]))
-        with k.nest(split.kept) as i:
+        with k.nest(split.kept, split.kept_of) as i:
             k.store(0, split.out(i), k.reduce1(split.sizes, op, lambda r: truth(k, split.load(i, r, source))))
 
     return lowering
@@ -77,7 +81,7 @@ def as_float(k: Builder, count: Int, dtype: torch.dtype) -> Value:
 def _mean(k: Builder) -> None:
     split = over(k)
     dtype = opmath(k.outputs[0].dtype)
-    with k.nest(split.kept) as i:
+    with k.nest(split.kept, split.kept_of) as i:
         total = k.reduce1(split.sizes, "sum", lambda r: split.load(i, r, dtype))
         k.store(0, split.out(i), k.compute("div", total, as_float(k, split.count, dtype)))
 
@@ -98,7 +102,7 @@ def _variance(k: Builder) -> None:
     split = over(k)
     correction = k.args.get("correction")
     dtype = opmath(k.outputs[0].dtype)
-    with k.nest(split.kept) as i:
+    with k.nest(split.kept, split.kept_of) as i:
         squares = _squared_deviations(k, split, i, dtype)
         count = as_float(k, split.count, dtype)
         subtracted = k.operand(1 if correction is None else correction, (), dtype)
@@ -111,7 +115,7 @@ def _arg(op: str, *, values: bool) -> Lowering:
         source = k.args["self"]
         split = over(k)
         dtype = opmath(k.dtype(source))
-        with k.nest(split.kept) as i:
+        with k.nest(split.kept, split.kept_of) as i:
             (best,) = k.reduce(split.sizes, lambda r: [(op, split.load(i, r, dtype), k.index(flatten(r, split.sizes)))])
             assert isinstance(best, tuple)
             if values:
@@ -126,7 +130,7 @@ def _norm(k: Builder) -> None:
     order = k.args.get("ord", k.args.get("p", 2))
     order = 2.0 if order is None else float(order)
     dtype = opmath(k.outputs[0].dtype)
-    with k.nest(split.kept) as i:
+    with k.nest(split.kept, split.kept_of) as i:
 
         def magnitude(r: tuple[Int, ...]) -> Value:
             return k.compute("abs", split.load(i, r, dtype))

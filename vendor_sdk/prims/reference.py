@@ -64,7 +64,7 @@ def evaluate(row: Prim | Composite, args: tuple[Any, ...], kwargs: Mapping[str, 
     function = getattr(row, "reference", None) or target_of(row)
     if isinstance(function, OwnDtype):
         return function(*args, **kwargs)
-    with _float64_by_default():
+    with float64_by_default():
         return function(*upcast(args), **upcast(dict(kwargs)))
 
 
@@ -157,7 +157,7 @@ _default_dtype_lock = threading.RLock()
 
 
 @contextmanager
-def _float64_by_default() -> Iterator[None]:
+def float64_by_default() -> Iterator[None]:
     """Integers that become floating become float64. The default dtype is global to the process, hence the lock."""
     with _default_dtype_lock:
         before = torch.get_default_dtype()

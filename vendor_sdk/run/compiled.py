@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
@@ -10,9 +10,13 @@ from typing import Any, Protocol
 from torch import fx
 
 from vendor_sdk.contract.placement import Kind, NodePlacement
+from vendor_sdk.contract.program import StepError
 from vendor_sdk.errors import KernelError, VendorSDKError
+from vendor_sdk.ir.loop import LoopKernel
+from vendor_sdk.ir.memory import Layout, MemoryPlan
 from vendor_sdk.ir.primgraph import PrimGraph, describe, prim_name, user_line
 from vendor_sdk.ir.transfer import TRANSFERS
+from vendor_sdk.run.arena import Frames
 from vendor_sdk.run.memory import DeviceMemory
 
 
@@ -22,8 +26,23 @@ class WrapperCode(Protocol):
     source: str
     filename: str
     nodes: Any
+    launches: tuple[int, int]
 
-    def compile(self) -> Callable[[list[Any]], list[Any]]: ...
+    def compile(self, failed: Callable[[Exception], None]) -> Callable[[list[Any]], list[Any]]: ...
+
+
+class Refusal(Protocol):
+    """Why two neighbours are not one kernel (``vendor_sdk/schedule/fuse.py``): names of their nodes, and the reason."""
+
+    @property
+    def producer(self) -> str: ...
+    @property
+    def consumer(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
+Run = Callable[[list[Any]], list[Any]]
 
 
 @dataclass
@@ -36,22 +55,55 @@ class CompiledGraph:
         wrapper: generated code.
         backend: name.
         memory: device memory, ``None`` on torch's own devices.
+        frames: arenas of its calls.
+        loops: the emitted kernels, as they run, by node.
+        refusals: neighbours that the scheduler kept apart.
+        examined: what debugging makes of the function that runs the graph.
+        tell: what debugging adds to errors.
     """
 
     graph: PrimGraph
     placements: tuple[NodePlacement, ...]
     wrapper: WrapperCode
     backend: str
+    frames: Frames
     memory: DeviceMemory | None = None
-    _run: Callable[[list[Any]], list[Any]] = field(init=False, repr=False)
+    loops: Mapping[fx.Node, LoopKernel] = field(default_factory=dict, repr=False)
+    refusals: Sequence[Refusal] = field(default=(), repr=False)
+    examined: Callable[[Run], Run] = field(default=lambda run: run, repr=False)
+    tell: Callable[[Exception], None] = field(default=lambda error: None, repr=False)
+    _run: Run = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._run = self.wrapper.compile()
+        self._run = self.examined(self.wrapper.compile(self._failed))
 
     @property
     def source(self) -> str:
         """The generated wrapper."""
         return self.wrapper.source
+
+    @property
+    def plan(self) -> MemoryPlan:
+        """Buffers, lifetimes and, for static shapes, offsets; ``plan.text()`` prints them."""
+        return self.frames.plan
+
+    @property
+    def launches(self) -> int:
+        """Kernel launches (and host operators) of one call."""
+        return self.wrapper.launches[0]
+
+    @property
+    def native_calls(self) -> int:
+        """Native calls that run the emitted launches, where the emitter links them; 0 where Python launches each."""
+        return self.wrapper.launches[1]
+
+    def layout(self, **sizes: int) -> Layout:
+        """The memory plan in numbers.
+
+        Args:
+            sizes: the value of each shape symbol of ``plan.symbols``.
+        """
+        return self.frames.layout(*(sizes[name] for name in self.frames.symbols))
 
     def __call__(self, *inputs: Any) -> list[Any]:
         """Runs the graph; inputs are left as they were.
@@ -59,36 +111,38 @@ class CompiledGraph:
         Raises:
             KernelError: a vendor kernel raised, or returned something else than the prim's rule says.
         """
-        return self._guarded(list(inputs))
+        return self._run(list(inputs))
 
     def boxed(self) -> Callable[[list[Any]], list[Any]]:
         """The form AOTAutograd wants: takes one list, which it empties."""
-        guarded = self._guarded
+        self._run._boxed_call = True  # type: ignore[attr-defined]
+        self._run.compiled_graph = self  # type: ignore[attr-defined]
+        return self._run
 
-        def call(args: list[Any]) -> list[Any]:
-            return guarded(args)
-
-        call._boxed_call = True  # type: ignore[attr-defined]
-        call.compiled_graph = self  # type: ignore[attr-defined]
-        return call
-
-    def _guarded(self, args: list[Any]) -> list[Any]:
+    def _failed(self, error: Exception) -> None:
+        """Raises what a step raised, with the prim it comes from; returns where the error comes from no step."""
         try:
-            return self._run(args)
-        except Exception as error:
-            node = self._node_at(error.__traceback__)
-            if node is None:
-                raise
-            self._explain(error, node)
+            self._blame(error)
+        except Exception as explained:
+            self.tell(explained)
             raise
+        self.tell(error)
 
-    def _node_at(self, trace: TracebackType | None) -> fx.Node | None:
-        node = None
+    def _blame(self, error: Exception) -> None:
+        nodes = self._nodes_at(error.__traceback__)
+        if isinstance(error, StepError):
+            self._explain(error.cause, nodes[error.step])
+            raise error.cause from None
+        if nodes:
+            self._explain(error, nodes[0])
+
+    def _nodes_at(self, trace: TracebackType | None) -> Sequence[fx.Node]:
+        nodes: Sequence[fx.Node] = ()
         while trace is not None:
             if trace.tb_frame.f_code.co_filename == self.wrapper.filename:
-                node = self.wrapper.nodes.get(trace.tb_lineno, node)
+                nodes = self.wrapper.nodes.get(trace.tb_lineno, nodes)
             trace = trace.tb_next
-        return node
+        return nodes
 
     def _explain(self, error: Exception, node: fx.Node) -> None:
         """Raises ``KernelError`` for a native node; adds a note to what the host or a transfer raised."""

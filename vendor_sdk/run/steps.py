@@ -9,6 +9,7 @@ import torch
 
 from vendor_sdk.contract.device import DeviceTensor
 from vendor_sdk.errors import KernelError
+from vendor_sdk.run.blocks import shaped, tensors_over_block, warm_empty
 from vendor_sdk.run.memory import DeviceMemory
 
 Shape = tuple[int, ...]
@@ -31,7 +32,10 @@ class Runtime(Protocol):
     def checked(self, value: Any, expected: Expected) -> Any: ...
     def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> Any: ...
     def output(self, value: Any, strides: Shape, fresh: bool) -> torch.Tensor: ...
-    def seed(self) -> int: ...
+    def part(self, owner: torch.Tensor, offset: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor: ...
+    def bank(self, nbytes: int, *parts: tuple[int, Shape, torch.dtype]) -> list[torch.Tensor]: ...
+    def own(self, value: Any, *operands: torch.Tensor) -> Any: ...
+    def seeds(self, count: int) -> list[int]: ...
 
 
 class TorchRuntime:
@@ -42,7 +46,27 @@ class TorchRuntime:
         self.contiguous_operands = contiguous_operands
 
     def empty(self, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+        if self.device.type == "cpu":
+            return warm_empty(shape, dtype)
         return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def part(self, owner: torch.Tensor, offset: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous tensor inside the memory of ``owner``, from byte ``offset``: for values that live before ``owner``'s."""
+        return shaped(owner, offset, shape, dtype)
+
+    def bank(self, nbytes: int, *parts: tuple[int, Shape, torch.dtype]) -> list[torch.Tensor]:
+        """Flat memory, then contiguous tensors in it, each (offset, shape, dtype) with a storage of its own; the memory is free
+        again when the last of them is gone."""
+        return tensors_over_block(nbytes, parts)
+
+    def own(self, value: Any, *operands: torch.Tensor) -> Any:
+        """``value``, copied where its memory is that of one of ``operands``, which others will write to."""
+        if isinstance(value, list | tuple):
+            return tuple(self.own(item, *operands) for item in value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        memory = value.untyped_storage().data_ptr()
+        return value.clone() if any(memory == operand.untyped_storage().data_ptr() for operand in operands) else value
 
     def to_device(self, value: torch.Tensor, dtype: torch.dtype, static: bool) -> torch.Tensor:
         return value
@@ -86,8 +110,8 @@ class TorchRuntime:
     def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> tuple[Any, ...]:
         return _checked_several(self.checked, values, expected)
 
-    def seed(self) -> int:
-        return draw_seed()
+    def seeds(self, count: int) -> list[int]:
+        return draw_seeds(count)
 
     def output(self, value: torch.Tensor, strides: Shape, fresh: bool) -> torch.Tensor:
         """An output with the promised strides, in storage of its own when ``fresh``."""
@@ -98,9 +122,10 @@ class TorchRuntime:
         )
 
 
-def draw_seed() -> int:
-    """A fresh seed from torch's CPU generator: ``torch.manual_seed`` fixes it, and so does a restored generator state."""
-    return int(torch.empty((), dtype=torch.int64).random_())
+def draw_seeds(count: int) -> list[int]:
+    """Fresh seeds from torch's CPU generator: ``torch.manual_seed`` fixes them, and so does a restored generator state."""
+    seeds: list[int] = torch.empty(count, dtype=torch.int64).random_().tolist()
+    return seeds
 
 
 def _checked_several(
@@ -188,8 +213,17 @@ class OwnMemoryRuntime:
     def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> tuple[Any, ...]:
         return _checked_several(self.checked, values, expected)
 
-    def seed(self) -> int:
-        return draw_seed()
+    def part(self, owner: torch.Tensor, offset: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+        raise AssertionError("device values have allocations of their own")
+
+    def bank(self, nbytes: int, *parts: tuple[int, Shape, torch.dtype]) -> list[torch.Tensor]:
+        raise AssertionError("device values have allocations of their own")
+
+    def own(self, value: Any, *operands: torch.Tensor) -> Any:
+        raise AssertionError("device values are immutable")
+
+    def seeds(self, count: int) -> list[int]:
+        return draw_seeds(count)
 
     def output(self, value: torch.Tensor, strides: Shape, fresh: bool) -> torch.Tensor:
         return self.host.output(value, strides, fresh)

@@ -1,0 +1,94 @@
+"""Plots of a run: one SVG per table, no other file needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from benchmarks.copying import NONTEMPORAL, PLAIN
+from benchmarks.machine import sentence
+from benchmarks.results import Results, RowResult
+from benchmarks.sections import SECTIONS, dynamic
+
+INCHES_A_BAR = 0.16
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
+"""Paul Tol's bright scheme, told apart by colour-blind readers too. Source: https://personal.sron.nl/~pault/"""
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """Writes the plots; returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for stem, title, rows in _groups(results):
+        figure = _ratios(title, rows, results)
+        written.append(_save(figure, folder / f"{stem}.svg"))
+        if any(row.copies for row in rows):
+            written.append(_save(_bandwidths(title, rows, results), folder / f"{stem}-bandwidth.svg"))
+    return written
+
+
+def _groups(results: Results) -> Iterator[tuple[str, str, list[RowResult]]]:
+    for name, section in SECTIONS.items():
+        rows = results.section(name)
+        if name != "kernels":
+            if rows:
+                yield name, section.TITLE, rows
+            continue
+        for size, dtype in dict.fromkeys((row.mebibytes, row.dtype) for row in rows):
+            chosen = [row for row in rows if (row.mebibytes, row.dtype) == (size, dtype)]
+            yield f"{name}-{size}-{dtype}", f"{section.TITLE}, {size} MiB, {dtype}", chosen
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    return path
+
+
+def _bars(rows: Sequence[RowResult], names: Sequence[str], values: Sequence[Sequence[float | None]], title: str) -> Figure:
+    """Grouped horizontal bars, a group per row, a bar per name; no bar where there is no value."""
+    thick = 0.8 / max(1, len(names))
+    figure = Figure(figsize=(9, 1.2 + INCHES_A_BAR * len(rows) * (len(names) + 1)))
+    axes = figure.subplots()
+    for index, (name, column) in enumerate(zip(names, values, strict=True)):
+        places = [place + (index - (len(names) - 1) / 2) * thick for place, value in enumerate(column) if value is not None]
+        present = [value for value in column if value is not None]
+        axes.barh(places, present, thick, label=name, color=COLOURS[index % len(COLOURS)])
+    axes.set_yticks(range(len(rows)), [row.name if row.section == "kernels" else row.label for row in rows])
+    axes.invert_yaxis()
+    axes.set_title(title, loc="left")
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _ratios(title: str, rows: Sequence[RowResult], results: Results) -> Figure:
+    names = list(dict.fromkeys(name for row in rows for name in row.contestants))
+    peers = [name for name in names if name not in (results.backend, results.backend + dynamic.SUFFIX)]
+    values = []
+    for peer in peers:
+        spreads = [row.ratio(peer, results.backend) for row in rows]
+        values.append([spread.median if spread is not None else None for spread in spreads])
+    figure = _bars(rows, peers, values, f"{title}: peers' figure over that of {results.backend}")
+    axes = figure.axes[0]
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlabel(f"right of the line {results.backend} is ahead\n{sentence(results.machine)}")
+    return figure
+
+
+def _bandwidths(title: str, rows: Sequence[RowResult], results: Results) -> Figure:
+    names = list(dict.fromkeys(name for row in rows for name in row.contestants))
+    values = [[row.of_copy(name, PLAIN) for row in rows] for name in names]
+    figure = _bars(rows, names, values, f"{title}: bandwidth as a fraction of a copy's")
+    axes = figure.axes[0]
+    axes.axvline(1, color="black", linewidth=0.8)
+    speeds = [_copy_speed(rows, kind) for kind in (PLAIN, NONTEMPORAL)]
+    axes.set_xlabel(f"{', '.join(filter(None, speeds))}\n{sentence(results.machine)}")
+    return figure
+
+
+def _copy_speed(rows: Sequence[RowResult], kind: str) -> str:
+    speeds = [row.copied_bytes / seconds / 1e9 for row in rows if row.copied_bytes for seconds in row.copies.get(kind, ())]
+    return f"{kind} {sorted(speeds)[len(speeds) // 2]:.0f} GB/s" if speeds else ""

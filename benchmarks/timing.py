@@ -1,0 +1,86 @@
+"""Samples in rounds: every contestant once a round, in random order, each sample long enough for the clock."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+SAMPLE_SECONDS = 0.02
+"""A sample repeats the call until it takes at least this long."""
+SETTLE_SECONDS = 0.003
+"""Between two contestants: the previous one's worker threads stop spinning."""
+LONG_CALLS = 10
+"""A call this many samples long needs no untimed call before it: what the caches held does not show."""
+
+Call = Callable[[], object]
+
+
+def sample(call: Call, repetitions: int) -> float:
+    """Seconds per call over ``repetitions``; results are dropped at once, as in a loop that needs nothing of them."""
+    loop = itertools.repeat(None, repetitions)
+    start = time.perf_counter()
+    for _ in loop:
+        call()
+    return (time.perf_counter() - start) / repetitions
+
+
+def repetitions(call: Call, at_least: float = SAMPLE_SECONDS) -> int:
+    """How often to call so that a sample takes ``at_least`` seconds; warms the call up on the way."""
+    count, call_seconds = 1, sample(call, 1)
+    while call_seconds * count < at_least:
+        count = max(2 * count, min(int(at_least / max(call_seconds, 1e-9)), 8 * count))
+        call_seconds = sample(call, count)
+    return count
+
+
+def interleave(
+    calls: Mapping[str, Call],
+    rounds: int,
+    *,
+    at_least: float = SAMPLE_SECONDS,
+    seed: int = 0,
+    failed: Callable[[str, Exception], None] | None = None,
+) -> dict[str, list[float]]:
+    """Seconds per call, ``rounds`` samples of each of ``calls``.
+
+    A call that raises is dropped from the result; ``failed`` is told, and without it the exception passes.
+    """
+    names, order = list(calls), random.Random(seed)
+    counts: dict[str, int] = {}
+    samples: dict[str, list[float]] = {}
+    for index in range(-1, rounds):  # Round -1 counts repetitions and warms up.
+        order.shuffle(names)
+        for name in list(names):
+            time.sleep(SETTLE_SECONDS)
+            try:
+                with _uncollected():
+                    if index < 0:
+                        counts[name] = repetitions(calls[name], at_least)
+                        samples[name] = []
+                        continue
+                    if counts[name] > 1 or not samples[name] or samples[name][-1] < LONG_CALLS * at_least:
+                        calls[name]()
+                    samples[name].append(sample(calls[name], counts[name]))
+            except Exception as error:
+                if failed is None:
+                    raise
+                failed(name, error)
+                names.remove(name)
+                samples.pop(name, None)
+    return {name: samples[name] for name in calls if name in samples}
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection meanwhile; cycles wait until the clock has stopped."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

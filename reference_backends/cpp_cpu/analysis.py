@@ -1,0 +1,156 @@
+"""Questions about loop bodies that decide the shape of the code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from reference_backends.cpp_cpu.table import COSTLY, LANE_BY_LANE
+from vendor_sdk import index, loop
+
+Leaf = loop.Load | loop.Const | loop.Scalar | loop.Index | loop.Compute
+"""Statements that make one value."""
+
+
+def plain(body: Iterable[loop.Stmt]) -> bool:
+    """Whether a body has no loops and no buffers of its own inside."""
+    return not any(isinstance(s, loop.Reduce | loop.Scan | loop.Nest | loop.Local) for s in body)
+
+
+def loads(body: Sequence[loop.Stmt]) -> list[loop.Load]:
+    return [s for s in loop.walk(tuple(body)) if isinstance(s, loop.Load)]
+
+
+def stores(body: Sequence[loop.Stmt]) -> list[loop.Store]:
+    return [s for s in loop.walk(tuple(body)) if isinstance(s, loop.Store)]
+
+
+def reads(s: loop.Stmt) -> set[str]:
+    """Names of variables and values that one statement without a body reads."""
+    if isinstance(s, loop.Load):
+        return {*index.symbols(s.index), *(n for n in (s.mask, s.other) if n)}
+    if isinstance(s, loop.Store):
+        return {*index.symbols(s.index), *(n for n in (s.value, s.mask) if n)}
+    if isinstance(s, loop.Index):
+        return set(index.symbols(s.index))
+    if isinstance(s, loop.Compute):
+        return set(s.args)
+    return set()
+
+
+def used(body: Sequence[loop.Stmt]) -> set[str]:
+    """Names of values that a body reads, those it makes itself included."""
+    names: set[str] = set()
+    for s in loop.walk(tuple(body)):
+        names |= reads(s)
+        if isinstance(s, loop.Reduce | loop.Scan):
+            names.update(n for a in s.accumulators for n in a.args)
+    return names
+
+
+def stride_is(expression: index.Int, variable: str, *values: int) -> bool:
+    step = index.stride(expression, variable)
+    return step is not None and step.value in values
+
+
+def hoist(body: Sequence[loop.Stmt], variable: str, given: Iterable[str] = ()) -> tuple[list[Leaf], list[loop.Stmt], set[str]]:
+    """A body without loops cut into what does not change with ``variable``, and the rest; and the names of values that change,
+    ``given`` ones among them.
+
+    Loads of what the body itself writes stay inside.
+    """
+    written = {s.param for s in stores(body)}
+    varying, pinned = {variable, *given}, set[str]()
+    before: list[Leaf] = []
+    inside: list[loop.Stmt] = []
+    for s in body:
+        if not isinstance(s, Leaf):
+            inside.append(s)
+            continue
+        read = reads(s)
+        if read & varying:
+            varying.add(s.to)
+        elif read & pinned or (isinstance(s, loop.Load) and s.param in written):
+            pinned.add(s.to)
+        else:
+            before.append(s)
+            continue
+        inside.append(s)
+    return before, inside, varying
+
+
+def scatters(body: Sequence[loop.Stmt]) -> list[loop.Store]:
+    """Stores of which two iterations may write one element: combining ones, and those whose index is itself loaded."""
+    values = {s.to for s in loop.walk(tuple(body)) if isinstance(s, loop.Load | loop.Compute)}
+    private = {s.param.name for s in loop.walk(tuple(body)) if isinstance(s, loop.Local)}
+    return [s for s in stores(body) if s.param not in private and (s.mode != "set" or values & index.symbols(s.index).keys())]
+
+
+def apart(position: index.Int, r: loop.Range) -> bool:
+    """Whether different values of the range's variable never give one position."""
+    step = index.stride(position, r.var)
+    if step is None or step == 0:
+        return False
+    rest = index.substitute(position, {r.var: index.wrap(0)})
+    if index.nonnegative(rest) and index.less(rest, step):
+        return True
+    # The rest moves by whole rows of this range.
+    return index.nonnegative(step) and index.mod(rest, step * r.size) == 0
+
+
+def collides(nest: loop.Nest) -> bool:
+    """Whether iterations of the outermost loop may write one element; then they run in order, which also keeps the result
+    independent of the number of threads."""
+    found = scatters(nest.body)
+    return bool(found) and not (nest.ranges and all(apart(s.index, nest.ranges[0]) for s in found))
+
+
+def work(body: Sequence[loop.Stmt]) -> index.Int:
+    """Inner iterations of one iteration of a loop with this body, costly ones counted several times."""
+    total = index.wrap(1 + sum(8 for s in body if isinstance(s, loop.Compute) and s.op in COSTLY))
+    for s in body:
+        if isinstance(s, loop.Reduce | loop.Nest):
+            total = total + iterations(s.ranges, s.body)
+        elif isinstance(s, loop.Scan):
+            total = total + s.range.size * (work(s.body) + work(s.then))
+    return total
+
+
+def iterations(ranges: Sequence[loop.Range], body: Sequence[loop.Stmt]) -> index.Int:
+    """Inner iterations of loops with this body. Sizes that depend on the loops' variables count as in the first iteration."""
+    return index.product([r.size for r in ranges]) * index.substitute(work(body), {r.var: 0 for r in ranges})
+
+
+def along(ranges: Sequence[loop.Range], body: Sequence[loop.Stmt]) -> int:
+    """Position of the range to run in vectors: the one that most accesses walk along memory with; of equals the last."""
+
+    def score(position: int) -> tuple[int, int]:
+        variable = ranges[position].var
+        accesses = [s.index for s in body if isinstance(s, loop.Load | loop.Store)]
+        contiguous = sum(stride_is(e, variable, 1) for e in accesses)
+        across = sum(not stride_is(e, variable, 0, 1) for e in accesses)
+        return contiguous - across, position
+
+    return max(range(len(ranges)), key=score)
+
+
+def gathers(body: Sequence[loop.Stmt], variable: str) -> bool:
+    """Whether most of the work is access to elements apart from each other, which vectors do not help."""
+    _, inside, varying = hoist(body, variable)
+    accesses = [s for s in inside if isinstance(s, loop.Load | loop.Store)]
+    single = [
+        s for s in accesses if not stride_is(s.index, variable, 0, 1) or index.symbols(s.index).keys() & (varying - {variable})
+    ]
+    raising = [s for s in inside if isinstance(s, loop.Compute) and s.op in LANE_BY_LANE]
+    return len(single) + len(raising) > min(6, max(2, len(inside) // 8))
+
+
+def light(body: Sequence[loop.Stmt]) -> bool:
+    """Whether one iteration is so little work that a single chain of additions would wait for itself."""
+    return len(body) <= 8 and not any(isinstance(s, loop.Compute) and s.op in COSTLY for s in body)
+
+
+def blocked(a: loop.Accumulator) -> bool:
+    """Whether a reduction sums in blocks: floats within, float64 across."""
+    return a.op == "sum" and a.dtype == torch.float32

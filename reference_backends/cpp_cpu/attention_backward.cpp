@@ -1,0 +1,191 @@
+// Scaled-dot-product attention backward (Dao et al., "FlashAttention", 2022, algorithm 4). Follows attention_tile.h; an ATTENTION line
+// makes an entry.
+//
+// Items are spans of keys of one key head: each has its gradients of keys and values to itself. Gradients of queries are summed within
+// an item in the order of its keys; where a head is more than one item, parts are summed at the end, in the same order.
+
+template <class A, class T> struct Backward {
+  T *dq, *dk, *dv;
+  const T *grad, *out;
+  const void *logsumexp;
+  const int64_t *grad_at, *out_at, *logsumexp_at, *dq_at, *dk_at, *dv_at;
+  bool wide;
+  // By line: weight = exp(score - shift) * factor, and the sum of grad * out.
+  A *shift, *factor, *inner;
+};
+
+template <class A> struct Accumulators {
+  enum { N = Lanes<A>::count, LINES = 2 * N, PADDED = LINES > BLOCK ? LINES : BLOCK };
+  int64_t k_pitch, v_pitch;
+  A *keys, *values, *weights, *slopes, *query_columns, *grad_columns, *query_rows, *grad_rows, *dk, *dv, *dq, *ones;
+  static int64_t query_numbers(const Problem &p) { return ceil_div(p.lines, LINES) * PADDED * packed_pitch<A>(p.width); }
+  bool allocate(Scratch &scratch, const Problem &p, bool own_queries) {
+    k_pitch = packed_pitch<A>(p.width);
+    v_pitch = packed_pitch<A>(p.depth);
+    const int64_t square = KEYS * LINES + BLOCK, all = max_int(k_pitch, v_pitch);
+    const int64_t sizes[] = {KEYS * k_pitch, KEYS * v_pitch, square, square, k_pitch * LINES, v_pitch * LINES, k_pitch * LINES, v_pitch * LINES, KEYS * k_pitch, KEYS * v_pitch, own_queries ? query_numbers(p) : 0, all};
+    A **const parts[] = {&keys, &values, &weights, &slopes, &query_columns, &grad_columns, &query_rows, &grad_rows, &dk, &dv, &dq, &ones};
+    if (!scratch.cut(sizes, parts, 0)) return false;
+    for (int64_t i = 0; i < all; ++i) ones[i] = 1;
+    return true;
+  }
+};
+static thread_local Scratch backward_scratch;
+
+// Statistics of a tile's lines. The saved logarithm serves unless it has fewer digits than the gradients, or is so large that the
+// logarithm of the sum has drowned in the peak.
+template <class A, class T> static bool statistics(const Problem &p, const Backward<A, T> &g, int64_t shared_index, int64_t first) {
+  enum { N = Lanes<A>::count };
+  const int64_t batch = shared_index / p.shared, shared = shared_index % p.shared, start = shared_index * p.lines + first;
+  Tile<A> t;
+  begin_tile(p, t, batch, shared, first);
+  bool again = sizeof(A) == 8 && !g.wide;
+  for (int64_t l = 0; l < t.live; ++l) {
+    const A saved = g.wide ? (A)*offset((const double *)g.logsumexp, g.logsumexp_at, batch, t.head[l], t.row[l])
+                           : (A)*offset((const float *)g.logsumexp, g.logsumexp_at, batch, t.head[l], t.row[l]);
+    again |= op_abs(saved) >= 1024;
+    g.shift[start + l] = saved;
+    g.factor[start + l] = 1;
+    alignas(VECTOR_BYTES) A x[8 * N], y[8 * N];
+    Vector<A> sum{};
+    const T *grad = offset(g.grad, g.grad_at, batch, t.head[l], t.row[l]), *out = offset(g.out, g.out_at, batch, t.head[l], t.row[l]);
+    for (int64_t c = 0; c < p.depth; c += 8 * N) {
+      const int64_t n = min_int(8 * N, p.depth - c);
+      gather(grad + c * g.grad_at[3], g.grad_at[3], n, x, 8 * N);
+      gather(out + c * g.out_at[3], g.out_at[3], n, y, 8 * N);
+      for (int64_t i = 0; i < n; i += N) sum += at(x + i) * at(y + i);
+    }
+    g.inner[start + l] = sum_of<A>(sum);
+  }
+  if (!again) return true;
+  Workspace<A> w;
+  if (!w.allocate(scratch, p, 1)) return false;
+  w.tiles[0] = t;
+  pack_columns(t, (const T *)p.q, p.q_at, p.width, (A)p.scale, w.queries);
+  attend<A, T>(p, w, 1, batch, shared, 0, p.keys, false);
+  for (int64_t l = 0; l < t.live; ++l) {
+    const A peak = w.tiles[0].peak[l], total = w.tiles[0].total[l];
+    g.shift[start + l] = total == 0 ? 0 : peak;
+    g.factor[start + l] = total == 0 ? 0 : 1 / total;
+  }
+  return true;
+}
+
+// Lanes of a tile from one number by line; lanes without a line repeat the last.
+template <class A> INLINE void lanes_of(const Tile<A> &t, const A *by_line, A *to) {
+  for (int64_t l = 0; l < t.pitch(); ++l) to[l] = by_line[min_int(l, t.live - 1)];
+}
+// Scores and gradients of weights to weights and gradients of scores.
+template <class A> LOCAL void slopes_of(const Tile<A> &t, int64_t count, const A *shift, const A *factor, const A *inner, A *weights, A *slopes) {
+  enum { N = Lanes<A>::count };
+  const int64_t pitch = t.pitch();
+  for (int64_t v = 0; v < pitch; v += N) {
+    const Vector<A> base = at(shift + v), scale = at(factor + v), mean = at(inner + v);
+    for (int64_t k = v; k < count * pitch; k += pitch) {
+      const Vector<A> weight = exponential<A>(at(weights + k) - base) * scale;
+      at(slopes + k) = weight * (at(slopes + k) - mean);
+      at(weights + k) = weight;
+    }
+  }
+  // The rest of the last block adds nothing to other keys.
+  const int64_t rest = (round_up(count, BLOCK) - count) * pitch * sizeof(A);
+  __builtin_memset(weights + count * pitch, 0, rest);
+  __builtin_memset(slopes + count * pitch, 0, rest);
+}
+
+// Keys [begin, end) of a key head: their gradients stored, and the part of the queries' gradients added to dq.
+template <class A, class T> static void backward_span(const Problem &p, const Backward<A, T> &g, Accumulators<A> &a, int64_t shared_index, int64_t begin, int64_t end, A *dq) {
+  enum { N = Lanes<A>::count, LINES = 2 * N };
+  const int64_t batch = shared_index / p.shared, shared = shared_index % p.shared;
+  alignas(VECTOR_BYTES) A shift[LINES], factor[LINES], inner[LINES];
+  __builtin_memset(dq, 0, a.query_numbers(p) * sizeof(A));
+  for (int64_t key = begin; key < end; key += KEYS) {
+    const int64_t block = min_int(KEYS, end - key);
+    pack_rows(offset((const T *)p.k, p.k_at, batch, shared, key), p.k_at, block, p.width, a.keys, a.k_pitch);
+    pack_rows(offset((const T *)p.v, p.v_at, batch, shared, key), p.v_at, block, p.depth, a.values, a.v_pitch);
+    __builtin_memset(a.dk, 0, KEYS * a.k_pitch * sizeof(A));
+    __builtin_memset(a.dv, 0, KEYS * a.v_pitch * sizeof(A));
+    A *dq_tile = dq;
+    for (int64_t first = 0; first < p.lines; first += LINES, dq_tile += a.PADDED * a.k_pitch) {
+      Tile<A> t;
+      begin_tile(p, t, batch, shared, first);
+      const int64_t n = min_int(block, reach(p, t) - key), pitch = t.pitch(), start = shared_index * p.lines + first;
+      if (n <= 0) continue;
+      pack_columns(t, (const T *)p.q, p.q_at, p.width, (A)p.scale, a.query_columns);
+      pack_columns(t, g.grad, g.grad_at, p.depth, (A)1, a.grad_columns);
+      for (int64_t l = 0; l < t.live; ++l) {
+        gather(offset((const T *)p.q, p.q_at, batch, t.head[l], t.row[l]), p.q_at[3], p.width, a.query_rows + l * a.k_pitch, a.k_pitch);
+        gather(offset(g.grad, g.grad_at, batch, t.head[l], t.row[l]), g.grad_at[3], p.depth, a.grad_rows + l * a.v_pitch, a.v_pitch);
+      }
+      lanes_of(t, g.shift + start, shift);
+      lanes_of(t, g.factor + start, factor);
+      lanes_of(t, g.inner + start, inner);
+      score<A, T>(p, t, a.query_columns, a.keys, a.k_pitch, key, n, a.weights);
+      inner_products(t, a.values, a.v_pitch, n, a.grad_columns, p.depth, a.slopes);
+      slopes_of(t, n, shift, factor, inner, a.weights, a.slopes);
+      product(a.weights, pitch, 1, n, a.grad_rows, a.v_pitch, ceil_div(p.depth, N), t.live, a.dv, a.v_pitch, (const A *)a.ones);
+      product(a.slopes, pitch, 1, n, a.query_rows, a.k_pitch, ceil_div(p.width, N), t.live, a.dk, a.k_pitch, (const A *)a.ones);
+      product(a.slopes, 1, pitch, t.live, a.keys, a.k_pitch, ceil_div(p.width, N), n, dq_tile, a.k_pitch, (const A *)a.ones);
+    }
+    for (int64_t r = 0; r < block; ++r) {
+      scatter(a.dk + r * a.k_pitch, (A)p.scale, p.width, offset(g.dk, g.dk_at, batch, shared, key + r), g.dk_at[3]);
+      scatter(a.dv + r * a.v_pitch, (A)1, p.depth, offset(g.dv, g.dv_at, batch, shared, key + r), g.dv_at[3]);
+    }
+  }
+}
+template <class A, class T> static void store_queries(const Problem &p, const Backward<A, T> &g, int64_t shared_index, const A *dq) {
+  enum { LINES = Accumulators<A>::LINES, PADDED = Accumulators<A>::PADDED };
+  const int64_t batch = shared_index / p.shared, shared = shared_index % p.shared, pitch = packed_pitch<A>(p.width);
+  for (int64_t line = 0; line < p.lines; ++line)
+    scatter(dq + (line / LINES * PADDED + line % LINES) * pitch, (A)p.scale, p.width, offset(g.dq, g.dq_at, batch, shared * p.group + line / p.rows, line % p.rows), g.dq_at[3]);
+}
+
+template <class A, class T> static int32_t backward(void *const *buffers, const int64_t *numbers) {
+  enum { LINES = Accumulators<A>::LINES };
+  const Problem p = problem_of(numbers, buffers[4], buffers[5], buffers[6], buffers[9], sizeof(T));
+  const int64_t *rest = numbers + PROBLEM_NUMBERS, heads = p.batch * p.shared, lines = heads * p.lines, tiles = ceil_div(p.lines, LINES);
+  if (heads == 0) return OK;
+  const int64_t splits = max_int(1, min_int(ceil_div(ITEMS, heads), p.keys / SPLIT));
+  const int64_t span = round_up(ceil_div(p.keys, splits), KEYS), part = Accumulators<A>::query_numbers(p);
+  A *by_line = (A *)__builtin_malloc(max_int(1, 3 * lines) * sizeof(A)), *parts = nullptr;
+  if (splits > 1) parts = (A *)__builtin_malloc(heads * splits * part * sizeof(A) + VECTOR_BYTES);
+  int32_t status = by_line && (parts || splits == 1) ? OK : OUT_OF_MEMORY;
+  A *aligned = (A *)round_up((int64_t)parts, VECTOR_BYTES);
+  const Backward<A, T> g{(T *)buffers[0], (T *)buffers[1], (T *)buffers[2], (const T *)buffers[3], (const T *)buffers[7], buffers[8],
+                         rest, rest + 4, rest + 8, rest + 12, rest + 16, rest + 20, rest[24] != 0, by_line, by_line + lines, by_line + 2 * lines};
+  const bool parallel = lines * p.keys * (p.width + p.depth) > 32768;
+  if (status == OK)
+#pragma omp parallel if (parallel)
+  {
+    Accumulators<A> a;
+    if (!a.allocate(backward_scratch, p, splits == 1)) __atomic_store_n(&status, (int32_t)OUT_OF_MEMORY, __ATOMIC_RELAXED);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t item = 0; item < heads * tiles; ++item)
+      if (!statistics(p, g, item / tiles, item % tiles * LINES)) __atomic_store_n(&status, (int32_t)OUT_OF_MEMORY, __ATOMIC_RELAXED);
+    // The loop ends with a barrier: every thread sees the same status.
+    if (__atomic_load_n(&status, __ATOMIC_RELAXED) == OK) {
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t item = 0; item < heads * splits; ++item) {
+        // Under a causal mask the first keys are attended to by most lines: they come first.
+        const int64_t head = item % heads, split = item / heads, begin = split * span;
+        A *dq = parts ? aligned + (head * splits + split) * part : a.dq;
+        backward_span(p, g, a, head, begin, min_int(p.keys, begin + span), dq);
+        if (!parts) store_queries(p, g, head, dq);
+      }
+      if (parts)
+#pragma omp for schedule(static)
+        for (int64_t head = 0; head < heads; ++head) {
+          A *sum = aligned + head * splits * part;
+          for (int64_t s = 1; s < splits; ++s) for (int64_t i = 0; i < part; ++i) sum[i] += sum[s * part + i];
+          store_queries(p, g, head, sum);
+        }
+    }
+  }
+  __builtin_free(by_line);
+  __builtin_free(parts);
+  return status;
+}
+
+// buffers: gradients of query, key and value, then grad, query, key, value, out, logsumexp, mask (null without). numbers: the problem's,
+// four strides each of grad, out, logsumexp (the last unused) and of the three gradients, whether logsumexp is float64.
+#define ATTENTION(A, T, name) extern "C" int32_t attention_backward_##name(void *const *buffers, const int64_t *numbers) { return backward<A, T>(buffers, numbers); }

@@ -1,0 +1,162 @@
+"""Reductions across memory: a nest that walks along memory while its reductions walk across it.
+
+A tile of neighbouring results is accumulated at once: rows are read along memory, a few at a time, and the running results of
+the tile stay in the first-level cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from reference_backends.cpp_cpu.analysis import Leaf, blocked, gathers, hoist, iterations, loads, plain, stride_is, used
+from reference_backends.cpp_cpu.reductions import LAST, Reductions
+from reference_backends.cpp_cpu.table import CTYPES, combined, identity
+from reference_backends.cpp_cpu.vectors import MANY
+from vendor_sdk import index, loop
+
+TILE = 1024
+"""Results accumulated at once."""
+ROWS = 8
+"""Rows that are joined in registers before the tile's running results are touched."""
+
+
+def crosses(reduce: loop.Reduce, inner: str) -> bool:
+    """Whether a reduction walks across memory that the nest's innermost loop walks along."""
+    if not reduce.ranges:
+        return False
+    last = reduce.ranges[-1].var
+    return any(stride_is(s.index, inner, 1) and not stride_is(s.index, last, 0, 1) for s in loads(reduce.body))
+
+
+class Columns(Reductions):
+    """Text of nests of column reductions."""
+
+    def is_columns(self, nest: loop.Nest) -> bool:
+        reduces = [s for s in nest.body if isinstance(s, loop.Reduce)]
+        inner = nest.ranges[-1].var
+        simple = all(r.ranges and plain(r.body) and not gathers(r.body, inner) for r in reduces)
+        others = plain(s for s in nest.body if not isinstance(s, loop.Reduce))
+        return simple and others and any(crosses(r, inner) for r in reduces)
+
+    def columns(self, nest: loop.Nest) -> None:
+        inner, outer = nest.ranges[-1], nest.ranges[:-1]
+        self.base, self.width = self.fresh("base"), self.fresh("width")
+        parallel = self.open_region(iterations(nest.ranges, nest.body), serial=False)
+        if parallel:
+            self.work_sharing(len(outer) + 1)
+        for r in outer:
+            self.open_loop(r)
+        size = index.to_c(inner.size)
+        tile = TILE if inner.size.value is None else min(TILE, -(-inner.size.value // 64) * 64)
+        self.out.open(f"for (int64_t {self.base} = 0; {self.base} < {size}; {self.base} += {tile})")
+        self.out(f"const int64_t {self.width} = {self.base} + min_int({tile}, {size} - {self.base});")
+        carried = self.carried(nest.body)
+        available: set[str] = set()
+        group: list[loop.Stmt] = []
+
+        def flush() -> None:
+            if not group:
+                return
+            self.note(group)
+            made = [s.to for s in group if isinstance(s, Leaf) and s.to in carried]
+            for name in made:
+                self.out(f"alignas(64) {CTYPES[self.types[name]]} {name}_t[{tile}];")
+
+            def keep() -> None:
+                for name in made:
+                    self.out(f"store({name}_t + ({inner.var} - {self.base}), {self.operand(name)}, live, false);")
+
+            self.vector_loop(inner, group, self.base, self.width, self.restored(available, group, inner), keep)
+            available.update(made)
+            group.clear()
+
+        for s in nest.body:
+            if isinstance(s, loop.Reduce):
+                flush()
+                self.column_reduce(s, inner, tile, available)
+                available.update(to for a in s.accumulators for to in a.to)
+            else:
+                group.append(s)
+        flush()
+        self.out.close(len(outer) + 1)
+        self.close_region()
+
+    def carried(self, body: Sequence[loop.Stmt]) -> set[str]:
+        """Values of a body that a later segment (after a Reduce in between) reads."""
+        carried: set[str] = set()
+        segment: dict[str, int] = {}
+        current = 0
+        for s in body:
+            current += isinstance(s, loop.Reduce)
+            carried |= {n for n in used([s]) if n in segment and segment[n] != current}
+            if isinstance(s, Leaf):
+                segment[s.to] = current
+            current += isinstance(s, loop.Reduce)
+        return carried
+
+    def restored(self, available: set[str], body: Sequence[loop.Stmt], inner: loop.Range) -> dict[str, str]:
+        """The values of earlier segments that a body reads, and where they are."""
+        return {name: f"load({name}_t + ({inner.var} - {self.base}), live)" for name in sorted(available & used(body))}
+
+    def column_reduce(self, s: loop.Reduce, inner: loop.Range, tile: int, available: set[str]) -> None:
+        self.note(s.body)
+        place = f"({inner.var} - {self.base})"
+        kept: list[tuple[loop.Accumulator, str, str]] = []
+        for a in s.accumulators:
+            for to, kind, first in zip(a.to, self.lane_kinds(a), (identity(a.op, a.dtype), LAST), strict=False):
+                running = "double" if blocked(a) else kind
+                kept.append((a, to, kind))
+                self.out(f"alignas(64) {running} {to}_w[{tile}];")
+                self.out(f"for (int64_t at = 0; at < {tile}; ++at) {to}_w[at] = {first};")
+        for r in s.ranges[:-1]:
+            self.open_loop(r)
+        last = s.ranges[-1]
+        given = self.restored(available, s.body, inner)
+        before, inside, self.varying = hoist(s.body, inner.var, given)
+        self.along, self.past, self.runs = inner.var, {}, {}
+        first, step = self.fresh("first"), self.fresh("step")
+        self.out.open(f"for (int64_t {first} = 0; {first} < {index.to_c(last.size)}; {first} += {ROWS})")
+        self.out.open(f"const auto {step} = [&](const int64_t {inner.var}, const auto live, const auto rows) INLINE_LAMBDA")
+        for value, text in given.items():
+            self.out(f"const vec<{CTYPES[self.types[value]]}> {value}_v = {text};")
+        for a, to, kind in kept:
+            start = "0.0f" if blocked(a) else f"{to}_w + {place}"
+            self.out(f"Chains<vec<{kind}>, 1> {to}_c({f'vec<{kind}>({start})' if blocked(a) else f'load({start}, live)'});")
+        if len(s.body) <= MANY:
+            self.out(f"#pragma GCC unroll {ROWS}")
+        self.out.open("for (int row = 0; row < rows.n; ++row)")
+        self.out(f"const int64_t {last.var} = {first} + row;")
+        self.out("constexpr int chain = 0;")
+        for stmt in before:
+            self.statement(stmt)
+        for other in inside:
+            self.vector_statement(other)
+        self.accumulate(s.accumulators)
+        self.out.close()
+        for a, to, _ in kept:
+            value = f"{to}_c.at[0]"
+            if blocked(a):
+                value = combined("sum", f"load({to}_w + {place}, live)", f"convert<double>({value})", None)
+            self.out(f"store({to}_w + {place}, {value}, live, false);")
+        self.out.close(after=";")
+        joined = 1 if len(s.body) > MANY else ROWS
+        self.out(f"run_rows<{joined}>({self.base}, {self.width}, {index.to_c(last.size)} - {first}, {step});")
+        self.out.close(len(s.ranges))
+        self.varying, self.along = set(), ""
+        for a in s.accumulators:
+            for to, dtype in zip(a.to, (a.dtype, torch.int64), strict=False):
+                self.types[to] = dtype
+                kind = CTYPES[dtype]
+                self.out(f"alignas(64) {kind} {to}_t[{tile}];")
+                self.out(f"for (int64_t at = 0; at < {tile}; ++at) {to}_t[at] = ({kind}){to}_w[at];")
+
+    def open_region(self, total: index.Int, serial: bool) -> bool:
+        raise NotImplementedError
+
+    def work_sharing(self, loops: int) -> None:
+        raise NotImplementedError
+
+    def close_region(self) -> None:
+        raise NotImplementedError

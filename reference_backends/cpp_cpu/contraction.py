@@ -1,0 +1,378 @@
+"""Contractions to C++: what ``gemm.h`` asks of a kernel, generated from a matched nest.
+
+A kernel fills blocks of its two factors and finishes tiles of the result. Each of these is a lambda whose innermost loop runs
+along memory: the factors' along whichever of their variables the loads are contiguous in, the tiles' along their columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from reference_backends.cpp_cpu import interval
+from vendor_sdk import contraction, index, loop
+
+if TYPE_CHECKING:
+    from reference_backends.cpp_cpu.emitter import KernelText
+
+SUMS: Mapping[torch.dtype, str] = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.int32: "int32_t",
+    torch.int64: "int64_t",
+}
+"""Element types of ``gemm.h``."""
+SHORT = 64
+"""Steps below which the product of a matrix and a vector is left to the plain reduction."""
+LONG = 64
+"""Elements of a stretch beyond which a longer one is no better."""
+
+Access = type[loop.Load] | type[loop.Store]
+Run = Callable[[str, str], None]
+
+
+def template(nest: loop.Nest) -> contraction.Contraction | None:
+    """The contraction that ``write`` can write, if ``nest`` is one."""
+    found = contraction.match(nest)
+    if found is None or found.dtype not in SUMS:
+        return None
+    if not found.is_matrix_product:
+        steps = contraction.sizes(found.k).value
+        if steps is not None and steps < SHORT:
+            return None
+    return found
+
+
+def write(text: KernelText, c: contraction.Contraction) -> None:
+    """The nest as one call of ``gemm.h``, in a block of its own."""
+    kernel = text.kernel
+    # What the lambdas are given to write and to read are buffers like others.
+    given = (loop.Param("to", c.dtype, index.wrap(0), "scratch"), loop.Param("sums", c.dtype, index.wrap(0), "scratch"))
+    text.kernel = replace(kernel, scratch=(*kernel.scratch, *given))
+    text.out.open("")
+    if c.is_matrix_product:
+        _matrices(text, _oriented(c))
+    else:
+        _vector(text, c)
+    text.out.close()
+    text.kernel = kernel
+
+
+def _ease(body: Sequence[loop.Stmt], ranges: Sequence[loop.Range], access: Access) -> float:
+    """How well the accesses of ``body`` go along the last of ``ranges``: elements to a stretch, fewer where they jump."""
+    if not ranges:
+        return 0
+    size = ranges[-1].size.value
+    length = LONG if size is None else min(size, LONG)
+    steps = [index.stride(s.index, ranges[-1].var) for s in body if isinstance(s, access)]
+    costs = [{1: 1, 2: 2}.get(step.value or LONG, 16) if step is not None else 16 for step in steps if step != 0]
+    return length / min(costs, default=1)
+
+
+def _oriented(c: contraction.Contraction) -> contraction.Contraction:
+    """The factors exchanged where that fills tiles better, or where results lie along the left factor's variables."""
+    rows, columns, steps = (contraction.sizes(r).value for r in (c.m, c.n, c.k))
+    along_rows, along_columns = (_ease(c.epilogue, r, loop.Store) for r in (c.rows, c.columns))
+    if rows is None or columns is None:
+        return c.exchanged() if along_rows > along_columns else c
+    # Results finished across memory cost one lane after the other, as if for so many more steps of the sum.
+    apart = 16 * len(c.epilogue) / max(steps or 1, 1)
+    as_it_is = _tiled(rows, columns) * (1 + (apart if along_rows > along_columns else 0))
+    other_way = _tiled(columns, rows) * (1 + (apart if along_columns > along_rows else 0))
+    return c.exchanged() if other_way < as_it_is else c
+
+
+def _tiled(rows: int, columns: int) -> float:
+    """Products computed for a result of this size in tiles of AVX-512, as a measure of time."""
+    panels, rest = divmod(rows, 14)
+    whole, tail = divmod(columns, 32)
+    # A tile of few rows waits for its own sums; one of a single vector has half the arithmetic to its loads.
+    height = panels * 14 + (max(rest, 4) if rest else 0)
+    width = whole * 32 + (0 if not tail else 20 if tail <= 16 else 32)
+    return height * width
+
+
+def _along(f: contraction.Factor) -> bool:
+    """Whether the factor is filled along the steps of the sum rather than across them."""
+    if not f.free:
+        return True
+    along, across = (_ease(f.body, r, loop.Load) for r in (f.reduced, f.free))
+    return along > across
+
+
+def _matrices(text: KernelText, c: contraction.Contraction) -> None:
+    kind = SUMS[c.dtype]
+    left, right = _fill(text, c, c.left, kind), _fill(text, c, c.right, kind)
+    finish = text.fresh("finish")
+    arguments = "int64_t row, int64_t rows, int64_t column, int64_t columns"
+    _open(text, finish, f"int64_t batch, {arguments}, const {kind} *sums, int64_t pitch")
+    _split(text, "batch", c.batch)
+    with_row = _Walk(text, c.rows, "row", "rows", "sums += pitch")
+    with_row.open()
+    _runs(text, c.columns, "column", "columns", _results(text, c, c.columns))
+    with_row.close()
+    _close(text)
+    product = text.fresh("product")
+    text.out(f"Product<{kind}> {product} = {{}};")
+    _sizes(text, product, ("batches", c.batch), ("m", c.m), ("n", c.n), ("k", c.k))
+    text.out(f"{product}.left = {left}, {product}.right = {right};")
+    text.out(f"{product}.context = &{finish}, {product}.finish = finish_with<decltype({finish}), {kind}>;")
+    rows, columns = contraction.sizes(c.m).value, contraction.sizes(c.n).value
+    across = -1 if columns is None else columns
+    text.out(f"choose_tiles<{across}>({product});" if rows is None else f"use_tiles<{rows}, {across}>({product});")
+    text.out(f"if (const int32_t failed = matrix_product({product})) status = failed;")
+
+
+def _vector(text: KernelText, c: contraction.Contraction) -> None:
+    kind = SUMS[c.dtype]
+    matrix, vector = (c.left, c.right) if c.m else (c.right, c.left)
+    matrix_name, vector_name = _fill(text, c, matrix, kind), _fill(text, c, vector, kind)
+    finish = text.fresh("finish")
+    _open(text, finish, f"int64_t batch, int64_t first, int64_t count, const {kind} *sums")
+    _split(text, "batch", c.batch)
+    results = c.rows if c.m else c.columns
+    _runs(text, results, "first", "count", _results(text, c, results))
+    _close(text)
+    product = text.fresh("product")
+    text.out(f"VectorProduct<{kind}> {product} = {{}};")
+    _sizes(text, product, ("batches", c.batch), ("n", c.m or c.n), ("k", c.k))
+    text.out(f"{product}.vector = {vector_name}, {product}.matrix = {matrix_name};")
+    text.out(f"{product}.context = &{finish}, {product}.finish = finish_line_with<decltype({finish}), {kind}>;")
+    text.out(f"if (const int32_t failed = vector_product({product})) status = failed;")
+
+
+def _sizes(text: KernelText, product: str, *named: tuple[str, Sequence[loop.Range]]) -> None:
+    text.out(", ".join(f"{product}.{name} = {index.to_c(contraction.sizes(ranges))}" for name, ranges in named) + ";")
+
+
+def _fill(text: KernelText, c: contraction.Contraction, f: contraction.Factor, kind: str) -> str:
+    """Writes the lambda that fills blocks of a factor; the text of the ``Factor`` that ``gemm.h`` takes."""
+    along = _along(f)
+    fill = text.fresh("fill")
+    _open(text, fill, f"int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, {kind} *to, int64_t pitch")
+    _split(text, "batch", c.batch)
+    free, reduced = _Block(f.free, "first", "count"), _Block(f.reduced, "from", "depth")
+    outer, inner = (free, reduced) if along else (reduced, free)
+    window = interval.split(f.body, f.value, inner.ranges[-1].var) if inner.ranges else None
+    if window is not None and _copies(window, outer, inner):
+        _copy(text, window, outer, inner)
+    else:
+        walk = _Walk(text, outer.ranges, outer.first, outer.count, "to += pitch")
+        walk.open()
+        _runs(text, inner.ranges, inner.first, inner.count, _stretch(text, f, inner.ranges, window))
+        walk.close()
+    _close(text)
+    address = _address(text, c, f, kind) if along else ""
+    return f"{{&{fill}, fill_with<decltype({fill}), {kind}>, {'true' if along else 'false'}{address}}}"
+
+
+def _address(text: KernelText, c: contraction.Contraction, f: contraction.Factor, kind: str) -> str:
+    """Writes the lambda that tells where a factor lies that is a tensor along the steps of the sum, and gives the rest of the
+    text of its ``Factor``; "" for any other."""
+    load = f.body[0]
+    if len(f.body) > 1 or not isinstance(load, loop.Load) or load.mask or len(f.free) != 1 or len(f.reduced) != 1:
+        return ""
+    (row,), (step,) = f.free, f.reduced
+    along, distance = index.stride(load.index, step.var), index.stride(load.index, row.var)
+    if along is None or along.value != 1 or distance is None or not index.symbols(distance).keys() <= text.symbols.keys():
+        return ""
+    address = text.fresh("address")
+    text.out.open(f"const auto {address} = [=](int64_t batch, int64_t first, int64_t from)")
+    _split(text, "batch", c.batch)
+    text.out(f"const int64_t {row.var} = first, {step.var} = from;")
+    text.out(f"return {load.param} + ({index.to_c(load.index)});")
+    text.out.close(after=";")
+    return f", address_with<decltype({address}), {kind}>, &{address}, {index.to_c(distance)}"
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Some ranges, and the parameters that say which of their row-major positions a lambda is asked for."""
+
+    ranges: tuple[loop.Range, ...]
+    first: str
+    count: str
+
+
+def _copies(window: interval.Interval, outer: _Block, inner: _Block) -> bool:
+    """Whether a factor is what ``windows`` of ``gemm.h`` copies: lines at one distance in memory, with one interval."""
+    load = window.copied
+    if load is None or (not window.limits and len(inner.ranges) == 1):
+        return False  # A long stretch, which a plain loop copies best.
+    step = index.stride(load.index, inner.ranges[-1].var)
+    if step is None or step.value not in (1, 2):
+        return False
+    if not outer.ranges:
+        return True
+    line = outer.ranges[0].var
+    return index.stride(load.index, line) is not None and not any(line in index.symbols(w.expression) for w in window.limits)
+
+
+def _copy(text: KernelText, window: interval.Interval, outer: _Block, inner: _Block) -> None:
+    """Lines along the outermost range of ``outer``, innermost: what a stretch costs to find is shared by all of them."""
+    load = window.copied
+    assert load is not None
+    rest = outer.ranges[1:]
+    inner_count = text.fresh("lines")
+    text.out(f"const int64_t {inner_count} = {index.to_c(contraction.sizes(rest))};")
+    at, begin, end = text.fresh("at"), text.fresh("begin"), text.fresh("end")
+    text.out.open(f"for (int64_t {at} = 0; {at} < {inner_count}; ++{at})")
+    _split(text, at, rest)
+    for name, limit in ((begin, outer.first), (end, f"{outer.first} + {outer.count}")):
+        text.out(f"const int64_t {name} = {limit} <= {at} ? 0 : parts({limit} - {at}, {inner_count});")
+    text.out(f"if ({begin} >= {end}) continue;")
+    pitch = "0"
+    if outer.ranges:
+        text.out(f"const int64_t {outer.ranges[0].var} = {begin};")
+        step = index.stride(load.index, outer.ranges[0].var)
+        assert step is not None
+        pitch = index.to_c(step)
+    last = inner.ranges[-1].var
+
+    def run(done: str, length: str) -> None:
+        low, high = _ends(text, window, last, length)
+        first = index.substitute(load.index, {last: index.symbol(f"{last}_from")})
+        step = index.stride(load.index, last)
+        assert step is not None
+        target = f"to + ({begin} * {inner_count} + {at} - {outer.first}) * pitch + {done}"
+        source = f"{load.param} + ({index.to_c(first)}), {pitch}, {end} - {begin}"
+        text.out(f"windows<{step.value}>({target}, {inner_count} * pitch, pitch - {done}, {source}, {length}, {low}, {high});")
+
+    _runs(text, inner.ranges, inner.first, inner.count, run)
+    text.out.close()
+
+
+def _ends(text: KernelText, window: interval.Interval, variable: str, length: str) -> tuple[str, str]:
+    """Declares the ends of the interval in a stretch of ``length`` from ``VARIABLE_from``; they may lie outside of it."""
+    low, high = text.fresh("low"), text.fresh("high")
+    start = {variable: index.symbol(f"{variable}_from")}
+    text.out(f"int64_t {low} = 0, {high} = {length};")
+    for limit in window.limits:
+        at_start = index.to_c(index.substitute(limit.expression, start))
+        # With a step, the expression changes sign at the iteration -at_start / step, rounded up.
+        if limit.step == 0:
+            text.out(f"if ({at_start} {limit.relation} 0) {high} = 0;")
+        elif limit.relation == "<":
+            text.out(f"{low} = max_int({low}, -floor_div({at_start}, {limit.step}));")
+        else:
+            text.out(f"{high} = min_int({high}, -floor_div({at_start}, {limit.step}));")
+    return low, high
+
+
+def _results(text: KernelText, c: contraction.Contraction, ranges: Sequence[loop.Range]) -> Run:
+    """What finishes a stretch of results."""
+
+    def run(done: str, length: str) -> None:
+        total = loop.Load(c.total, "sums", _place(ranges, done), c.dtype)
+        _lanes(text, ranges, "0", length, (total, *c.epilogue))
+
+    return run
+
+
+def _open(text: KernelText, name: str, parameters: str) -> None:
+    text.out.open(f"const auto {name} = [=, &status]({parameters}) __attribute__((noinline))")
+
+
+def _close(text: KernelText) -> None:
+    text.out.close(after=";")
+
+
+def _split(text: KernelText, position: str, ranges: Sequence[loop.Range], suffix: str = "") -> None:
+    """Declares the variables of ``ranges``, with a suffix, from their row-major position."""
+    kind, rest = "int64_t" if suffix else "const int64_t", position
+    for r in reversed(ranges[1:]):
+        size = index.to_c(r.size)
+        text.out(f"{kind} {r.var}{suffix} = {rest} % ({size});")
+        before, rest = rest, text.fresh("rest")
+        text.out(f"const int64_t {rest} = {before} / ({size});")
+    if ranges:
+        text.out(f"{kind} {ranges[0].var}{suffix} = {rest};")
+
+
+def _carry(text: KernelText, ranges: Sequence[loop.Range], suffix: str) -> None:
+    """Lets a variable that reached its size carry into the one before it."""
+    for outer, r in zip(reversed(ranges[:-1]), reversed(ranges[1:]), strict=True):
+        text.out(f"if ({r.var}{suffix} == {index.to_c(r.size)}) {{ {r.var}{suffix} = 0; ++{outer.var}{suffix}; }}")
+
+
+class _Walk:
+    """A loop over ``count`` row-major positions of ``ranges`` from ``first``; ``after`` runs at the end of each."""
+
+    def __init__(self, text: KernelText, ranges: Sequence[loop.Range], first: str, count: str, after: str) -> None:
+        self.text, self.ranges, self.first, self.count, self.after = text, ranges, first, count, after
+
+    def open(self) -> None:
+        text, ranges = self.text, self.ranges
+        _split(text, self.first, ranges, "_at")
+        step = text.fresh("step")
+        text.out.open(f"for (int64_t {step} = 0; {step} < {self.count}; ++{step}, {self.after})")
+        for r in ranges:
+            text.out(f"const int64_t {r.var} = {r.var}_at;")
+
+    def close(self) -> None:
+        if self.ranges:
+            self.text.out(f"++{self.ranges[-1].var}_at;")
+            _carry(self.text, self.ranges, "_at")
+        self.text.out.close()
+
+
+def _runs(text: KernelText, ranges: Sequence[loop.Range], first: str, count: str, run: Run) -> None:
+    """Stretches along the last of ``ranges`` over ``count`` row-major positions from ``first``. ``run`` writes one, given its
+    place within the count and its length; it declares the last range's variable from ``VAR_from``."""
+    if len(ranges) < 2:
+        if ranges:
+            text.out(f"const int64_t {ranges[0].var}_from = {first};")
+        run("0", count)
+        return
+    last = ranges[-1]
+    done, length = text.fresh("done"), text.fresh("length")
+    _split(text, first, ranges, "_from")
+    text.out.open(f"for (int64_t {done} = 0; {done} < {count};)")
+    for r in ranges[:-1]:
+        text.out(f"const int64_t {r.var} = {r.var}_from;")
+    text.out(f"const int64_t {length} = min_int({index.to_c(last.size)} - {last.var}_from, {count} - {done});")
+    run(done, length)
+    text.out(f"{done} += {length}, {last.var}_from += {length};")
+    _carry(text, ranges, "_from")
+    text.out.close()
+
+
+def _lanes(text: KernelText, ranges: Sequence[loop.Range], start: str, stop: str, body: Sequence[loop.Stmt]) -> None:
+    """``body`` for the part of a stretch from ``start`` to ``stop``."""
+    if not ranges:
+        text.out.open("")
+        text.body(body)
+        text.out.close()
+        return
+    last = ranges[-1]
+    first, end = text.fresh("first"), text.fresh("end")
+    text.out(f"const int64_t {first} = {last.var}_from + {start}, {end} = {last.var}_from + {stop};")
+    text.vector_loop(last, body, first, end)
+
+
+def _place(ranges: Sequence[loop.Range], done: str) -> index.Int:
+    """Where the current iteration of a stretch is within the count."""
+    at = index.symbol(done) if done != "0" else index.wrap(0)
+    return at + index.symbol(ranges[-1].var) - index.symbol(f"{ranges[-1].var}_from") if ranges else at
+
+
+def _stretch(text: KernelText, f: contraction.Factor, ranges: Sequence[loop.Range], window: interval.Interval | None) -> Run:
+    """What fills a stretch of a factor. Where its loads are masked, the mask holds for an interval of the stretch: it is found
+    first, and the loops inside and outside of it have no masks."""
+
+    def masked(done: str, length: str) -> None:
+        _lanes(text, ranges, "0", length, (*f.body, loop.Store("to", _place(ranges, done), f.value)))
+
+    def split(done: str, length: str) -> None:
+        assert window is not None
+        low, high = _ends(text, window, ranges[-1].var, length)
+        text.out(f"{high} = max_int(0, {high}), {low} = min_int({low}, {high});")
+        text.body(window.outside)
+        text.out(f"for (int64_t lane = 0; lane < {low}; ++lane) to[{done} + lane] = {window.blank};")
+        _lanes(text, ranges, low, high, (*window.inside, loop.Store("to", _place(ranges, done), window.value)))
+        text.out(f"for (int64_t lane = {high}; lane < {length}; ++lane) to[{done} + lane] = {window.blank};")
+
+    return split if window is not None and window.limits else masked

@@ -1,0 +1,501 @@
+// Matrix products: the packed, blocked loops around a microkernel that keeps a tile of the result in registers. Follows base.h.
+//
+// A kernel's generated part fills blocks of its two factors, whatever they are computed from, and finishes tiles of the result;
+// everything between is here, and is compiled once for each element type, however many products a graph has.
+//
+// The left factor is packed once, in panels of `rows` rows, and shared by all threads; each thread then takes panels of columns,
+// packs a block of the right factor that fits its first cache levels, and runs it against all panels of the left one. Every
+// element of the result is summed in one order, whatever the number of threads.
+
+#if defined __AVX512F__
+enum { VECTOR_BYTES = 64, TILE_ROWS = 14, TILE_VECTORS = 2 };
+#elif defined __AVX2__ && defined __FMA__
+enum { VECTOR_BYTES = 32, TILE_ROWS = 6, TILE_VECTORS = 2 };
+#else
+enum { VECTOR_BYTES = 16, TILE_ROWS = 6, TILE_VECTORS = 2 };
+#endif
+
+extern "C" void *aligned_alloc(decltype(sizeof 0), decltype(sizeof 0)) noexcept;
+extern "C" void free(void *) noexcept;
+extern "C" int omp_get_max_threads(void) noexcept;
+extern "C" int omp_get_thread_num(void) noexcept;
+
+template <class T> struct Lane {
+  enum { COUNT = VECTOR_BYTES / sizeof(T) };
+  typedef T Vector __attribute__((vector_size(VECTOR_BYTES), may_alias));
+};
+
+template <class V> INLINE V multiply_add(V a, V b, V c) { return a * b + c; }
+#if defined __AVX512F__
+typedef Lane<float>::Vector Floats;
+typedef Lane<double>::Vector Doubles;
+template <> SPECIALISED Floats multiply_add(Floats a, Floats b, Floats c) {
+  return (Floats)__builtin_ia32_vfmaddps512_mask(a, b, c, (uint16_t)-1, 4);
+}
+template <> SPECIALISED Doubles multiply_add(Doubles a, Doubles b, Doubles c) {
+  return (Doubles)__builtin_ia32_vfmaddpd512_mask(a, b, c, (uint8_t)-1, 4);
+}
+#elif defined __AVX2__ && defined __FMA__
+typedef Lane<float>::Vector Floats;
+typedef Lane<double>::Vector Doubles;
+template <> SPECIALISED Floats multiply_add(Floats a, Floats b, Floats c) { return (Floats)__builtin_ia32_vfmaddps256(a, b, c); }
+template <> SPECIALISED Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return (Doubles)__builtin_ia32_vfmaddpd256(a, b, c); }
+#endif
+
+// tile[i][j] = (fresh ? 0 : tile[i][j]) + the sum of a[.][i] * b[.][j] over `k` steps, for a tile of M rows and N vectors. Sums of
+// sums: the rounding errors of a long sum grow with its blocks instead of with its terms.
+template <class T, int M, int N>
+static __attribute__((noinline)) void tile_product(const T *RESTRICT a, int64_t stride, const T *RESTRICT b, int64_t k, T *RESTRICT tile, bool fresh) {
+  typedef typename Lane<T>::Vector V;
+  enum { L = Lane<T>::COUNT };
+  V sum[M][N];
+#pragma GCC unroll 32
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) sum[i][j] = V{};
+  for (; k > 0; --k, a += stride, b += N * L) {
+    V right[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) right[j] = *(const V *)(b + j * L);
+#pragma GCC unroll 32
+    for (int i = 0; i < M; ++i) {
+      const V left = a[i] - V{};
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) sum[i][j] = multiply_add(left, right[j], sum[i][j]);
+    }
+  }
+#pragma GCC unroll 32
+  for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) {
+      V *const to = (V *)(tile + (i * N + j) * L);
+      *to = fresh ? sum[i][j] : *to + sum[i][j];
+    }
+}
+
+// Lanes 0, 1, ... as a parameter pack, for shuffles with constant indices.
+template <int... I> struct Lanes {};
+template <int N, int... I> struct CountLanes : CountLanes<N - 1, N - 1, I...> {};
+template <int... I> struct CountLanes<0, I...> { typedef Lanes<I...> Type; };
+
+// One step of a transposition: rows r and r + S exchange their off-diagonal blocks of S lanes.
+template <int S, class V, int... I> INLINE void exchange(V &upper, V &lower, Lanes<I...>) {
+  enum { L = sizeof...(I) };
+#if defined __has_builtin && __has_builtin(__builtin_shufflevector)
+  const V a = upper, b = lower;
+  upper = __builtin_shufflevector(a, b, ((I & S) ? L + I - S : I)...);
+  lower = __builtin_shufflevector(a, b, ((I & S) ? L + I : I + S)...);
+#else
+  const V a = upper, b = lower;
+  for (int i = 0; i < L; ++i) {
+    upper[i] = i & S ? b[i - S] : a[i];
+    lower[i] = i & S ? b[i] : a[i + S];
+  }
+#endif
+}
+template <int S, int L, class V> INLINE void exchange_rows(V *rows) {
+  if constexpr (S > 0) {
+#pragma GCC unroll 64
+    for (int r = 0; r < L; ++r)
+      if (!(r & S)) exchange<S>(rows[r], rows[r + S], typename CountLanes<L>::Type());
+    exchange_rows<S / 2, L>(rows);
+  }
+}
+
+#if defined __AVX512F__
+// The first bits [low, high) of `width`.
+INLINE uint32_t bits_between(int64_t low, int64_t high, int64_t width) {
+  low = max_int(0, min_int(low, width)), high = max_int(low, min_int(high, width));
+  return (uint32_t)((1ull << high) - (1ull << low));
+}
+#endif
+// Lines of a window, parts of which may lie outside its tensor: to[line * to_pitch + i] = low <= i < high ? from[line * from_pitch +
+// STEP * i] : 0, for i < count. What follows a line in its `room` may be overwritten.
+template <int STEP, class T>
+INLINE void windows(T *to, int64_t to_pitch, int64_t room, const T *from, int64_t from_pitch, int64_t lines, int64_t count, int64_t low, int64_t high) {
+#if defined __AVX512F__
+  if constexpr (STEP <= 2 && sizeof(T) == 4) {
+    typedef int32_t Unaligned __attribute__((vector_size(64), may_alias, aligned(4)));
+    typedef float Masked __attribute__((vector_size(64)));
+    for (int64_t i = 0; i < count; i += 16) {
+      const float *here = (const float *)(from + STEP * i);
+      T *there = to + i;
+      const uint32_t bits = STEP == 1 ? bits_between(low - i, high - i, 16) : bits_between(2 * (low - i), 2 * (high - i) - 1, 32);
+      const bool whole = i + 16 <= room;
+      const uint16_t kept = (uint16_t)bits_between(0, count - i, 16);
+      for (int64_t line = 0; line < lines; ++line, here += from_pitch, there += to_pitch) {
+        Masked value = __builtin_ia32_loadups512_mask(here, Masked{}, (uint16_t)bits);
+        if constexpr (STEP == 2) {
+          const Masked more = __builtin_ia32_loadups512_mask(here + 16, Masked{}, (uint16_t)(bits >> 16));
+          value = __builtin_shufflevector(value, more, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        }
+        if (whole) *(Unaligned *)there = (Unaligned)value;
+        else __builtin_ia32_storeups512_mask((float *)there, value, kept);
+      }
+    }
+    return;
+  }
+#endif
+  low = max_int(0, min_int(low, count)), high = max_int(low, min_int(high, count));
+  for (int64_t line = 0; line < lines; ++line, from += from_pitch, to += to_pitch) {
+    for (int64_t i = 0; i < low; ++i) to[i] = 0;
+#pragma omp simd
+    for (int64_t i = low; i < high; ++i) to[i] = from[STEP * i];
+    for (int64_t i = high; i < count; ++i) to[i] = 0;
+  }
+}
+
+// A factor: `fill` writes the elements of `count` rows (of the left factor; columns of the right one) from `first` and `depth`
+// steps of the sum from `from`. Along: row r, step s at to[r * pitch + s]; across: at to[s * pitch + r].
+template <class T> struct Factor {
+  const void *context;
+  void (*fill)(const void *context, int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, T *to, int64_t pitch);
+  bool along;
+  // Where the factor is a tensor that lies along the sum: the address of a row's step `from`, rows being `distance` apart. Or null.
+  const T *(*address)(const void *context, int64_t batch, int64_t first, int64_t from);
+  const void *address_context;
+  int64_t distance;
+};
+
+template <class T> struct Product {
+  int64_t batches, m, n, k;
+  Factor<T> left, right;
+  const void *context;
+  // Computes the results of a tile at (row, column) from sums[r * pitch + c].
+  void (*finish)(const void *context, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *sums, int64_t pitch);
+  int64_t rows;  // Of a tile.
+  // Tiles of TILE_VECTORS vectors and of one, and the same with as few rows as the last ones have.
+  void (*wide)(const T *, int64_t, const T *, int64_t, T *, bool), (*last_wide)(const T *, int64_t, const T *, int64_t, T *, bool);
+  void (*narrow)(const T *, int64_t, const T *, int64_t, T *, bool), (*last_narrow)(const T *, int64_t, const T *, int64_t, T *, bool);
+};
+
+template <class F, class T>
+static void fill_with(const void *f, int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, T *to, int64_t pitch) {
+  (*(const F *)f)(batch, first, count, from, depth, to, pitch);
+}
+template <class F, class T>
+static const T *address_with(const void *f, int64_t batch, int64_t first, int64_t from) {
+  return (*(const F *)f)(batch, first, from);
+}
+template <class F, class T>
+static void finish_with(const void *f, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *sums, int64_t pitch) {
+  (*(const F *)f)(batch, row, rows, column, columns, sums, pitch);
+}
+
+// Rows of a tile, and of the last one, where the number of rows is known: few panels are of equal height, many of the greatest.
+constexpr int tile_rows(int64_t m) {
+  const int64_t panels = (m + TILE_ROWS - 1) / TILE_ROWS;
+  return m <= 0 ? 1 : panels <= 8 ? (int)((m + panels - 1) / panels) : TILE_ROWS;
+}
+constexpr int last_rows(int64_t m) { return m <= 0 ? 1 : (int)(m - (m - 1) / tile_rows(m) * tile_rows(m)); }
+constexpr int64_t WIDE = TILE_VECTORS * VECTOR_BYTES;
+// Tiles for m rows and n columns, -1 where that is known only at run time.
+template <int64_t M, int64_t N, class T> static void use_tiles(Product<T> &p) {
+  constexpr int rows = tile_rows(M), last = last_rows(M);
+  constexpr bool has_narrow = N < 0 || (N % (WIDE / (int)sizeof(T)) > 0 && N % (WIDE / (int)sizeof(T)) <= Lane<T>::COUNT);
+  p.rows = rows, p.wide = tile_product<T, rows, TILE_VECTORS>, p.last_wide = tile_product<T, last, TILE_VECTORS>;
+  if constexpr (has_narrow) p.narrow = tile_product<T, rows, 1>, p.last_narrow = tile_product<T, last, 1>;
+}
+// The tile that wastes least, for a number of rows known only at run time.
+template <int64_t N, class T> static void choose_tiles(Product<T> &p) {
+  constexpr int64_t medium = (TILE_ROWS * 2 + 2) / 3, small = (TILE_ROWS + 2) / 3;
+  if (p.m <= small) use_tiles<small, N>(p);
+  else if (p.m <= medium || (p.m > TILE_ROWS && p.m <= 2 * medium)) use_tiles<medium, N>(p);
+  else use_tiles<TILE_ROWS, N>(p);
+}
+
+INLINE int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+// Memory that a thread keeps from call to call: freshly mapped pages would cost more than the packing itself.
+struct Workspace {
+  char *memory = nullptr;
+  int64_t bytes = 0;
+  void *get(int64_t wanted) {
+    if (wanted > bytes) {
+      free(memory);
+      bytes = parts(wanted, 1 << 16) * (1 << 16);
+      memory = (char *)aligned_alloc(64, bytes);
+      if (!memory) bytes = 0;
+    }
+    return memory;
+  }
+  ~Workspace() { free(memory); }
+};
+static thread_local Workspace workspace;
+
+enum : int64_t {
+  DEPTH = 512,                  // Steps of the sum in one block of the right factor.
+  STRIP = 128,                  // Steps that are filled before they are transposed.
+  LEFT_BYTES = 4 << 20,         // Of packed left factor.
+  SUM_BYTES = 4 << 20,          // Of sums so far.
+  PARALLEL_PRODUCTS = 1 << 17,  // Fewer are not worth other threads.
+  SEPARATE_PRODUCTS = 1 << 28,  // Of a batch that one thread may take alone.
+};
+
+// A block of a factor as depth x width, the rows (or columns) beyond `count` zero.
+template <class T>
+static __attribute__((noinline)) void pack(const Factor<T> &factor, int64_t batch, int64_t first, int64_t count, int64_t width, int64_t from, int64_t depth, T *to) {
+  typedef typename Lane<T>::Vector V;
+  typedef T Unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(T))));
+  enum { L = Lane<T>::COUNT };
+  if (!factor.along) {
+    if (count < width) __builtin_memset(to, 0, depth * width * sizeof(T));
+    factor.fill(factor.context, batch, first, count, from, depth, to, width);
+    return;
+  }
+  T strip[L * STRIP] __attribute__((aligned(64)));
+  for (int64_t group = 0; group < width; group += L) {
+    const int64_t rows = max_int(0, min_int(count - group, L));
+    int64_t start = 0;
+    if (factor.address && rows == L) {
+      const T *source = factor.address(factor.address_context, batch, first + group, from);
+      for (; start + L <= depth; start += L) {
+        V block[L];
+#pragma GCC unroll 64
+        for (int r = 0; r < L; ++r) block[r] = *(const Unaligned *)(source + r * factor.distance + start);
+        exchange_rows<L / 2, L>(block);
+#pragma GCC unroll 64
+        for (int r = 0; r < L; ++r) *(Unaligned *)(to + (start + r) * width + group) = block[r];
+      }
+    }
+    if (rows < L) __builtin_memset(strip, 0, sizeof strip);
+    for (; start < depth; start += STRIP) {
+      const int64_t length = min_int(STRIP, depth - start);
+      if (rows) factor.fill(factor.context, batch, first + group, rows, from + start, length, strip, STRIP);
+      for (int64_t step = 0; step < length; step += L) {
+        V block[L];
+#pragma GCC unroll 64
+        for (int r = 0; r < L; ++r) block[r] = *(const V *)(strip + r * STRIP + step);
+        exchange_rows<L / 2, L>(block);
+        T *target = to + (start + step) * width + group;
+        if (step + L <= length) {
+#pragma GCC unroll 64
+          for (int r = 0; r < L; ++r) *(Unaligned *)(target + r * width) = block[r];
+        } else {
+          for (int r = 0; r < length - step; ++r) *(Unaligned *)(target + r * width) = block[r];
+        }
+      }
+    }
+  }
+}
+
+// One batch's product, in blocks of the left factor. `Team`: all threads of the enclosing parallel region work on it together, with
+// panels of columns cut into groups of rows where there are too few of them for all; 0 threads otherwise.
+template <class T> struct Blocks {
+  const Product<T> &p;
+  int64_t panels, stride, height, depth, columns, groups;
+  T *left, *sums;
+
+  enum { L = Lane<T>::COUNT, WIDTH = L * TILE_VECTORS };
+
+  Blocks(const Product<T> &product, int64_t threads) : p(product) {
+    panels = parts(p.m, p.rows);
+    stride = parts(p.rows, L) * L;
+    columns = parts(p.n, WIDTH);
+    // The left factor in blocks that fit: of some steps for all rows, where the sums so far can be kept, so that the right factor is
+    // packed once; of all steps for some rows otherwise.
+    const int64_t step_bytes = stride * (int64_t)sizeof(T), steps = max_int(p.k, 1);
+    height = p.m * p.n * (int64_t)sizeof(T) <= SUM_BYTES ? panels : max_int(LEFT_BYTES / (steps * step_bytes), 8);
+    height = parts(panels, parts(panels, min_int(height, panels)));
+    depth = parts(p.k, parts(steps, max_int(LEFT_BYTES / (height * step_bytes), DEPTH)));
+    groups = columns >= 4 * threads ? 1 : min_int(height, parts(4 * threads, columns));
+  }
+
+  static int64_t lines(int64_t elements) { return parts(elements * (int64_t)sizeof(T), 64) * 64; }
+  int64_t left_bytes() const { return lines(height * stride * depth); }
+  bool split() const { return depth < p.k; }
+  int64_t shared_bytes() const { return left_bytes() + (split() ? lines(height * columns * p.rows * WIDTH) : 0); }
+  int64_t own_bytes() const { return lines(DEPTH * WIDTH + parts(height, groups) * p.rows * WIDTH); }
+  void use(char *memory) { left = (T *)memory, sums = (T *)(memory + left_bytes()); }
+
+  void pack_left(int64_t batch, int64_t first_panel, int64_t panel, int64_t from, int64_t steps) const {
+    const int64_t row = (first_panel + panel) * p.rows;
+    pack(p.left, batch, row, min_int(p.rows, p.m - row), stride, from, steps, left + panel * stride * steps);
+  }
+
+  // Panels [begin, end) of the left block against one panel of columns.
+  void multiply(int64_t batch, int64_t first_panel, int64_t begin, int64_t end, int64_t column, int64_t from, int64_t steps, T *own) const {
+    T *const right = own, *const own_sums = own + DEPTH * WIDTH;
+    const int64_t first = column * WIDTH, count = min_int(WIDTH, p.n - first), width = count <= L ? L : WIDTH;
+    const auto product = count <= L ? p.narrow : p.wide, last_product = count <= L ? p.last_narrow : p.last_wide;
+    T *const tiles = split() ? sums + (column * height + begin) * p.rows * WIDTH : own_sums;
+    const bool last = from + steps >= p.k;
+    if (steps <= 0) __builtin_memset(tiles, 0, (end - begin) * p.rows * WIDTH * sizeof(T));
+    const int64_t block = max_int(parts(steps, max_int(parts(steps, DEPTH), 1)), 1);
+    for (int64_t start = 0; start < steps || start == 0; start += block) {
+      const int64_t length = min_int(block, steps - start);
+      if (length) pack(p.right, batch, first, count, width, from + start, length, right);
+      for (int64_t panel = begin; panel < end; ++panel) {
+        T *const tile = tiles + (panel - begin) * p.rows * WIDTH;
+        const auto run = first_panel + panel + 1 < panels ? product : last_product;
+        if (length) run(left + panel * stride * steps + start * stride, stride, right, length, tile, from + start == 0);
+        if (last && start + length >= steps) {
+          const int64_t row = (first_panel + panel) * p.rows;
+          p.finish(p.context, batch, row, min_int(p.rows, p.m - row), first, count, tile, width);
+        }
+      }
+    }
+  }
+
+  template <bool Team> void run(int64_t batch, T *own) const {
+    for (int64_t first_panel = 0; first_panel < panels; first_panel += height) {
+      const int64_t here = min_int(height, panels - first_panel), share = parts(here, groups);
+      for (int64_t from = 0; from < p.k || from == 0; from += max_int(depth, 1)) {
+        const int64_t steps = min_int(depth, p.k - from);
+        if (Team) {
+#pragma omp for schedule(dynamic)
+          for (int64_t panel = 0; panel < here; ++panel) pack_left(batch, first_panel, panel, from, steps);
+#pragma omp for schedule(dynamic)
+          for (int64_t task = 0; task < columns * groups; ++task) {
+            const int64_t begin = task % groups * share;
+            if (begin < here)
+              multiply(batch, first_panel, begin, min_int(begin + share, here), task / groups, from, steps, own);
+          }
+        } else {
+          for (int64_t panel = 0; panel < here; ++panel) pack_left(batch, first_panel, panel, from, steps);
+          for (int64_t column = 0; column < columns; ++column)
+            multiply(batch, first_panel, 0, here, column, from, steps, own);
+        }
+      }
+    }
+  }
+};
+
+template <class T> static int32_t matrix_product(const Product<T> &p) {
+  if (p.batches <= 0 || p.m <= 0 || p.n <= 0) return OK;
+  const int64_t work = p.m * p.n * max_int(p.k, 1);
+  const int64_t threads = work * p.batches < PARALLEL_PRODUCTS ? 1 : omp_get_max_threads();
+  // Where batches alone keep the threads busy, each takes whole ones and never waits for another.
+  if (threads == 1 || (p.batches >= 2 * threads && work < SEPARATE_PRODUCTS)) {
+    Blocks<T> blocks(p, 0);
+    bool failed = false;
+#pragma omp parallel firstprivate(blocks) num_threads(threads) if (threads > 1)
+    {
+      char *const memory = (char *)workspace.get(blocks.shared_bytes() + blocks.own_bytes());
+      blocks.use(memory);
+#pragma omp for schedule(dynamic)
+      for (int64_t batch = 0; batch < p.batches; ++batch) {
+        if (memory) blocks.template run<false>(batch, (T *)(memory + blocks.shared_bytes()));
+        else failed = true;
+      }
+    }
+    return failed ? OUT_OF_MEMORY : OK;
+  }
+  Blocks<T> blocks(p, threads);
+  char *const memory = (char *)workspace.get(blocks.shared_bytes() + threads * blocks.own_bytes());
+  if (!memory) return OUT_OF_MEMORY;
+  blocks.use(memory);
+#pragma omp parallel num_threads(threads)
+  {
+    T *const own = (T *)(memory + blocks.shared_bytes() + omp_get_thread_num() * blocks.own_bytes());
+    for (int64_t batch = 0; batch < p.batches; ++batch) blocks.template run<true>(batch, own);
+  }
+  return OK;
+}
+
+// A matrix and a vector: every element of the matrix is used once, so it is not packed but summed as it is filled.
+template <class T> struct VectorProduct {
+  int64_t batches, n, k;
+  Factor<T> vector, matrix;
+  const void *context;
+  // Computes results [first, first + count) from their sums.
+  void (*finish)(const void *context, int64_t batch, int64_t first, int64_t count, const T *sums);
+};
+
+template <class F, class T>
+static void finish_line_with(const void *f, int64_t batch, int64_t first, int64_t count, const T *sums) {
+  (*(const F *)f)(batch, first, count, sums);
+}
+
+enum : int64_t {
+  LINE = 64,        // Results that one task computes where steps of the sum lie together in memory,
+  LINE_ACROSS = 256,  // and where results do.
+  LINE_STEPS = 512,
+  LINE_STEPS_ACROSS = 8,
+};
+
+template <class T>
+static void line_along(const VectorProduct<T> &p, int64_t batch, int64_t first, int64_t count, const T *vector, T *sums) {
+  typedef typename Lane<T>::Vector V;
+  typedef T Unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(T))));
+  enum { L = Lane<T>::COUNT, ROWS = 4 };
+  T block[ROWS * LINE_STEPS] __attribute__((aligned(64)));
+  for (int64_t row = 0; row < count; row += ROWS) {
+    const int64_t rows = min_int(ROWS, count - row);
+    V sum[ROWS] = {};
+    int64_t from = 0;
+    if (p.matrix.address && rows == ROWS) {
+      const T *source = p.matrix.address(p.matrix.address_context, batch, first + row, 0);
+      for (; from + L <= p.k; from += L) {
+        const V right = *(const V *)(vector + from);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r)
+          sum[r] = multiply_add((V)*(const Unaligned *)(source + r * p.matrix.distance + from), right, sum[r]);
+      }
+    }
+    for (; from < p.k; from += LINE_STEPS) {
+      const int64_t depth = min_int(LINE_STEPS, p.k - from), whole = parts(depth, L) * L;
+      p.matrix.fill(p.matrix.context, batch, first + row, rows, from, depth, block, LINE_STEPS);
+      // The vector is zero beyond its end; what it is multiplied with there must not be NaN.
+      for (int r = 0; r < ROWS; ++r)
+        for (int64_t i = depth; i < whole; ++i) block[r * LINE_STEPS + i] = 0;
+      for (int64_t i = 0; i < depth; i += L) {
+        const V right = *(const V *)(vector + from + i);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; ++r) sum[r] = multiply_add(*(const V *)(block + r * LINE_STEPS + i), right, sum[r]);
+      }
+    }
+    for (int r = 0; r < rows; ++r) {
+      T lanes[L] __attribute__((aligned(64)));
+      *(V *)lanes = sum[r];
+      for (int half = L / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+      sums[row + r] = lanes[0];
+    }
+  }
+}
+
+template <class T>
+static void line_across(const VectorProduct<T> &p, int64_t batch, int64_t first, int64_t count, const T *vector, T *sums) {
+  typedef typename Lane<T>::Vector V;
+  enum { L = Lane<T>::COUNT };
+  T block[LINE_STEPS_ACROSS * LINE_ACROSS] __attribute__((aligned(64)));
+  __builtin_memset(sums, 0, LINE_ACROSS * sizeof(T));
+  if (count < LINE_ACROSS) __builtin_memset(block, 0, sizeof block);
+  for (int64_t from = 0; from < p.k; from += LINE_STEPS_ACROSS) {
+    const int64_t depth = min_int(LINE_STEPS_ACROSS, p.k - from);
+    p.matrix.fill(p.matrix.context, batch, first, count, from, depth, block, LINE_ACROSS);
+    for (int64_t i = 0; i < count; i += L) {
+      V sum = *(const V *)(sums + i);
+      for (int64_t step = 0; step < depth; ++step)
+        sum = multiply_add(*(const V *)(block + step * LINE_ACROSS + i), vector[from + step] - V{}, sum);
+      *(V *)(sums + i) = sum;
+    }
+  }
+}
+
+template <class T> static int32_t vector_product(const VectorProduct<T> &p) {
+  if (p.batches <= 0 || p.n <= 0) return OK;
+  const int64_t padded = parts(p.k, Lane<T>::COUNT) * Lane<T>::COUNT;
+  T *const vectors = (T *)workspace.get((p.batches * padded + 1) * (int64_t)sizeof(T));
+  if (!vectors) return OUT_OF_MEMORY;
+  const int64_t line = p.matrix.along ? LINE : LINE_ACROSS, lines = parts(p.n, line);
+  const bool parallel = p.batches * p.n * p.k >= PARALLEL_PRODUCTS;
+#pragma omp parallel if (parallel)
+  {
+#pragma omp for schedule(static)
+    for (int64_t batch = 0; batch < p.batches; ++batch) {
+      T *const vector = vectors + batch * padded;
+      if (p.k) p.vector.fill(p.vector.context, batch, 0, 1, 0, p.k, vector, p.k);
+      for (int64_t i = p.k; i < padded; ++i) vector[i] = 0;
+    }
+#pragma omp for schedule(dynamic)
+    for (int64_t task = 0; task < p.batches * lines; ++task) {
+      const int64_t batch = task / lines, first = task % lines * line, count = min_int(line, p.n - first);
+      T sums[LINE_ACROSS] __attribute__((aligned(64)));
+      (p.matrix.along ? line_along<T> : line_across<T>)(p, batch, first, count, vectors + batch * padded, sums);
+      p.finish(p.context, batch, first, count, sums);
+    }
+  }
+  return OK;
+}

@@ -1,0 +1,296 @@
+"""Nests: which loops run in parallel, in vectors, in tiles; where buffers of one iteration live."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from reference_backends.cpp_cpu.analysis import Leaf, along, collides, iterations, loads, plain, scatters, stride_is, work
+from reference_backends.cpp_cpu.columns import Columns
+from reference_backends.cpp_cpu.reductions import kinds
+from reference_backends.cpp_cpu.table import CTYPES
+from vendor_sdk import index, loop
+
+GRAIN = 32768
+"""Inner iterations below which a loop is not worth other threads."""
+PIECE = 8192
+"""Iterations of a long inner loop that one thread takes at a time; a multiple of every vector's length."""
+CHUNKS = 64
+"""Parts a reduction to one result is cut into: a fixed number, so that results do not depend on the number of threads."""
+FEW = 8
+"""Rows of which there are too few to give every thread its own."""
+LONG = 1 << 17
+"""Inner iterations that make one row worth several threads."""
+SQUARE = 64
+"""Side of the tiles of a transposing loop; a multiple of every vector's length."""
+STACK_BYTES = 1 << 15
+"""Largest buffer of one iteration that lives on the stack."""
+
+
+class Nests(Columns):
+    """Text of whole nests."""
+
+    def nest(self, nest: loop.Nest) -> None:
+        """A nest of the kernel itself."""
+        serial = collides(nest)
+        if not nest.ranges:
+            self.single(nest.body)
+            return
+        if not serial and self.is_columns(nest):
+            self.columns(nest)
+            return
+        if plain(nest.body):
+            across = None if scatters(nest.body) else self.across(nest)
+            if across is not None:
+                self.tiles(nest, across)
+            else:
+                self.pointwise(nest, serial)
+            return
+        self.rows(nest, serial)
+
+    # Plain bodies
+
+    def pointwise(self, nest: loop.Nest, serial: bool = False) -> None:
+        ranges = nest.ranges
+        position = len(ranges) - 1 if serial else along(ranges, nest.body)
+        inner = ranges[position]
+        outer = [r for r in ranges if r is not inner]
+        size = inner.size
+        pieces = not serial and (size.value is None or size.value > 2 * PIECE)
+        total = iterations(ranges, nest.body)
+        # Only the outermost loop keeps scattering iterations apart.
+        together = 1 if scatters(nest.body) else len(outer) + pieces
+        parallel = self.open_region(total, serial)
+        if parallel and (together > 1 or outer or pieces):
+            self.work_sharing(max(together, 1))
+        for r in outer:
+            self.open_loop(r)
+        start, end = "0", index.to_c(size)
+        if pieces:
+            start = self.fresh("piece")
+            self.out.open(f"for (int64_t {start} = 0; {start} < {end}; {start} += {PIECE})")
+            end = f"min_int({start} + {PIECE}, {end})"
+        elif parallel and not outer:
+            self.out("#pragma omp single nowait")
+            self.out.open("")
+        self.vector_loop(inner, nest.body, start, end)
+        self.out.close(len(outer) + (pieces or (parallel and not outer)))
+        self.close_region()
+
+    def open_region(self, total: index.Int, serial: bool) -> bool:
+        """Opens a block that all threads run, where ``total`` iterations are worth it; whether they do."""
+        parallel = not serial and (total.value is None or total.value >= GRAIN)
+        if parallel:
+            clause = f" if({index.to_c(total)} >= {GRAIN})" if total.value is None else ""
+            self.out(f"#pragma omp parallel{clause}")
+        self.out.open("")
+        return parallel
+
+    def work_sharing(self, loops: int) -> None:
+        collapse = f" collapse({loops})" if loops > 1 else ""
+        self.out(f"#pragma omp for{collapse} schedule(static) nowait")
+
+    def close_region(self) -> None:
+        if self.streamed:
+            self.out("if (past_caches) drain_streams();")
+        self.out.close()
+
+    def across(self, nest: loop.Nest) -> loop.Range | None:
+        """The outer range along which a load is contiguous that the innermost range walks across: a transposed read."""
+        inner = nest.ranges[-1].var
+        for r in nest.ranges[:-1]:
+            if any(stride_is(s.index, r.var, 1) and not stride_is(s.index, inner, 0, 1) for s in loads(nest.body)):
+                return r
+        return None
+
+    def tiles(self, nest: loop.Nest, across: loop.Range) -> None:
+        """A transposing nest in square tiles, so that every cache line that is read or written is used whole.
+
+        What lies along ``across`` is turned in registers into a buffer that lies along the innermost range.
+        """
+        inner = nest.ranges[-1]
+        rest = [r for r in nest.ranges[:-1] if r is not across]
+        if self.open_region(iterations(nest.ranges, nest.body), serial=False):
+            self.work_sharing(len(rest) + 2)
+        for r in rest:
+            self.open_loop(r)
+        # Rows of results go to memory whole, so that tiles follow each other along the innermost range.
+        down, along_ = (self.fresh("tile") for _ in range(2))
+        for start, r in ((down, across), (along_, inner)):
+            self.out.open(f"for (int64_t {start} = 0; {start} < {index.to_c(r.size)}; {start} += {SQUARE})")
+        height, width = self.fresh("height"), self.fresh("width")
+        self.out(f"const int64_t {height} = min_int({SQUARE}, {index.to_c(across.size)} - {down});")
+        self.out(f"const int64_t {width} = min_int({SQUARE}, {index.to_c(inner.size)} - {along_});")
+        body: list[loop.Stmt] = []
+        place = (index.variable(across.var, across.size) - index.symbol(down)) * SQUARE
+        place = place + index.variable(inner.var, inner.size) - index.symbol(along_)
+        for s in nest.body:
+            if isinstance(s, loop.Load) and self.turns(s, across, inner, nest.body):
+                turned = self.fresh("turned")
+                first = index.substitute(s.index, {across.var: index.symbol(down), inner.var: index.symbol(along_)})
+                pitch = index.stride(s.index, inner.var)
+                assert pitch is not None
+                self.out(f"alignas(64) {CTYPES[s.dtype]} {turned}[{SQUARE * SQUARE}];")
+                source = f"{s.param} + {self.sum(index.to_c(first))}, {index.to_c(pitch)}"
+                self.out(f"transpose({source}, {turned}, {SQUARE}, {width}, {height});")
+                s = replace(s, param=turned, index=place)
+            body.append(s)
+        self.open_loop(across, down, f"{down} + {height}")
+        self.vector_loop(inner, body, along_, f"{along_} + {width}")
+        self.out.close(len(rest) + 3)
+        self.close_region()
+
+    def turns(self, s: loop.Load, across: loop.Range, inner: loop.Range, body: Sequence[loop.Stmt]) -> bool:
+        """Whether a load lies along ``across``, at positions that only loops give."""
+        step = index.stride(s.index, inner.var)
+        if s.mask is not None or step is None or step.value in (0, 1) or not stride_is(s.index, across.var, 1):
+            return False
+        return not index.symbols(s.index).keys() & {t.to for t in body if isinstance(t, Leaf)}
+
+    # Rows
+
+    def rows(self, nest: loop.Nest, serial: bool) -> None:
+        """A nest whose body holds loops: one iteration a thread at a time, or, where there are few, all threads in each."""
+        count = index.product([r.size for r in nest.ranges])
+        each = work(nest.body)
+        few = count.value is not None and count.value < FEW and (each.value is None or each.value >= LONG)
+        if few or serial:
+            self.out.open("")
+            self.point_locals(nest.body, "0")
+            for r in nest.ranges:
+                self.open_loop(r)
+            if few:
+                self.single_body(nest.body)
+            else:
+                self.body(nest.body)
+            self.out.close(len(nest.ranges) + 1)
+            return
+        total = iterations(nest.ranges, nest.body)
+        parallel = self.open_region(total, serial=False)
+        self.point_locals(nest.body, "omp_get_thread_num()" if parallel else "0")
+        if parallel:
+            self.work_sharing(1 if scatters(nest.body) else len(nest.ranges))
+        for r in nest.ranges:
+            self.open_loop(r)
+        self.body(nest.body)
+        self.out.close(len(nest.ranges))
+        self.close_region()
+
+    def single(self, body: Sequence[loop.Stmt]) -> None:
+        """A nest of one iteration."""
+        self.out.open("")
+        self.point_locals(body, "0")
+        self.single_body(body)
+        self.out.close()
+
+    def single_body(self, body: Sequence[loop.Stmt]) -> None:
+        """One iteration whose loops all threads share."""
+        for s in body:
+            if isinstance(s, loop.Reduce) and s.ranges and plain(s.body):
+                size = iterations(s.ranges, s.body)
+                if size.value is None or size.value >= GRAIN:
+                    self.chunks(s, size)
+                    continue
+            if isinstance(s, loop.Nest) and s.ranges and plain(s.body) and not scatters(s.body):
+                self.pointwise(s)
+                continue
+            self.statement(s)
+
+    def chunks(self, s: loop.Reduce, size: index.Int) -> None:
+        longest = max(s.ranges, key=lambda r: r.size.value or 0)
+        chunk, part, start, stop = (self.fresh(n) for n in ("chunk", "part", "start", "stop"))
+        length = index.to_c(longest.size)
+        for a in s.accumulators:
+            for to, kind in zip(a.to, kinds(a), strict=True):
+                self.out(f"{kind} {to}_p[{CHUNKS}];")
+        # Whole vectors, but for the last chunk.
+        self.out(f"const int64_t {chunk} = ({length} + {CHUNKS * 64 - 1}) / {CHUNKS * 64} * 64;")
+        clause = f" if({index.to_c(size)} >= {GRAIN})" if size.value is None else ""
+        self.out(f"#pragma omp parallel for schedule(static){clause}")
+        self.out.open(f"for (int64_t {part} = 0; {part} < {CHUNKS}; ++{part})")
+        self.out(f"const int64_t {start} = min_int({part} * {chunk}, {length});")
+        self.out(f"const int64_t {stop} = min_int({start} + {chunk}, {length});")
+        self.reduce(s, longest.var, start, stop, suffix="_w")
+        for a in s.accumulators:
+            for to in a.to:
+                self.out(f"{to}_p[{part}] = {to}_w;")
+        self.out.close()
+        for a in s.accumulators:
+            self.declare(a, "_w")
+            self.out.open(f"for (int64_t {part} = 0; {part} < {CHUNKS}; ++{part})")
+            self.advance(a, "_w", [f"{to}_p[{part}]" for to in a.to])
+            self.out.close()
+            self.settle(a, "_w")
+
+    # Buffers
+
+    def open_memory(self) -> None:
+        """One block for the buffers of the launch and for those of one iteration that are too large for the stack."""
+        self.heap: dict[str, str] = {}
+        names: list[tuple[str, str, bool]] = [(p.name, self.bytes(p), False) for p in self.kernel.scratch]
+        for s in loop.walk(self.kernel.body):
+            if isinstance(s, loop.Local) and not self.on_stack(s.param):
+                names.append((s.param.name, self.bytes(s.param), True))
+        self.memory = self.fresh("memory") if names else ""
+        if not names:
+            return
+        self.out("int64_t block_bytes = 0;")
+        for name, size, private in names:
+            self.out(f"const int64_t {name}_at = block_bytes, {name}_bytes = {size};")
+            self.out(f"block_bytes += {name}_bytes{' * omp_get_max_threads()' if private else ''};")
+            self.heap[name] = CTYPES[self.kernel.param(name).dtype]
+        self.out(f"char *const {self.memory} = borrow(block_bytes);")
+        self.out(f"if (!{self.memory}) return OUT_OF_MEMORY;")
+        for p in self.kernel.scratch:
+            self.out(f"{self.heap[p.name]} *const {p.name} = ({self.heap[p.name]} *)({self.memory} + {p.name}_at);")
+
+    def close_memory(self) -> None:
+        if self.memory:
+            self.out(f"give_back({self.memory}, block_bytes);")
+
+    def bytes(self, p: loop.Param) -> str:
+        return f"(({index.to_c(p.size)}) * {p.dtype.itemsize} + 127) / 64 * 64"
+
+    def on_stack(self, p: loop.Param) -> bool:
+        return p.size.value is not None and p.size.value * p.dtype.itemsize <= STACK_BYTES
+
+    def point_locals(self, body: Sequence[loop.Stmt], thread: str) -> None:
+        """Where this thread's buffers of one iteration are."""
+        for s in loop.walk(tuple(body)):
+            if isinstance(s, loop.Local) and s.param.name in self.heap:
+                name = s.param.name
+                kind = self.heap[name]
+                self.out(f"{kind} *const {name} = ({kind} *)({self.memory} + {name}_at + {name}_bytes * {thread});")
+
+    # Statements with bodies
+
+    def statement(self, s: loop.Stmt) -> None:
+        if isinstance(s, loop.Reduce):
+            self.reduce(s)
+        elif isinstance(s, loop.Scan):
+            self.scan(s)
+        elif isinstance(s, loop.Nest):
+            self.inner(s)
+        elif isinstance(s, loop.Local):
+            if s.param.name not in self.heap:
+                kind = CTYPES[s.param.dtype]
+                self.out(f"alignas(64) {kind} {s.param.name}[{index.to_c(s.param.size)} + LANES];")
+        else:
+            super().statement(s)
+
+    def inner(self, s: loop.Nest) -> None:
+        """A nest inside an iteration."""
+        if not s.ranges or not plain(s.body):
+            if not s.ranges:
+                self.out.open("")
+            for r in s.ranges:
+                self.open_loop(r)
+            self.body(s.body)
+            self.out.close(max(len(s.ranges), 1))
+            return
+        inner = s.ranges[along(s.ranges, s.body)]
+        outer = [r for r in s.ranges if r is not inner]
+        for r in outer:
+            self.open_loop(r)
+        self.vector_loop(inner, s.body)
+        self.out.close(len(outer))

@@ -1,0 +1,148 @@
+"""Programs: a run of launches as one call from Python into C++ (``Emitter.link``).
+
+The callable is compiled once per machine (entry.cpp) and interprets a table: for each launch the kernel's address, where its
+buffers are and what numbers it gets. Every kernel is reached through a function of one signature,
+``int32_t flat(void *const *buffers, const int64_t *numbers)``, which stands beside it in its translation unit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reference_backends.cpp_cpu import compiler, torch_abi
+from vendor_sdk import LoopKernel, StepError, program
+
+ERRORS: Mapping[int, Callable[[], Exception]] = {
+    1: lambda: RuntimeError("ZeroDivisionError"),
+    2: lambda: IndexError("index out of range"),
+    3: lambda: MemoryError("no memory for a kernel's scratch buffer"),
+}
+"""Status of a kernel (``Status`` in base.h) to the exception that torch's own operator raises."""
+
+RELEASE = 1 << 17
+"""Bytes touched from which other threads of Python may run meanwhile: the hand-over costs about 100 ns."""
+LARGE = 1 << 20
+"""Bytes of a result from which the SDK allocates it, in memory that is already mapped."""
+_BASES = {"arena": 0, "input": 2, "result": 3}
+_TABLE = 1
+
+
+def flat(kernel: LoopKernel, ctypes_of: Mapping[torch.dtype, str]) -> str:
+    """Text of the function through which a program calls ``kernel``."""
+    arguments = [
+        f"({'const ' if p.role == 'in' else ''}{ctypes_of[p.dtype]} *)buffers[{i}]" for i, p in enumerate(kernel.params)
+    ]
+    for i, symbol in enumerate(kernel.symbols):
+        arguments.append(f"bits<double>(numbers[{i}])" if symbol.dtype == torch.float64 else f"numbers[{i}]")
+    return (
+        f'extern "C" int32_t flat_{kernel.name}(void *const *buffers, const int64_t *numbers) {{\n'
+        f"  return {kernel.name}({', '.join(arguments)});\n}}\n"
+    )
+
+
+class CompiledKernel:
+    """A launch (``vendor_sdk.Launch``) of one compiled kernel.
+
+    Attributes:
+        address: of its function of the common signature.
+    """
+
+    def __init__(self, library: ctypes.CDLL, kernel: LoopKernel) -> None:
+        function = getattr(library, f"flat_{kernel.name}")
+        function.restype = ctypes.c_int32
+        self._function, self._library = function, library
+        self._floats = tuple(s.dtype == torch.float64 for s in kernel.symbols)
+        self._pointers = ctypes.c_void_p * len(kernel.params)
+        self._numbers = ctypes.c_int64 * len(kernel.symbols)
+        self.address: int = ctypes.cast(function, ctypes.c_void_p).value or 0
+
+    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int | float]) -> None:
+        numbers = [_bits(value) if is_float else int(value) for value, is_float in zip(symbols, self._floats, strict=True)]
+        status = self._function(self._pointers(*[b.data_ptr() for b in buffers]), self._numbers(*numbers))
+        if status:
+            raise ERRORS[status]()
+
+
+def link(given: program.Program) -> program.Entry | None:
+    """The program as one callable; ``None`` where a launch is not compiled here or torch's tensors are laid out otherwise."""
+    library = _library()
+    if library is None or not all(isinstance(step.launch, CompiledKernel) for step in given.steps):
+        return None
+    table = [
+        len(given.inputs),
+        len(given.results),
+        len(given.numbers),
+        len(given.steps),
+        max(len(step.buffers) for step in given.steps),
+        max(len(step.numbers) for step in given.steps),
+        int(given.nbytes is None or given.nbytes >= RELEASE),
+        LARGE,
+        *map(int, given.numbers),
+    ]
+    for strides in given.inputs:
+        table += [-1] if strides is None else [len(strides), *_numbers(strides)]
+    for result in given.results:
+        table += [torch_abi.DTYPE_CODES[result.dtype], result.dtype.itemsize, len(result.shape), *_numbers(result.shape)]
+    for step in given.steps:
+        table += [step.launch.address, len(step.buffers), len(step.numbers)]  # type: ignore[attr-defined]
+        for buffer in step.buffers:
+            if isinstance(buffer.offset, program.Offset):
+                table += [_TABLE, 0, buffer.offset.index]
+            else:
+                table += [_BASES[buffer.base], buffer.index, buffer.offset]
+        table += _numbers(step.numbers)
+    # The launches keep their library loaded.
+    launches = tuple(step.launch for step in given.steps)
+    state = (
+        struct.pack(f"<{len(table)}q", *table),
+        given.as_traced,
+        given.allocate,
+        _fail,
+        *(result.dtype for result in given.results),
+        launches,
+    )
+    entry: program.Entry = library.make(state)
+    return entry
+
+
+def _numbers(values: Sequence[program.Number]) -> list[int]:
+    """Pairs: 0 and a constant, or 1 and which number of the call."""
+    pairs: list[int] = []
+    for value in values:
+        if isinstance(value, program.Argument):
+            pairs += [1, value.index]
+        else:
+            pairs += [0, _bits(value) if isinstance(value, float) else int(value)]
+    return pairs
+
+
+def _bits(value: float) -> int:
+    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    return bits
+
+
+def _fail(step: int, status: int) -> None:
+    raise StepError(step, ERRORS[status]())
+
+
+@functools.cache
+def _library() -> ctypes.PyDLL | None:
+    """entry.cpp, compiled and told where torch is."""
+    functions = torch_abi.functions()
+    if isinstance(functions, torch_abi.Unknown):
+        return None
+    source = (Path(__file__).parent / "entry.cpp").read_text()
+    # PyDLL: its functions are called with Python's lock held, as functions of CPython must be.
+    library = ctypes.PyDLL(str(compiler.build(source)))
+    library.make.argtypes = [ctypes.py_object]
+    library.make.restype = ctypes.py_object
+    library.setup.restype = None
+    library.setup(ctypes.byref(functions))
+    return library

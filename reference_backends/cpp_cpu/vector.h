@@ -1,0 +1,561 @@
+// Values of LANES neighbouring iterations at once, in the compiler's vector extensions: V<T> for numbers, B for truth. A four-byte
+// element fills one register; narrower ones fill a part of one, eight-byte ones take two. Operators and op_* functions have the names
+// and the results of the scalar ones in base.h, so that generated text looks the same for both.
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define REGISTER_BYTES 64
+#elif defined(__AVX2__)
+#define REGISTER_BYTES 32
+#else
+#define REGISTER_BYTES 16
+#endif
+#if REGISTER_BYTES == 64 && !defined(__clang__)
+#define MASKED_MOVES 1
+#else
+#define MASKED_MOVES 0
+#endif
+enum : int { LANES = REGISTER_BYTES / 4, HALF = LANES / 2 };
+
+// How many lanes of a step are iterations of the loop: all, or the first few at its end.
+struct Full { static constexpr int n = LANES; };
+struct Tail { int n; };
+
+template <class T> struct Element { typedef T type; };
+template <> struct Element<bf16> { typedef uint16_t type; };
+template <> struct Element<f16> { typedef uint16_t type; };
+template <class T, int N> struct Pack { typedef typename Element<T>::type type __attribute__((vector_size(N * sizeof(T)))); };
+template <class T> using Part = typename Pack<T, LANES>::type;
+template <class T> using Piece = typename Pack<T, HALF>::type;
+typedef Part<int32_t> Mask;
+typedef Piece<int64_t> WideMask;
+
+template <class P, class T> INLINE P spread(T s) { return s - P{}; }
+template <class P> INLINE P spread_bits(uint16_t s) { return s - P{}; }
+template <class To, class From> INLINE To reread(From v) {
+  static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the width");
+  return (To)v;
+}
+template <class T> INLINE Piece<T> low_half(Part<T> v) { Piece<T> r; __builtin_memcpy(&r, &v, sizeof r); return r; }
+template <class T> INLINE Piece<T> high_half(Part<T> v) { Piece<T> r; __builtin_memcpy(&r, (char *)&v + sizeof r, sizeof r); return r; }
+template <class T> INLINE Part<T> joined(Piece<T> low, Piece<T> high) {
+  Part<T> r;
+  __builtin_memcpy(&r, &low, sizeof low);
+  __builtin_memcpy((char *)&r + sizeof low, &high, sizeof high);
+  return r;
+}
+
+template <class T, int Bytes = sizeof(T)> struct V {
+  Part<T> v;
+  V() = default;
+  INLINE_METHOD V(Part<T> p) : v(p) {}
+  INLINE_METHOD explicit V(T s) : v(spread<Part<T>>((typename Element<T>::type)s)) {}
+  INLINE_METHOD T operator[](int lane) const { return (T)v[lane]; }
+  INLINE_METHOD void set(int lane, T s) { v[lane] = (typename Element<T>::type)s; }
+};
+template <class T> struct V<T, 8> {
+  Piece<T> low, high;
+  V() = default;
+  INLINE_METHOD V(Piece<T> l, Piece<T> h) : low(l), high(h) {}
+  INLINE_METHOD explicit V(T s) : low(spread<Piece<T>>(s)), high(spread<Piece<T>>(s)) {}
+  INLINE_METHOD T operator[](int lane) const { return lane < HALF ? low[lane] : high[lane - HALF]; }
+  INLINE_METHOD void set(int lane, T s) { if (lane < HALF) low[lane] = s; else high[lane - HALF] = s; }
+};
+// Each lane 0 or -1.
+struct B {
+  Mask v;
+  B() = default;
+  INLINE_METHOD B(Mask m) : v(m) {}
+  INLINE_METHOD B(WideMask low, WideMask high)
+      : v(joined<int32_t>(__builtin_convertvector(low, Piece<int32_t>), __builtin_convertvector(high, Piece<int32_t>))) {}
+  INLINE_METHOD explicit B(bool s) : v(spread<Mask>(s ? -1 : 0)) {}
+  INLINE_METHOD bool operator[](int lane) const { return v[lane] != 0; }
+  INLINE_METHOD void set(int lane, bool s) { v[lane] = s ? -1 : 0; }
+  INLINE_METHOD WideMask low() const { return __builtin_convertvector(low_half<int32_t>(v), WideMask); }
+  INLINE_METHOD WideMask high() const { return __builtin_convertvector(high_half<int32_t>(v), WideMask); }
+};
+template <class T> struct Vector { typedef V<T> type; };
+template <> struct Vector<bool> { typedef B type; };
+template <class T> using vec = typename Vector<T>::type;
+
+// Lane l holds l.
+INLINE Mask lane_numbers() {
+  Mask r;
+  for (int l = 0; l < LANES; ++l) r[l] = l;
+  return r;
+}
+INLINE V<int64_t> iota(int64_t first, int64_t step) {
+  Mask lanes = lane_numbers();
+  return {__builtin_convertvector(low_half<int32_t>(lanes), WideMask) * step + first,
+          __builtin_convertvector(high_half<int32_t>(lanes), WideMask) * step + first};
+}
+INLINE B alive(Full) { return B(true); }
+INLINE B alive(Tail t) { return B((Mask)(lane_numbers() < t.n)); }
+
+#define VECTOR_BINARY(op)                                                                                          \
+  template <class T, int S> INLINE V<T, S> operator op(V<T, S> a, V<T, S> b) { return V<T, S>((Part<T>)(a.v op b.v)); } \
+  template <class T> INLINE V<T, 8> operator op(V<T, 8> a, V<T, 8> b) { return {a.low op b.low, a.high op b.high}; }
+VECTOR_BINARY(+)
+VECTOR_BINARY(-)
+VECTOR_BINARY(*)
+VECTOR_BINARY(/)
+VECTOR_BINARY(&)
+VECTOR_BINARY(|)
+VECTOR_BINARY(^)
+template <class T, int S> INLINE V<T, S> operator-(V<T, S> a) { return V<T, S>((Part<T>)-a.v); }
+template <class T> INLINE V<T, 8> operator-(V<T, 8> a) { return {-a.low, -a.high}; }
+template <class T, int S> INLINE V<T, S> operator~(V<T, S> a) { return V<T, S>((Part<T>)~a.v); }
+template <class T> INLINE V<T, 8> operator~(V<T, 8> a) { return {~a.low, ~a.high}; }
+template <class T, int S> struct Comparison {
+  template <class M> INLINE_METHOD static B of(M m) { return B(__builtin_convertvector(m, Mask)); }
+};
+template <class T> struct Comparison<T, 4> {
+  template <class M> INLINE_METHOD static B of(M m) { return B((Mask)m); }
+};
+#define VECTOR_COMPARE(op)                                                                                             \
+  template <class T, int S> INLINE B operator op(V<T, S> a, V<T, S> b) { return Comparison<T, S>::of(a.v op b.v); }     \
+  template <class T> INLINE B operator op(V<T, 8> a, V<T, 8> b) { return B((WideMask)(a.low op b.low), (WideMask)(a.high op b.high)); }
+VECTOR_COMPARE(==)
+VECTOR_COMPARE(!=)
+VECTOR_COMPARE(<)
+VECTOR_COMPARE(<=)
+VECTOR_COMPARE(>)
+VECTOR_COMPARE(>=)
+INLINE B operator&(B a, B b) { return B((Mask)(a.v & b.v)); }
+INLINE B operator|(B a, B b) { return B((Mask)(a.v | b.v)); }
+INLINE B operator^(B a, B b) { return B((Mask)(a.v ^ b.v)); }
+INLINE B operator!(B a) { return B((Mask)~a.v); }
+INLINE B operator==(B a, B b) { return !(a ^ b); }
+INLINE B operator!=(B a, B b) { return a ^ b; }
+INLINE B operator<(B a, B b) { return !a & b; }
+INLINE B operator<=(B a, B b) { return !a | b; }
+INLINE B operator>(B a, B b) { return a & !b; }
+INLINE B operator>=(B a, B b) { return a | !b; }
+
+template <class T> INLINE V<T, 1> select(B m, V<T, 1> a, V<T, 1> b) { return V<T, 1>((Part<T>)(__builtin_convertvector(m.v, Part<int8_t>) ? a.v : b.v)); }
+template <class T> INLINE V<T, 2> select(B m, V<T, 2> a, V<T, 2> b) { return V<T, 2>((Part<T>)(__builtin_convertvector(m.v, Part<int16_t>) ? a.v : b.v)); }
+template <class T> INLINE V<T, 4> select(B m, V<T, 4> a, V<T, 4> b) { return V<T, 4>((Part<T>)(m.v ? a.v : b.v)); }
+template <class T> INLINE V<T, 8> select(B m, V<T, 8> a, V<T, 8> b) { return {m.low() ? a.low : b.low, m.high() ? a.high : b.high}; }
+INLINE B select(B m, B a, B b) { return B((Mask)((m.v & a.v) | (~m.v & b.v))); }
+template <class X> INLINE X select(bool m, X a, X b) { return m ? a : b; }
+
+// Whether all lanes are true, whether any is.
+INLINE uint32_t lane_bits(B m) {
+#if MASKED_MOVES
+  return __builtin_ia32_cvtd2mask512(m.v);
+#else
+  uint32_t r = 0;
+  for (int l = 0; l < LANES; ++l) r |= (uint32_t)(m.v[l] & 1) << l;
+  return r;
+#endif
+}
+INLINE bool every(B m) { return lane_bits(m) == (LANES == 32 ? ~0u : (1u << LANES) - 1); }
+INLINE bool some(B m) { return lane_bits(m) != 0; }
+
+// Memory. A tail reads and writes its own lanes alone; the others are zero.
+template <class P> INLINE P load_pack(const void *p) { P r; __builtin_memcpy(&r, p, sizeof r); return r; }
+template <class P> INLINE P load_pack(const void *p, int n) {
+  if (n <= 0) return P{};
+#if MASKED_MOVES
+  if constexpr (sizeof(P) == 64 && sizeof(P{}[0]) == 4) return (P)__builtin_ia32_loaddqusi512_mask((const int *)p, Part<int32_t>{}, (uint16_t)((1u << n) - 1));
+  if constexpr (sizeof(P) == 64 && sizeof(P{}[0]) == 8)
+    return (P)__builtin_ia32_loaddqudi512_mask((const long long *)p, (Pack<long long, 8>::type){}, (uint8_t)(n >= 8 ? 255 : (1u << n) - 1));
+  if constexpr (sizeof(P) == 32) return (P)__builtin_ia32_loaddquhi256_mask((const short *)p, (Pack<short, 16>::type){}, (uint16_t)((1u << n) - 1));
+  if constexpr (sizeof(P) == 16) return (P)__builtin_ia32_loaddquqi128_mask((const char *)p, (Pack<char, 16>::type){}, (uint16_t)((1u << n) - 1));
+#endif
+  P r{};
+  for (int l = 0; l < (int)(sizeof(P) / sizeof(r[0])); ++l) if (l < n) __builtin_memcpy((char *)&r + l * sizeof(r[0]), (const char *)p + l * sizeof(r[0]), sizeof(r[0]));
+  return r;
+}
+template <class P> INLINE void store_pack(void *p, P v) { __builtin_memcpy(p, &v, sizeof v); }
+template <class P> INLINE void store_pack(void *p, P v, int n) {
+  if (n <= 0) return;
+#if MASKED_MOVES
+  if constexpr (sizeof(P) == 64 && sizeof(P{}[0]) == 4) return __builtin_ia32_storedqusi512_mask((int *)p, (Part<int32_t>)v, (uint16_t)((1u << n) - 1));
+  if constexpr (sizeof(P) == 64 && sizeof(P{}[0]) == 8)
+    return __builtin_ia32_storedqudi512_mask((long long *)p, (Pack<long long, 8>::type)v, (uint8_t)(n >= 8 ? 255 : (1u << n) - 1));
+  if constexpr (sizeof(P) == 32) return __builtin_ia32_storedquhi256_mask((short *)p, (Pack<short, 16>::type)v, (uint16_t)((1u << n) - 1));
+  if constexpr (sizeof(P) == 16) return __builtin_ia32_storedquqi128_mask((char *)p, (Pack<char, 16>::type)v, (uint16_t)((1u << n) - 1));
+#endif
+  for (int l = 0; l < (int)(sizeof(P) / sizeof(v[0])); ++l) if (l < n) __builtin_memcpy((char *)p + l * sizeof(v[0]), (char *)&v + l * sizeof(v[0]), sizeof(v[0]));
+}
+// Past the caches: for results larger than the last of them. The address is aligned to the vector.
+template <class P> INLINE void stream_pack(void *p, P v) {
+#if defined(__x86_64__) && !defined(__clang__)
+  if constexpr (sizeof(P) == 16) return __builtin_ia32_movntdq((Pack<long long, 2>::type *)p, (Pack<long long, 2>::type)v);
+#if REGISTER_BYTES >= 32
+  if constexpr (sizeof(P) == 32) return __builtin_ia32_movntdq256((Pack<long long, 4>::type *)p, (Pack<long long, 4>::type)v);
+#endif
+#if REGISTER_BYTES >= 64
+  if constexpr (sizeof(P) == 64) return __builtin_ia32_movntdq512((Pack<long long, 8>::type *)p, (Pack<long long, 8>::type)v);
+#endif
+#endif
+  store_pack(p, v);
+}
+INLINE void drain_streams() {
+#if defined(__x86_64__)
+  __builtin_ia32_sfence();
+#endif
+}
+
+template <class T, int S> INLINE V<T, S> load_lanes(const T *p, Full, V<T, S> *) { return V<T, S>(load_pack<Part<T>>(p)); }
+template <class T, int S> INLINE V<T, S> load_lanes(const T *p, Tail t, V<T, S> *) { return V<T, S>(load_pack<Part<T>>(p, t.n)); }
+template <class T> INLINE V<T, 8> load_lanes(const T *p, Full, V<T, 8> *) { return {load_pack<Piece<T>>(p), load_pack<Piece<T>>(p + HALF)}; }
+template <class T> INLINE V<T, 8> load_lanes(const T *p, Tail t, V<T, 8> *) { return {load_pack<Piece<T>>(p, t.n), load_pack<Piece<T>>(p + HALF, t.n - HALF)}; }
+INLINE B from_bytes(Part<uint8_t> b) { return B((Mask)(__builtin_convertvector(b, Mask) != 0)); }
+template <class L> INLINE B load_lanes(const bool *p, L live, B *) { return from_bytes(load_lanes((const uint8_t *)p, live, (V<uint8_t> *)0).v); }
+template <class T, class L> INLINE vec<T> load(const T *p, L live) { return load_lanes(p, live, (vec<T> *)0); }
+
+template <class T, int S> INLINE void store(T *p, V<T, S> v, Full, bool past_caches) { if (past_caches) stream_pack(p, v.v); else store_pack(p, v.v); }
+template <class T> INLINE void store(T *p, V<T, 8> v, Full, bool past_caches) {
+  if (past_caches) { stream_pack(p, v.low); stream_pack(p + HALF, v.high); }
+  else { store_pack(p, v.low); store_pack(p + HALF, v.high); }
+}
+template <class T, int S> INLINE void store(T *p, V<T, S> v, Tail t, bool) { store_pack(p, v.v, t.n); }
+template <class T> INLINE void store(T *p, V<T, 8> v, Tail t, bool) { store_pack(p, v.low, t.n); store_pack(p + HALF, v.high, t.n - HALF); }
+template <class L> INLINE void store(bool *p, B m, L live, bool past_caches) {
+  store((uint8_t *)p, V<uint8_t>(__builtin_convertvector((Mask)(m.v & 1), Part<uint8_t>)), live, past_caches);
+}
+
+// One lane at a time, for what has no vector form: `f(lane)` for each lane that lives.
+template <class T, class L, class F> INLINE vec<T> per_lane(L live, F f) {
+  T lane[LANES] = {};
+#pragma GCC unroll 1
+  for (int l = 0; l < live.n; ++l) lane[l] = f(l);
+  return load(lane, Full());
+}
+template <class T, class L> INLINE vec<T> load_where(B mask, const T *p, vec<T> other, L live) {
+  if (every(mask | !alive(live))) return load(p, live);
+  if (!some(mask & alive(live))) return other;
+  for (int l = 0; l < live.n; ++l) if (mask[l]) other.set(l, p[l]);
+  return other;
+}
+template <class T, class L> INLINE void store_where(B mask, T *p, vec<T> v, L live, bool past_caches) {
+  if (every(mask | !alive(live))) return store(p, v, live, past_caches);
+  for (int l = 0; l < live.n; ++l) if (mask[l]) p[l] = v[l];
+}
+
+// Lane l of the result is lane take[l] of a and b laid side by side.
+template <class P> INLINE P shuffle(P a, P b, P take) {
+#if defined(__clang__)
+  enum : int { N = sizeof(P) / sizeof(a[0]) };
+  P r;
+  for (int l = 0; l < N; ++l) r[l] = take[l] < N ? a[take[l]] : b[take[l] - N];
+  return r;
+#else
+  return __builtin_shuffle(a, b, take);
+#endif
+}
+// Rows of four-byte elements to columns: `to[c * to_pitch + r] = from[r * from_pitch + c]` for LANES rows and columns. In each step,
+// neighbouring blocks of two rows exchange halves.
+template <int STEP> INLINE void exchange_blocks(Mask *rows) {
+  Mask take_low, take_high;
+  for (int l = 0; l < LANES; ++l) {
+    take_low[l] = l & STEP ? LANES + (l ^ STEP) : l;
+    take_high[l] = l & STEP ? LANES + l : l ^ STEP;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < LANES; ++r) {
+    if (r & STEP) continue;
+    Mask a = rows[r], b = rows[r + STEP];
+    rows[r] = shuffle(a, b, take_low);
+    rows[r + STEP] = shuffle(a, b, take_high);
+  }
+}
+INLINE void transpose_block(const void *from, int64_t from_pitch, void *to, int64_t to_pitch) {
+  Mask rows[LANES];
+#pragma GCC unroll 16
+  for (int r = 0; r < LANES; ++r) rows[r] = load_pack<Mask>((const int32_t *)from + r * from_pitch);
+  if constexpr (LANES == 16) exchange_blocks<8>(rows);
+  if constexpr (LANES >= 8) exchange_blocks<4>(rows);
+  exchange_blocks<2>(rows);
+  exchange_blocks<1>(rows);
+#pragma GCC unroll 16
+  for (int r = 0; r < LANES; ++r) store_pack((int32_t *)to + r * to_pitch, rows[r]);
+}
+// The same for a block of any size and element.
+template <class T> INLINE void transpose(const T *from, int64_t from_pitch, T *to, int64_t to_pitch, int64_t rows, int64_t columns) {
+  int64_t r = 0;
+  if constexpr (sizeof(T) == 4) {
+    for (; r + LANES <= rows; r += LANES) {
+      int64_t c = 0;
+      for (; c + LANES <= columns; c += LANES) transpose_block(from + r * from_pitch + c, from_pitch, to + c * to_pitch + r, to_pitch);
+      for (; c < columns; ++c) for (int64_t l = r; l < r + LANES; ++l) to[c * to_pitch + l] = from[l * from_pitch + c];
+    }
+  }
+  for (; r < rows; ++r) for (int64_t c = 0; c < columns; ++c) to[c * to_pitch + r] = from[r * from_pitch + c];
+}
+
+// Conversions: those that the instruction set rounds or cuts as base.h does, the others lane by lane.
+template <class To, class From, class Enable = void> struct VectorConvert {
+  INLINE_METHOD static vec<To> apply(vec<From> a) { return per_lane<To>(Full(), [&](int l) { return Convert<To, From>::apply(a[l]); }); }
+};
+template <class T> struct Plain { static constexpr bool value = true, floating = false; };
+template <> struct Plain<bool> { static constexpr bool value = false, floating = false; };
+template <> struct Plain<bf16> : Plain<bool> {};
+template <> struct Plain<f16> : Plain<bool> {};
+template <> struct Plain<uint32_t> : Plain<int32_t> {};
+template <> struct Plain<float> { static constexpr bool value = true, floating = true; };
+template <> struct Plain<double> : Plain<float> {};
+template <bool, class T = void> struct When {};
+template <class T> struct When<true, T> { typedef T type; };
+
+template <class To, class From, int ST, int SF> struct Resize {
+  INLINE_METHOD static V<To> apply(V<From> a) { return V<To>(__builtin_convertvector(a.v, Part<To>)); }
+};
+template <class To, class From, int SF> struct Resize<To, From, 8, SF> {
+  INLINE_METHOD static V<To> apply(V<From> a) {
+    return {__builtin_convertvector(low_half<From>(a.v), Piece<To>), __builtin_convertvector(high_half<From>(a.v), Piece<To>)};
+  }
+};
+template <class To, class From, int ST> struct Resize<To, From, ST, 8> {
+  INLINE_METHOD static V<To> apply(V<From> a) {
+    return V<To>(joined<To>(__builtin_convertvector(a.low, Piece<To>), __builtin_convertvector(a.high, Piece<To>)));
+  }
+};
+template <class To, class From> struct Resize<To, From, 8, 8> {
+  INLINE_METHOD static V<To> apply(V<From> a) { return {__builtin_convertvector(a.low, Piece<To>), __builtin_convertvector(a.high, Piece<To>)}; }
+};
+// Between integers, between floats, from integers to floats.
+template <class To, class From>
+struct VectorConvert<To, From, typename When<Plain<To>::value && Plain<From>::value && (Plain<To>::floating || !Plain<From>::floating)>::type> {
+  INLINE_METHOD static V<To> apply(V<From> a) { return Resize<To, From, sizeof(To), sizeof(From)>::apply(a); }
+};
+template <class T> struct VectorConvert<T, T, void> { INLINE_METHOD static vec<T> apply(vec<T> a) { return a; } };
+template <class From> struct VectorConvert<bool, From, typename When<Plain<From>::value>::type> {
+  INLINE_METHOD static B apply(V<From> a) { return a != V<From>((From)0); }
+};
+template <class To> struct VectorConvert<To, bool, typename When<Plain<To>::value>::type> {
+  INLINE_METHOD static V<To> apply(B a) { return select(a, V<To>((To)1), V<To>((To)0)); }
+};
+template <> struct VectorConvert<int32_t, float, void> {
+  // Lanes out of range become the lowest number, as the instruction of x86 has it and the conversion of vectors promises nowhere.
+  INLINE_METHOD static V<int32_t> apply(V<float> a) {
+    B inside = (a >= V<float>(-0x1p31f)) & (a < V<float>(0x1p31f));
+    V<float> safe = select(inside, a, V<float>(0.0f));
+    return select(inside, V<int32_t>(__builtin_convertvector(safe.v, Mask)), V<int32_t>((int32_t)(-2147483647 - 1)));
+  }
+};
+template <> struct VectorConvert<int64_t, float, void> {
+  INLINE_METHOD static V<int64_t> apply(V<float> a) {
+    B inside = (a >= V<float>(-0x1p63f)) & (a < V<float>(0x1p63f));
+    V<float> safe = select(inside, a, V<float>(0.0f));
+    return select(inside, Resize<int64_t, float, 8, 4>::apply(safe), V<int64_t>((int64_t)(-0x7fffffffffffffffLL - 1)));
+  }
+};
+template <> struct VectorConvert<float, bf16, void> {
+  INLINE_METHOD static V<float> apply(V<bf16> a) {
+    return V<float>((Part<float>)(__builtin_convertvector(a.v, Part<uint32_t>) << 16));
+  }
+};
+template <> struct VectorConvert<bf16, float, void> {
+  INLINE_METHOD static V<bf16> apply(V<float> a) {
+    Part<uint32_t> u = (Part<uint32_t>)a.v, rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    rounded = (Part<uint32_t>)((a != a).v ? (Mask)(Mask{} + 0x7fc0) : (Mask)rounded);
+    return V<bf16>(__builtin_convertvector(rounded, Part<uint16_t>));
+  }
+};
+#if MASKED_MOVES
+template <> struct VectorConvert<float, f16, void> {
+  INLINE_METHOD static V<float> apply(V<f16> a) {
+    return V<float>((Part<float>)__builtin_ia32_vcvtph2ps512_mask((Pack<short, 16>::type)a.v, Part<float>{}, (uint16_t)-1, 4));
+  }
+};
+template <> struct VectorConvert<f16, float, void> {
+  INLINE_METHOD static V<f16> apply(V<float> a) {
+    return V<f16>((Part<f16>)__builtin_ia32_vcvtps2ph512_mask(a.v, 0, (Pack<short, 16>::type){}, (uint16_t)-1));
+  }
+};
+#endif
+template <class To, class T, int S> INLINE vec<To> convert(V<T, S> a) { return VectorConvert<To, T>::apply(a); }
+template <class To> INLINE vec<To> convert(B a) { return VectorConvert<To, bool>::apply(a); }
+template <class To, class T, int S> INLINE V<To> bits(V<T, S> a) { return V<To>((Part<To>)a.v); }
+template <class To, class T> INLINE V<To> bits(V<T, 8> a) { return {(Piece<To>)a.low, (Piece<To>)a.high}; }
+template <class To> INLINE vec<To> bits(B a) { return VectorConvert<To, bool>::apply(a); }
+
+// Arithmetic that operators do not cover.
+template <class T, int S> INLINE V<T, S> op_max(V<T, S> a, V<T, S> b) { return select((b > a) | (b != b), b, a); }
+template <class T, int S> INLINE V<T, S> op_min(V<T, S> a, V<T, S> b) { return select((b < a) | (b != b), b, a); }
+template <class T, int S> INLINE V<T, S> op_fmax(V<T, S> a, V<T, S> b) { return select((b > a) | (a != a), b, a); }
+template <class T, int S> INLINE V<T, S> op_fmin(V<T, S> a, V<T, S> b) { return select((b < a) | (a != a), b, a); }
+#if MASKED_MOVES
+// The instructions give the second operand where one is NaN, or both are zero.
+INLINE V<float> op_max(V<float> a, V<float> b) {
+  return select(b != b, b, V<float>((Part<float>)__builtin_ia32_maxps512_mask(b.v, a.v, a.v, (uint16_t)-1, 4)));
+}
+INLINE V<float> op_min(V<float> a, V<float> b) {
+  return select(b != b, b, V<float>((Part<float>)__builtin_ia32_minps512_mask(b.v, a.v, a.v, (uint16_t)-1, 4)));
+}
+#endif
+INLINE B op_max(B a, B b) { return a | b; }
+INLINE B op_min(B a, B b) { return a & b; }
+template <class T, int S> INLINE V<T, S> op_abs(V<T, S> a) { return select(a < V<T, S>((T)0), -a, a); }
+INLINE V<float> op_abs(V<float> a) { return bits<float>(bits<int32_t>(a) & V<int32_t>(0x7fffffff)); }
+INLINE V<double> op_abs(V<double> a) { return bits<double>(bits<int64_t>(a) & V<int64_t>((int64_t)0x7fffffffffffffffLL)); }
+template <class T, int S> INLINE V<T, S> op_sign(V<T, S> a) {
+  V<T, S> zero((T)0), one((T)1);
+  return select(a > zero, one, zero) - select(a < zero, one, zero);
+}
+INLINE V<float> op_copysign(V<float> a, V<float> b) {
+  V<int32_t> low(0x7fffffff);
+  return bits<float>((bits<int32_t>(a) & low) | (bits<int32_t>(b) & ~low));
+}
+template <class T, int S> INLINE B op_signbit(V<T, S> a) { return a < V<T, S>((T)0); }
+INLINE B op_signbit(V<float> a) { return bits<int32_t>(a) < V<int32_t>(0); }
+INLINE B op_signbit(V<double> a) { return bits<int64_t>(a) < V<int64_t>((int64_t)0); }
+#if MASKED_MOVES
+#define ROUNDING(name, how)                                                                                                   \
+  INLINE V<float> op_##name(V<float> a) { return V<float>((Part<float>)__builtin_ia32_rndscaleps_mask(a.v, how, a.v, (uint16_t)-1, 4)); } \
+  INLINE V<double> op_##name(V<double> a) {                                                                                    \
+    return {__builtin_ia32_rndscalepd_mask(a.low, how, a.low, (uint8_t)-1, 4), __builtin_ia32_rndscalepd_mask(a.high, how, a.high, (uint8_t)-1, 4)}; \
+  }
+ROUNDING(floor, 9)
+ROUNDING(ceil, 10)
+ROUNDING(trunc, 11)
+ROUNDING(round, 4)
+INLINE V<float> op_sqrt(V<float> a) { return V<float>((Part<float>)__builtin_ia32_sqrtps512_mask(a.v, a.v, (uint16_t)-1, 4)); }
+INLINE V<double> op_sqrt(V<double> a) {
+  return {__builtin_ia32_sqrtpd512_mask(a.low, a.low, (uint8_t)-1, 4), __builtin_ia32_sqrtpd512_mask(a.high, a.high, (uint8_t)-1, 4)};
+}
+INLINE V<float> multiply_add(V<float> a, V<float> b, V<float> c) {
+  return V<float>((Part<float>)__builtin_ia32_vfmaddps512_mask(a.v, b.v, c.v, (uint16_t)-1, 4));
+}
+#elif REGISTER_BYTES == 32 && defined(__FMA__) && !defined(__clang__)
+#define ROUNDING(name, how)                                                                                     \
+  INLINE V<float> op_##name(V<float> a) { return V<float>((Part<float>)__builtin_ia32_roundps256(a.v, how)); } \
+  INLINE V<double> op_##name(V<double> a) { return {__builtin_ia32_roundpd256(a.low, how), __builtin_ia32_roundpd256(a.high, how)}; }
+ROUNDING(floor, 9)
+ROUNDING(ceil, 10)
+ROUNDING(trunc, 11)
+ROUNDING(round, 4)
+INLINE V<float> op_sqrt(V<float> a) { return V<float>((Part<float>)__builtin_ia32_sqrtps256(a.v)); }
+INLINE V<double> op_sqrt(V<double> a) { return {__builtin_ia32_sqrtpd256(a.low), __builtin_ia32_sqrtpd256(a.high)}; }
+INLINE V<float> multiply_add(V<float> a, V<float> b, V<float> c) { return V<float>((Part<float>)__builtin_ia32_vfmaddps256(a.v, b.v, c.v)); }
+#else
+#define ROUNDING(name, fn)                                                                                                       \
+  INLINE V<float> op_##name(V<float> a) { return per_lane<float>(Full(), [&](int l) { return __builtin_##fn##f(a[l]); }); } \
+  INLINE V<double> op_##name(V<double> a) { return per_lane<double>(Full(), [&](int l) { return __builtin_##fn(a[l]); }); }
+ROUNDING(floor, floor)
+ROUNDING(ceil, ceil)
+ROUNDING(trunc, trunc)
+ROUNDING(round, nearbyint)
+ROUNDING(sqrt, sqrt)
+#if defined(__FMA__) || defined(__aarch64__)
+INLINE V<float> multiply_add(V<float> a, V<float> b, V<float> c) {
+  V<float> r;
+  for (int l = 0; l < LANES; ++l) r.v[l] = __builtin_fmaf(a.v[l], b.v[l], c.v[l]);
+  return r;
+}
+#else
+INLINE V<float> multiply_add(V<float> a, V<float> b, V<float> c) { return a * b + c; }
+#endif
+#endif
+// Where the processor fuses; otherwise rounded twice, which costs the functions below less than a unit in the last place.
+#if defined(__FMA__) || defined(__aarch64__)
+INLINE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+INLINE float multiply_add(float a, float b, float c) { return a * b + c; }
+#endif
+template <class T, int S> INLINE V<T, S> op_rsqrt(V<T, S> a) { return V<T, S>((T)1) / op_sqrt(a); }
+template <class T, int S> INLINE V<T, S> op_shl(V<T, S> a, V<T, S> b) {
+  return per_lane<T>(Full(), [&](int l) { return op_shl(a[l], b[l]); });
+}
+template <class T, int S> INLINE V<T, S> op_shr(V<T, S> a, V<T, S> b) {
+  return per_lane<T>(Full(), [&](int l) { return op_shr(a[l], b[l]); });
+}
+// By one distance for all lanes, which is the usual case.
+template <class T, int S> INLINE V<T, S> op_shl(V<T, S> a, T b) { return b < 0 || b >= (T)(sizeof(T) * 8) ? V<T, S>((T)0) : V<T, S>((Part<T>)(a.v << b)); }
+template <class T> INLINE V<T, 8> op_shl(V<T, 8> a, T b) { return b < 0 || b >= 64 ? V<T, 8>((T)0) : V<T, 8>(a.low << b, a.high << b); }
+template <class T, int S> INLINE V<T, S> op_shr(V<T, S> a, T b) {
+  int top = sizeof(T) * 8 - 1;
+  if ((T)-1 > (T)0 && b > top) return V<T, S>((T)0);
+  return V<T, S>((Part<T>)(a.v >> (T)(b < 0 || b > top ? top : b)));
+}
+template <class T> INLINE V<T, 8> op_shr(V<T, 8> a, T b) { T s = b < 0 || b > 63 ? 63 : b; return {a.low >> s, a.high >> s}; }
+
+// Combination of the lanes, in one fixed order: halves, quarters, and so on.
+template <class T, class F> INLINE T across(vec<T> a, F f) {
+  T lane[LANES];
+  for (int l = 0; l < LANES; ++l) lane[l] = a[l];
+  for (int width = HALF; width; width /= 2) for (int l = 0; l < width; ++l) lane[l] = f(lane[l], lane[l + width]);
+  return lane[0];
+}
+
+// (value, position) pairs of argmax and argmin: does (b, at j) replace (a, at i)?
+template <class T> INLINE B takes_max(V<T> a, V<int64_t> i, V<T> b, V<int64_t> j) {
+  return ((b != b) & ((a == a) | (j < i))) | (b > a) | ((b == a) & (j < i));
+}
+template <class T> INLINE B takes_min(V<T> a, V<int64_t> i, V<T> b, V<int64_t> j) {
+  return ((b != b) & ((a == a) | (j < i))) | (b < a) | ((b == a) & (j < i));
+}
+INLINE B takes_max(B a, V<int64_t> i, B b, V<int64_t> j) { return (b > a) | ((b == a) & (j < i)); }
+INLINE B takes_min(B a, V<int64_t> i, B b, V<int64_t> j) { return (b < a) | ((b == a) & (j < i)); }
+
+// Index arithmetic that may raise: only lanes that live are looked at.
+#define LANES_STATUS(name)                                                                                              \
+  template <class T, int S, class L> INLINE V<T, S> op_##name(V<T, S> a, V<T, S> b, int32_t *status, L live) {           \
+    return per_lane<T>(live, [&](int l) { return op_##name(a[l], b[l], status); });                                      \
+  }
+LANES_STATUS(floordiv)
+LANES_STATUS(truncdiv)
+LANES_STATUS(mod)
+LANES_STATUS(fmod)
+template <class L> INLINE V<int64_t> wrap_index(V<int64_t> i, V<int64_t> size, int32_t *status, L live) {
+  V<int64_t> zero((int64_t)0), wrapped = select(i < zero, i + size, i);
+  B bad = ((wrapped < zero) | (wrapped >= size)) & alive(live);
+  if (__builtin_expect(some(bad), 0)) { *status = INDEX_OUT_OF_RANGE; return select(bad, zero, wrapped); }
+  return wrapped;
+}
+
+#define LANES_UNARY(name)                                                                                        \
+  template <class T, int S> INLINE V<T, S> op_##name(V<T, S> a) { return per_lane<T>(Full(), [&](int l) { return op_##name(a[l]); }); }
+#define LANES_BINARY(name)                                                                                                  \
+  template <class T, int S> INLINE V<T, S> op_##name(V<T, S> a, V<T, S> b) { return per_lane<T>(Full(), [&](int l) { return op_##name(a[l], b[l]); }); }
+
+// Loops: whole steps, then one of the lanes that are left. With chains, neighbouring steps accumulate separately, so that none waits for
+// the one before.
+template <class F> INLINE void run_steps(int64_t start, int64_t end, F step) {
+  int64_t i = start;
+  for (; i + LANES <= end; i += LANES) step(i, Full());
+  if (i < end) step(i, Tail{(int)(end - i)});
+}
+// For long bodies: one copy of the step instead of two, at the price of masks.
+template <class F> INLINE void run_masked(int64_t start, int64_t end, F step) {
+  for (int64_t i = start; i < end; i += LANES) step(i, Tail{(int)min_int(end - i, LANES)});
+}
+template <int CHAINS, class F> INLINE void run_chains(int64_t start, int64_t end, F step) {
+  if constexpr (CHAINS == 0) return run_masked(start, end, [&](int64_t i, auto live) INLINE_LAMBDA { step(i, live, 0); });
+  int64_t i = start;
+  if constexpr (CHAINS == 4) {
+    for (; i + 4 * LANES <= end; i += 4 * LANES) {
+      step(i, Full(), 0);
+      step(i + LANES, Full(), 1);
+      step(i + 2 * LANES, Full(), 2);
+      step(i + 3 * LANES, Full(), 3);
+    }
+  }
+  for (; i + LANES <= end; i += LANES) step(i, Full(), 0);
+  if (i < end) step(i, Tail{(int)(end - i)}, CHAINS - 1);
+}
+template <class X, int N> struct Chains {
+  X at[N];
+  INLINE_METHOD explicit Chains(X start) { for (int k = 0; k < N; ++k) at[k] = start; }
+  template <class F> INLINE_METHOD X joined(F f) const {
+    if constexpr (N == 4) return f(f(at[0], at[1]), f(at[2], at[3]));
+    return at[0];
+  }
+};
+// A value where lanes live, the identity of the reduction elsewhere.
+template <class X> INLINE X kept(Full, X v, X) { return v; }
+template <class X> INLINE X kept(Tail t, X v, X identity) { return select(alive(t), v, identity); }
+// A number of iterations that the compiler knows, or not.
+template <int N> struct Fixed { static constexpr int n = N; };
+struct Some { int n; };
+template <int ROWS, class F> INLINE void run_rows(int64_t start, int64_t end, int64_t left, F step) {
+  if constexpr (ROWS == 1) return run_masked(start, end, [&](int64_t i, auto live) INLINE_LAMBDA { step(i, live, Some{(int)min_int(left, 8)}); });
+  if (left >= ROWS) run_steps(start, end, [&](int64_t i, auto live) INLINE_LAMBDA { step(i, live, Fixed<ROWS>()); });
+  else run_steps(start, end, [&](int64_t i, auto live) INLINE_LAMBDA { step(i, live, Some{(int)left}); });
+}
+
+template <class T> INLINE bool is_aligned(const T *p) {
+  return (uint64_t)p % (sizeof(T) > 4 ? REGISTER_BYTES : LANES * sizeof(T)) == 0;
+}

@@ -1,0 +1,347 @@
+"""Contractions: nests seen as matrix products, their lowerings, and cpp_cpu's template for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from reference_backends.cpp_cpu.emitter import CppEmitter
+from tests.lowered import Call, call, flat
+from vendor_sdk.ir import index as ix
+from vendor_sdk.ir.contraction import match
+from vendor_sdk.ir.loop import (
+    Accumulator,
+    Compute,
+    Const,
+    Index,
+    Load,
+    LoopKernel,
+    Nest,
+    Param,
+    Range,
+    Reduce,
+    Store,
+    required_ops,
+)
+from vendor_sdk.ir.loop_interpreter import interpret
+
+aten = torch.ops.aten
+F32 = torch.float32
+
+
+def sized(*values: int) -> list[ix.Int]:
+    return [ix.wrap(v) for v in values]
+
+
+# What is a contraction
+
+
+def matched(target: Any, *args: Any) -> Any:
+    (nest,) = call(target, args).lowered.kernel.body
+    return match(nest)
+
+
+def names(ranges: Sequence[Range]) -> list[int | None]:
+    return [r.size.value for r in ranges]
+
+
+def test_a_matrix_product_splits_into_rows_columns_and_steps() -> None:
+    found = matched(aten.mm.default, torch.empty(5, 7), torch.empty(7, 3))
+    assert (names(found.batch), names(found.m), names(found.n), names(found.k)) == ([], [5], [3], [7])
+    assert found.is_matrix_product
+    assert found.dtype == F32
+
+
+def test_halves_are_widened_in_the_factors_and_rounded_in_the_epilogue() -> None:
+    found = matched(aten.mm.default, torch.empty(5, 7, dtype=torch.bfloat16), torch.empty(7, 3, dtype=torch.bfloat16))
+    assert [s.op for s in found.left.body if isinstance(s, Compute)] == ["convert"]
+    assert [s.op for s in found.epilogue if isinstance(s, Compute)] == ["convert"]
+    assert found.dtype == F32
+
+
+def test_a_batch_is_what_both_factors_depend_on() -> None:
+    found = matched(aten.bmm.default, torch.empty(4, 5, 7), torch.empty(4, 7, 3))
+    assert (names(found.batch), names(found.m), names(found.n), names(found.k)) == ([4], [5], [3], [7])
+
+
+def test_a_convolution_is_weights_times_windows() -> None:
+    args = (torch.empty(2, 6, 9, 9), torch.empty(8, 3, 3, 3), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 2)
+    found = matched(aten.convolution.default, *args)
+    assert names(found.batch) == [2]  # groups
+    assert names(found.m) == [4]
+    assert names(found.n) == [2, 9, 9]
+    assert names(found.k) == [3, 3, 3]
+    assert names(found.left.reduced) == [27], "the weights lie along all steps"
+    assert names(found.columns) == [2, 81], "an image of results is one stretch"
+
+
+def test_the_epilogue_holds_what_follows_the_sum_and_nothing_of_the_factors() -> None:
+    found = matched(aten.addmm.default, torch.empty(3), torch.empty(5, 7), torch.empty(7, 3))
+    assert [s.param for s in found.epilogue if isinstance(s, Load)] == ["in2"]
+    assert found.exchanged().exchanged() == found
+
+
+def test_a_matrix_and_a_vector_need_no_template() -> None:
+    kernel = call(aten.mm.default, (torch.empty(1, 9), torch.empty(9, 4))).lowered.kernel
+    found = match(kernel.body[0])
+    assert found is not None
+    assert not found.is_matrix_product
+    assert "contraction" not in required_ops(kernel)
+
+
+def test_products_of_matrices_need_the_template() -> None:
+    assert "contraction" in required_ops(call(aten.mm.default, (torch.empty(2, 9), torch.empty(9, 4))).lowered.kernel)
+
+
+def test_other_reductions_are_no_contractions() -> None:
+    x = torch.empty(4, 5)
+    assert matched(aten.sum.dim_IntList, x, [1]) is None
+    assert matched(aten.linalg_vector_norm.default, x, 2, [1]) is None
+    assert matched(aten._cdist_forward.default, x, x, 1.0, 2) is None
+
+
+# The template against float64 and against the interpreter
+
+
+def launch(one: Call) -> list[torch.Tensor]:
+    outputs = one.outputs()
+    buffers = [*map(flat, one.inputs), *outputs]
+    (run,) = CppEmitter().compile([(one.lowered.kernel, CppEmitter().emit(one.lowered.kernel))])
+    run(buffers, one.symbols())
+    return outputs
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, magnitude: torch.Tensor) -> None:
+    """Within float32 rounding of the sum of absolute values."""
+    assert actual.shape == expected.shape
+    error = (actual.double() - expected).abs()
+    assert bool((error <= 2e-6 * magnitude + 1e-30).all()), f"off by {error.max()}"
+
+
+def check_mm(a: torch.Tensor, b: torch.Tensor, *, dynamic: bool = False) -> torch.Tensor:
+    target = aten.mm.default if a.dim() == 2 else aten.bmm.default
+    (result,) = launch(call(target, (a, b), dynamic=dynamic))
+    close(result, a.double() @ b.double(), a.double().abs() @ b.double().abs())
+    return result
+
+
+SHAPES = [
+    (1, 1, 200),
+    (1, 70, 513),
+    (70, 1, 513),
+    (2, 3, 1),
+    (13, 15, 17),
+    (14, 32, 128),
+    (15, 33, 129),
+    (29, 65, 1500),
+    (100, 10, 40),
+    (10, 100, 40),
+    (3, 4, 0),
+    (0, 4, 3),
+    (4, 0, 3),
+]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sizes(shape: tuple[int, int, int], dynamic: bool) -> None:
+    m, n, k = shape
+    check_mm(torch.randn(m, k), torch.randn(k, n), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("right", ["rows", "columns", "strided", "expanded"])
+@pytest.mark.parametrize("left", ["rows", "columns", "strided", "expanded"])
+def test_operands_lie_as_they_like(left: str, right: str) -> None:
+    def laid(rows: int, columns: int, how: str) -> torch.Tensor:
+        if how == "rows":
+            return torch.randn(rows, columns)
+        if how == "columns":
+            return torch.randn(columns, rows).t()
+        if how == "strided":
+            return torch.randn(rows * 2, columns * 3)[::2, ::3]
+        return torch.randn(1, columns).expand(rows, columns)
+
+    check_mm(laid(37, 70, left), laid(70, 45, right))
+
+
+def test_blocks_of_the_left_factor_and_of_the_sum() -> None:
+    # 5,000 steps of 230 rows are more than one block holds; the results of the second are too many to keep unfinished.
+    check_mm(torch.randn(230, 5000), torch.randn(5000, 40))
+    check_mm(torch.randn(1100, 1300), torch.randn(1300, 1000))
+
+
+def test_many_batches() -> None:
+    check_mm(torch.randn(9, 33, 20), torch.randn(9, 20, 17))
+    check_mm(torch.randn(3, 20, 200).transpose(1, 2), torch.randn(1, 20, 31).expand(3, 20, 31))
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    a, b = torch.randn(150, 2000), torch.randn(2000, 70)
+    batches = torch.randn(6, 64, 64)
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append((check_mm(a, b), check_mm(batches, batches)))
+    finally:
+        torch.set_num_threads(before)
+    for others in results[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(results[0], others, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_integers_wrap(dtype: torch.dtype) -> None:
+    a, b = torch.randint(0, 100, (19, 70)).to(dtype), torch.randint(0, 100, (70, 33)).to(dtype)
+    (result,) = launch(call(aten.mm.default, (a, b)))
+    assert torch.equal(result, a @ b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_halves_are_rounded_once(dtype: torch.dtype) -> None:
+    a, b = torch.randn(19, 300).to(dtype), torch.randn(300, 33).to(dtype)
+    (result,) = launch(call(aten.mm.default, (a, b)))
+    exact = a.double() @ b.double()
+    ulp = torch.finfo(dtype).eps * exact.abs() / 2
+    assert bool(((result.double() - exact).abs() <= ulp * 1.01 + 1e-4).all())
+
+
+def test_double_is_summed_in_double() -> None:
+    a, b = torch.randn(19, 70, dtype=torch.float64), torch.randn(70, 33, dtype=torch.float64)
+    (result,) = launch(call(aten.mm.default, (a, b)))
+    torch.testing.assert_close(result, a @ b, rtol=1e-13, atol=1e-13)
+
+
+def test_infinities_and_nan_go_where_they_belong() -> None:
+    a, b = torch.randn(15, 70), torch.randn(70, 33)
+    a[3, 5], b[60, 20] = float("inf"), float("nan")
+    (result,) = launch(call(aten.mm.default, (a, b)))
+    expected = a @ b
+    assert torch.equal(result.isnan(), expected.isnan())
+    assert torch.equal(result.isinf(), expected.isinf())
+
+
+@pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0, 1), (0.5, 2.0), (1, -1)])
+def test_scaled_sums(beta: float, alpha: float) -> None:
+    c, a, b = torch.randn(9, 1), torch.randn(9, 70), torch.randn(70, 5)
+    given = torch.full_like(c, float("nan")) if beta == 0 else c
+    (result,) = launch(call(aten.addmm.default, (given, a, b), {"beta": beta, "alpha": alpha}))
+    close(result, beta * c.double() + alpha * (a.double() @ b.double()), c.abs() + 3 * (a.double().abs() @ b.double().abs()))
+
+
+# Fused factors and epilogues
+
+
+def fused(m: int, n: int, k: int) -> LoopKernel:
+    """relu(exp(a[i, r]) * where(r < 30, b[r, j] + 1, 2)) summed over r, times the column's scale, and the same negated."""
+    i, j, r = (ix.variable(name, ix.wrap(size)) for name, size in (("i", m), ("j", n), ("r", k)))
+    body = (
+        Load("a", "in0", i * k + r, F32),
+        Compute("left", "exp", ("a",), F32),
+        Index("at", r),
+        Const("limit", 30, torch.int64),
+        Compute("inside", "lt", ("at", "limit"), torch.bool),
+        Const("one", 1.0, F32),
+        Load("b", "in1", r * n + j, F32, "inside", "one"),
+        Compute("right", "add", ("b", "one"), F32),
+        Compute("product", "mul", ("left", "right"), F32),
+    )
+    nest = Nest(
+        (Range("i", ix.wrap(m)), Range("j", ix.wrap(n))),
+        (
+            Reduce((Range("r", ix.wrap(k)),), body, (Accumulator(("total",), "sum", ("product",), F32),)),
+            Load("scale", "in2", j, F32),
+            Compute("scaled", "mul", ("total", "scale"), F32),
+            Compute("negated", "neg", ("scaled",), F32),
+            Store("out0", i * n + j, "scaled"),
+            Store("out1", j * m + i, "negated"),
+        ),
+    )
+    sizes = {"in0": m * k, "in1": k * n, "in2": n, "out0": m * n, "out1": m * n}
+    params = tuple(Param(p, F32, ix.wrap(s), "in" if p.startswith("in") else "out") for p, s in sizes.items())
+    return LoopKernel("kernel", params, (), (nest,))
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(20, 35, 64), (5, 3, 40), (33, 17, 20)])
+def test_producers_and_consumers_run_inside(m: int, n: int, k: int) -> None:
+    kernel = fused(m, n, k)
+    assert "contraction" in required_ops(kernel)
+    text = CppEmitter().emit(kernel)
+    assert "matrix_product(" in text
+    (run,) = CppEmitter().compile([(kernel, text)])
+    inputs = [torch.randn(m * k), torch.randn(k * n), torch.randn(n)]
+    mine, defined = ([torch.full((m * n,), float("nan")) for _ in range(2)] for _ in range(2))
+    run([*inputs, *mine], [])
+    interpret(kernel, [*inputs, *defined], [])
+    for x, y in zip(mine, defined, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-3)
+
+
+# Convolutions
+
+CONVOLUTIONS = {
+    "same": ((2, 5, 13, 14), (7, 5, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+    "strided": ((2, 3, 17, 16), (20, 3, 7, 7), [2, 2], [3, 3], [1, 1], False, [0, 0], 1),
+    "pointwise, strided": ((2, 8, 9, 9), (4, 8, 1, 1), [2, 2], [0, 0], [1, 1], False, [0, 0], 1),
+    "dilated, uneven": ((1, 4, 19, 18), (6, 4, 3, 2), [3, 2], [2, 1], [2, 3], False, [0, 0], 1),
+    "groups": ((2, 8, 9, 9), (12, 2, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 4),
+    "depthwise": ((2, 6, 9, 9), (6, 1, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 6),
+    "one dimension": ((3, 4, 50), (5, 4, 7), [1], [3], [1], False, [0], 1),
+    "three dimensions": ((1, 3, 6, 7, 8), (4, 3, 3, 2, 3), [1, 2, 1], [1, 0, 1], [1, 1, 1], False, [0, 0, 0], 1),
+    "transposed": ((2, 6, 7, 7), (6, 5, 3, 3), [2, 2], [1, 1], [1, 1], True, [1, 1], 1),
+    "transposed, groups, dilated": ((1, 6, 5, 6), (6, 2, 3, 3), [2, 3], [1, 0], [2, 1], True, [0, 1], 3),
+    "transposed, stride larger than window": ((2, 3, 4, 5), (3, 4, 2, 1), [3, 3], [0, 0], [1, 1], True, [0, 0], 1),
+}
+
+
+def convolution(name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[Any]]:
+    shape, weight, *rest = CONVOLUTIONS[name]
+    channels = weight[1] * rest[-1] if rest[3] else weight[0]
+    return torch.randn(shape), torch.randn(weight), torch.randn(channels), list(rest)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution(name: str, dynamic: bool) -> None:
+    x, weight, bias, rest = convolution(name)
+    (result,) = launch(call(aten.convolution.default, (x, weight, bias, *rest), dynamic=dynamic and not rest[3]))
+    exact = aten.convolution.default(x.double(), weight.double(), bias.double(), *rest)
+    close(result, exact, aten.convolution.default(x.double().abs(), weight.double().abs(), bias.double().abs(), *rest))
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution_gradients(name: str) -> None:
+    x, weight, bias, rest = convolution(name)
+    gradient = torch.randn_like(aten.convolution.default(x, weight, bias, *rest))
+    rest += [[True, True, True]]
+    wide = [t.double() for t in (gradient, x, weight)]
+    exact = aten.convolution_backward.default(*wide, [len(bias)], *rest)
+    magnitude = aten.convolution_backward.default(*(t.abs() for t in wide), [len(bias)], *rest)
+    results = launch(call(aten.convolution_backward.default, (gradient, x, weight, [len(bias)], *rest)))
+    for mine, right, size in zip(results, exact, magnitude, strict=True):
+        close(mine, right, size)
+
+
+@pytest.mark.parametrize("mask", [[True, False, False], [False, True, False], [False, False, True]], ids=str)
+def test_only_the_gradients_asked_for(mask: list[bool]) -> None:
+    x, weight, bias, rest = convolution("strided")
+    gradient = torch.randn_like(aten.convolution.default(x, weight, bias, *rest))
+    one = call(aten.convolution_backward.default, (gradient, x, weight, [len(bias)], *rest, mask))
+    (result,) = launch(one)
+    expected = aten.convolution_backward.default(gradient, x, weight, [len(bias)], *rest, mask)
+    torch.testing.assert_close(result, expected[mask.index(True)], rtol=1e-4, atol=1e-4)
+    assert len(one.lowered.inputs) <= 2, "what a gradient does not need is not read"
+
+
+def test_a_window_at_the_edge_reads_nothing_outside() -> None:
+    # NaN just before and behind the image: a masked load must not let it through.
+    memory = torch.full((3 * 64 + 128,), float("nan"))
+    x = memory[64 : 64 + 192].view(1, 3, 8, 8)
+    x.normal_()
+    weight = torch.randn(4, 3, 3, 3)
+    rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    (result,) = launch(call(aten.convolution.default, (x, weight, None, *rest)))
+    torch.testing.assert_close(result, aten.convolution.default(x, weight, None, *rest), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,373 @@
+"""cpp_cpu's attention: outputs and gradients as accurate as eager, whatever the shapes, strides, masks and threads."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from reference_backends.cpp_cpu.attention import KERNELS
+from tests.chips import use_chip
+from tests.models import MODELS, logits
+from vendor_sdk.contract.placement import Kind
+from vendor_sdk.pipeline import recording
+from vendor_sdk.prims.attention import attention, attention_backward
+from vendor_sdk.prims.bounds import violations
+from vendor_sdk.prims.opset import COMPOSITES
+from vendor_sdk.prims.reference import Expected
+from vendor_sdk.prims.samples import Sample
+from vendor_sdk.run.compiled import CompiledGraph
+
+Tensor = torch.Tensor
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@dataclass
+class Problem:
+    """One call: operands, and the options that forward and backward share."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    causal: bool = False
+    mask: Tensor | None = None
+    scale: float | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"attn_mask": self.mask, "scale": self.scale}
+
+    def wide(self) -> Problem:
+        mask = self.mask if self.mask is None or self.mask.dtype == torch.bool else self.mask.double()
+        return Problem(self.query.double(), self.key.double(), self.value.double(), self.causal, mask, self.scale)
+
+    def operands(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.query, self.key, self.value
+
+    def forward(self, statistics: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Through the kernel, into memory full of NaN."""
+        dtype = self.query.dtype
+        statistics = statistics or (torch.float64 if dtype == torch.float64 else torch.float32)
+        out = torch.full((*self.query.shape[:3], self.value.shape[3]), math.nan, dtype=dtype)
+        logsumexp = torch.full(self.query.shape[:3], math.nan, dtype=statistics)
+        KERNELS["scaled_dot_product_attention"].call(out, logsumexp, *self.operands(), 0.0, self.causal, **self.options)
+        return out, logsumexp
+
+    def backward(self, grad: Tensor, out: Tensor, logsumexp: Tensor) -> tuple[Tensor, ...]:
+        results = tuple(torch.full(x.shape, math.nan, dtype=x.dtype) for x in self.operands())
+        kernel = KERNELS["scaled_dot_product_attention_backward"].call
+        kernel(*results, grad, *self.operands(), out, logsumexp, 0.0, self.causal, **self.options)
+        return results
+
+
+def exact(problem: Problem, grad: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+    wide = problem.wide()
+    out, logsumexp = attention(*wide.operands(), 0.0, problem.causal, **wide.options)
+    saved = (*wide.operands(), out, logsumexp, 0.0, problem.causal)
+    return (out, logsumexp), attention_backward(grad.double(), *saved, **wide.options)
+
+
+def errors(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> list[float]:
+    """Root mean square of the differences; also fails where NaN and infinities are not at the same places."""
+    found = []
+    for a, e in zip(actual, expected, strict=True):
+        finite = e.isfinite()
+        torch.testing.assert_close(a.double()[~finite], e[~finite], equal_nan=True)
+        difference = (a.double() - e)[finite]
+        found.append(difference.square().mean().sqrt().item() if difference.numel() else 0.0)
+    return found
+
+
+def check(problem: Problem) -> None:
+    """Outputs and gradients: at most twice the error of eager in the same dtype, and within the rows' bounds."""
+    grad = torch.randn(*problem.query.shape[:3], problem.value.shape[3]).to(problem.query.dtype)
+    expected, expected_gradients = exact(problem, grad)
+    actual = problem.forward()
+    gradients = problem.backward(grad, *actual)
+    rest: tuple[Any, ...] = (*problem.operands(), 0.0, problem.causal)
+    eager = attention(*rest, **problem.options)
+    saved: tuple[Any, ...] = (grad, *problem.operands(), *eager, 0.0, problem.causal)
+    eager_gradients = attention_backward(*saved, **problem.options)
+    for mine, others, true in ((actual, eager, expected), (gradients, eager_gradients, expected_gradients)):
+        for tensor, error, other, wanted in zip(mine, errors(mine, true), errors(others, true), true, strict=True):
+            # A result of a few numbers may be exact in eager by chance, and in float64 eager is the reference.
+            size = wanted[wanted.isfinite()].abs().max().item() if wanted.isfinite().any() else 0.0
+            chance = torch.finfo(tensor.dtype).eps * max(size, 1) * (32 if tensor.dtype == torch.float64 else 2)
+            assert error <= 2 * other + chance, (tensor.shape, error, other)
+    if problem.query.shape[1] == problem.key.shape[1]:
+        within_bounds("scaled_dot_product_attention", Sample(rest, problem.options), actual, expected)
+        saved = (grad, *problem.operands(), *actual, 0.0, problem.causal)
+        # Gradients are judged by what was saved for them, which halves have rounded.
+        wide: list[Any] = [x.double() if isinstance(x, Tensor) else x for x in saved]
+        from_saved = attention_backward(*wide, **problem.wide().options)
+        within_bounds("scaled_dot_product_attention_backward", Sample(saved, problem.options), gradients, from_saved)
+    assert all(map(torch.equal, problem.forward(), actual))
+    assert all(map(torch.equal, problem.backward(grad, *actual), gradients))
+
+
+def within_bounds(name: str, sample: Sample, actual: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> None:
+    row = COMPOSITES[name]
+    expected = [Expected(value, tuple(value.shape), mine.dtype) for value, mine in zip(exact, actual, strict=True)]
+    verdict = violations(row.bound, row, sample, actual, expected)
+    assert verdict.ok, (name, verdict.message)
+
+
+def drawn(dtype: torch.dtype, batch: int, heads: int, rows: int, width: int, layout: int = 0) -> Tensor:
+    """Normal numbers in one of four layouts: contiguous, heads behind rows, transposed, every second row of a wider tensor."""
+    if layout == 1:
+        return torch.randn(batch, rows, heads, width).to(dtype).transpose(1, 2)
+    if layout == 2:
+        return torch.randn(batch, heads, width, rows).to(dtype).transpose(2, 3)
+    if layout == 3:
+        return torch.randn(batch, heads, 2 * rows, width + 5).to(dtype)[:, :, ::2, 2 : 2 + width]
+    return torch.randn(batch, heads, rows, width).to(dtype)
+
+
+def problem_of(lengths: tuple[int, int, int], draw: Callable[[int], Tensor], **options: Any) -> Problem:
+    """Query, key and value by their numbers of rows."""
+    query, key, value = map(draw, lengths)
+    return Problem(query, key, value, **options)
+
+
+def random_mask(choice: random.Random, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor | None:
+    """None, bool, added with some keys closed, or added in another dtype than the operands'; broadcast along any dimensions."""
+    kind = choice.randrange(4)
+    own = [choice.choice((1, size)) for size in shape][choice.choice((0, 0, 2)) :]
+    if kind == 0:
+        return None
+    if kind == 1:
+        return torch.rand(own) > 0.3
+    added = torch.randn(own)
+    if kind == 2:
+        return added.masked_fill(torch.rand(own) > 0.7, -math.inf).to(dtype)
+    return added.to(torch.bfloat16 if dtype == torch.float32 else torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(30))
+def test_random_problems(seed: int, dtype: torch.dtype) -> None:
+    choice = random.Random(f"{seed}{dtype}")
+    torch.manual_seed(seed)
+    batch, shared, group = choice.choice((1, 2, 3)), choice.choice((1, 2, 3)), choice.choice((1, 1, 2, 4))
+    rows = choice.choice((1, 1, 2, 3, 5, 16, 17, 31, 33, 65, 130))
+    keys = choice.choice((1, 2, 5, 16, 33, 127, 128, 129, 300, 1100))
+    width = choice.choice((1, 3, 8, 16, 20, 40, 64, 72, 80, 128, 200))
+    depth = choice.choice((width, width, width, 24))
+    query = drawn(dtype, batch, shared * group, rows, width, choice.randrange(4))
+    key = drawn(dtype, batch, shared, keys, width, choice.randrange(4))
+    value = drawn(dtype, batch, shared, keys, depth, choice.randrange(4))
+    mask = random_mask(choice, dtype, (batch, shared * group, rows, keys))
+    check(Problem(query, key, value, choice.random() < 0.4, mask, choice.choice((None, None, 0.3))))
+
+
+@pytest.mark.parametrize("width", [512, 1024])
+def test_wide_heads(width: int) -> None:
+    torch.manual_seed(0)
+    check(problem_of((40, 40, 40), lambda n: drawn(torch.float32, 1, 2, n, width, 1)))
+
+
+@pytest.mark.parametrize(
+    ("query", "key", "value"),
+    [
+        ((0, 2, 3, 8), (0, 2, 5, 8), (0, 2, 5, 8)),
+        ((2, 0, 3, 8), (2, 0, 5, 8), (2, 0, 5, 8)),
+        ((2, 2, 0, 8), (2, 2, 5, 8), (2, 2, 5, 8)),
+        ((2, 2, 3, 8), (2, 2, 0, 8), (2, 2, 0, 8)),
+        ((2, 2, 40, 8), (2, 2, 0, 8), (2, 2, 0, 8)),
+        ((2, 2, 3, 0), (2, 2, 5, 0), (2, 2, 5, 8)),
+        ((2, 2, 40, 8), (2, 2, 5, 8), (2, 2, 5, 0)),
+    ],
+)
+def test_empty(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> None:
+    problem = Problem(torch.randn(query), torch.randn(key), torch.randn(value), scale=0.5)
+    out, logsumexp = problem.forward()
+    scores = problem.query @ problem.key.mT * 0.5
+    expected = scores.softmax(-1) @ problem.value
+    torch.testing.assert_close(out, expected)
+    gradients = problem.backward(torch.randn_like(out), out, logsumexp)
+    for gradient, operand in zip(gradients, problem.operands(), strict=True):
+        assert gradient.shape == operand.shape
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_rows_with_nothing_to_attend_to_are_zero(rows: int) -> None:
+    torch.manual_seed(0)
+    for mask in (torch.rand(rows, 150) > 0.5, torch.randn(rows, 150)):
+        mask[1] = False if mask.dtype == torch.bool else -math.inf
+        problem = problem_of((rows, 150, 150), lambda n: drawn(torch.float32, 2, 2, n, 16), mask=mask)
+        check(problem)
+        out, logsumexp = problem.forward()
+        assert not out[:, :, 1].any()
+        assert not logsumexp[:, :, 1].any()
+        assert not problem.backward(torch.randn_like(out), out, logsumexp)[0][:, :, 1].any()
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row_of_lowest_numbers_attends_to_all_keys_alike(rows: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    mask = torch.zeros(rows, 150, dtype=dtype)
+    mask[2] = torch.finfo(dtype).min
+    problem = problem_of((rows, 150, 150), lambda n: drawn(dtype, 1, 2, n, 16), mask=mask)
+    out, logsumexp = problem.forward()
+    torch.testing.assert_close(out[:, :, 2], problem.value.mean(2))
+    grad = torch.zeros_like(out)
+    grad[:, :, 2] = torch.randn(16, dtype=dtype)
+    grad_value = problem.backward(grad, out, logsumexp)[2]
+    torch.testing.assert_close(grad_value, (grad[:, :, 2:3] / 150).expand_as(grad_value))
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_special_values_stay_in_their_rows(rows: int, bad: float) -> None:
+    torch.manual_seed(0)
+    problem = problem_of((rows, 150, 150), lambda n: drawn(torch.float32, 1, 2, n, 16))
+    problem.query[0, 1, 2, 5] = bad
+    (expected, _), _ = exact(problem, torch.ones(1, 2, rows, 16))
+    out, _ = problem.forward()
+    torch.testing.assert_close(out, expected.float(), equal_nan=True)
+    assert out[0, 1, 2].isnan().all()
+    assert out.isnan().sum() == 16
+
+
+def test_one_key_is_copied_exactly() -> None:
+    problem = problem_of((40, 1, 1), lambda n: drawn(torch.float32, 2, 3, n, 24))
+    assert torch.equal(problem.forward()[0], problem.value.expand(2, 3, 40, 24))
+
+
+def test_masked_keys_have_no_weight_and_no_gradient() -> None:
+    torch.manual_seed(0)
+    mask = torch.zeros(1, 1, 1, 200).masked_fill(torch.arange(200) >= 170, -math.inf)
+    problem = problem_of((40, 200, 200), lambda n: drawn(torch.float32, 2, 2, n, 16), mask=mask)
+    out, logsumexp = problem.forward()
+    short = Problem(problem.query, problem.key[:, :, :170], problem.value[:, :, :170])
+    torch.testing.assert_close(out, short.forward()[0])
+    _, grad_key, grad_value = problem.backward(torch.randn_like(out), out, logsumexp)
+    assert not grad_key[:, :, 170:].any()
+    assert not grad_value[:, :, 170:].any()
+
+
+def test_float64_gradients_do_not_lose_digits_to_a_float32_logarithm() -> None:
+    torch.manual_seed(0)
+    problem = problem_of((40, 150, 150), lambda n: drawn(torch.float64, 1, 2, n, 16))
+    grad = drawn(torch.float64, 1, 2, 40, 16)
+    out, logsumexp = problem.forward(torch.float32)
+    for gradient, expected in zip(problem.backward(grad, out, logsumexp), exact(problem, grad)[1], strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(("rows", "keys", "causal"), [(1, 3000, False), (300, 300, True), (7, 1500, False), (130, 1100, True)])
+def test_results_do_not_depend_on_the_number_of_threads(rows: int, keys: int, causal: bool) -> None:
+    torch.manual_seed(0)
+    problem = problem_of((rows, keys, keys), lambda n: drawn(torch.float32, 1, 2, n, 64, 1), causal=causal)
+    grad = drawn(torch.float32, 1, 2, rows, 64)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results = problem.forward()
+            found.append((*results, *problem.backward(grad, *results)))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(map(torch.equal, other, found[0]))
+
+
+# Through torch.compile
+
+
+@pytest.fixture
+def graphs() -> Any:
+    torch._dynamo.reset()
+    use_chip("cpp_cpu")
+    found: list[CompiledGraph] = []
+    with recording(found.append):
+        yield found
+
+
+def kept(graphs: list[CompiledGraph]) -> list[str]:
+    """Attention composites that run whole, in order; fails where parts of one taken to pieces are left."""
+    placements = list(itertools.chain.from_iterable(graph.placements for graph in graphs))
+    left = {p.prim for p in placements} & {"softmax", "_safe_softmax", "bmm", "amax"}
+    assert not left
+    attention_nodes = [p for p in placements if p.prim.startswith("scaled_dot_product")]
+    assert all(p.placement.kind is Kind.NATIVE for p in attention_nodes)
+    return [p.prim for p in attention_nodes]
+
+
+BOTH = ["scaled_dot_product_attention", "scaled_dot_product_attention_backward"]
+PADDING = torch.arange(40) < torch.tensor([[40], [31]])
+CALLS: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "plain": (F.scaled_dot_product_attention, 4),
+    "causal": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), 4),
+    "bool mask": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=PADDING[:, None, None]), 4),
+    "added mask": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(40, 40).tril().log()), 4),
+    "shared heads": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, enable_gqa=True), 2),
+    "scale": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.2), 4),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled_functions(name: str, graphs: list[CompiledGraph]) -> None:
+    function, heads = CALLS[name]
+    torch.manual_seed(0)
+    operands = [torch.randn(2, 40, n, 16) for n in (4, heads, heads)]
+    grad = torch.randn(2, 4, 40, 16)
+
+    def run(call: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in operands]
+        out = call(*(x.transpose(1, 2) for x in leaves))
+        torch.autograd.backward(out, grad.to(dtype))
+        return [out.detach(), *(x.grad for x in leaves if x.grad is not None)]
+
+    true = run(lambda *args: function(*args).double(), torch.float64) if "mask" not in name else None
+    ours, eager = run(torch.compile(function, backend="cpp_cpu"), torch.float32), run(function, torch.float32)
+    assert kept(graphs) == BOTH
+    for mine, others, wanted in zip(ours, eager, true or [x.double() for x in eager], strict=True):
+        assert mine.stride() == others.stride()
+        allowed = 2 * (others - wanted).abs().max().item() + 1e-6
+        assert (mine - wanted).abs().max().item() <= allowed
+
+
+def test_without_gradients(graphs: list[CompiledGraph]) -> None:
+    query = torch.randn(2, 3, 40, 16)
+    ours = torch.compile(F.scaled_dot_product_attention, backend="cpp_cpu")(query, query, query)
+    torch.testing.assert_close(ours, F.scaled_dot_product_attention(query, query, query))
+    assert kept(graphs) == BOTH[:1]
+
+
+def test_dropout_keeps_the_mean_and_its_gradient_agrees(graphs: list[CompiledGraph]) -> None:
+    """torch takes attention with dropout to pieces before any backend sees it."""
+    torch.manual_seed(0)
+    value = torch.ones(4, 8, 64, 16, requires_grad=True)
+    query = torch.randn(4, 8, 64, 16)
+    out = torch.compile(lambda q, v: F.scaled_dot_product_attention(q, q, v, dropout_p=0.25), backend="cpp_cpu")(query, value)
+    assert out.mean().item() == pytest.approx(1, abs=0.02)
+    torch.autograd.backward(out.sum())
+    assert value.grad is not None
+    assert value.grad.sum().item() == pytest.approx(out.sum().item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "vit"])
+@pytest.mark.filterwarnings("ignore")  # transformers warns about its own configs and deprecations
+def test_models_keep_attention_whole(name: str, graphs: list[CompiledGraph]) -> None:
+    torch.manual_seed(0)
+    case = MODELS[name]
+    model, batch = case.build().train(), case.inputs(2, 12)
+    eager = copy.deepcopy(model)
+    for run in (torch.compile(model, backend="cpp_cpu"), eager):
+        torch.autograd.backward(logits(run(**batch)).square().mean())
+    assert sorted(kept(graphs)) == sorted(2 * BOTH)
+    for (key, mine), other in zip(model.named_parameters(), eager.parameters(), strict=True):
+        assert (mine.grad is None) == (other.grad is None), key
+        if mine.grad is not None and other.grad is not None:
+            torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-5)

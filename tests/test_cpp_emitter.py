@@ -1,0 +1,236 @@
+"""Fused kernels through the C++ emitter: right at every size, dtype and number of threads."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+
+from reference_backends.cpp_cpu import compiler
+from reference_backends.cpp_cpu.emitter import CppEmitter
+from reference_backends.cpp_cpu.machine import cache_bytes
+from tests import kernels
+from tests.kernels import Case
+from vendor_sdk.ir.loop_interpreter import interpret
+from vendor_sdk.ir.loop_verify import verify
+
+EMITTER = CppEmitter()
+NUMBERS = count()
+
+
+def rename(case: Case) -> Case:
+    """The case with a name of its own, as one translation unit needs."""
+    object.__setattr__(case.kernel, "name", f"{case.kernel.name}_{next(NUMBERS)}")
+    return case
+
+
+def launch(cases: Sequence[Case]) -> list[list[torch.Tensor]]:
+    """All kernels compiled together and launched once: new content of "inout" params, then outputs."""
+    named = []
+    for case in cases:
+        rename(case)
+        verify(case.kernel)
+        named.append((case.kernel, EMITTER.emit(case.kernel)))
+    found = []
+    for case, run in zip(cases, EMITTER.compile(named), strict=True):
+        inputs = [t.clone() for t in case.inputs]
+        results = case.results()
+        run([*inputs, *results], case.symbols)
+        given = [p for p in case.kernel.params if p.role != "out"]
+        found.append([t for t, p in zip(inputs, given, strict=True) if p.role == "inout"] + results)
+    return found
+
+
+def expected(case: Case) -> list[torch.Tensor]:
+    """What the kernel means, in float64."""
+    wide = [t.double() if t.is_floating_point() else t for t in case.inputs]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        result = case.eager(*wide)
+    finally:
+        torch.set_default_dtype(before)
+    return list(result) if isinstance(result, list | tuple) else [result]
+
+
+def check(cases: Sequence[Case]) -> None:
+    for case, results in zip(cases, launch(cases), strict=True):
+        if case.kernel.name.startswith("dropout"):
+            continue
+        for result, exact in zip(results, expected(case), strict=True):
+            half = result.dtype in (torch.bfloat16, torch.float16)
+            size = max(exact.abs().max().item(), 1e-30) if exact.numel() else 1.0
+            error = (result.double() - exact.reshape(result.shape)).abs().max().item() / size if exact.numel() else 0.0
+            assert error < (1e-2 if half else 2e-6), f"{case.kernel.name}: error {error} of {size}"
+
+
+@pytest.mark.parametrize(("elements", "columns"), [(3000, 5), (40_000, 64), (100_000, 1000), (300_000, 4099), (1, 1)])
+def test_fused_kernels(elements: int, columns: int) -> None:
+    check(list(kernels.cases(elements, columns)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_fused_kernels_of_other_dtypes(dtype: torch.dtype) -> None:
+    check(list(kernels.cases(50_000, 331, dtype)))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 3), (7, 33), (40, 1000)])
+def test_dropout_draws_the_defined_stream(rows: int, columns: int) -> None:
+    case = kernels.dropout(rows, columns)
+    ((result,),) = launch([case])
+    exact = torch.empty(rows * columns)
+    interpret(case.kernel, [case.inputs[0].flatten(), exact], case.symbols)
+    assert torch.equal(result.flatten(), exact)
+
+
+def test_results_do_not_depend_on_the_number_of_threads() -> None:
+    chosen = list(kernels.cases(300_000, 1024))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = launch(chosen)
+        torch.set_num_threads(2)
+        two = launch(chosen)
+        again = launch(chosen)
+    finally:
+        torch.set_num_threads(before)
+    for case, *results in zip(chosen, one, two, again, strict=True):
+        for first, *others in zip(*results, strict=True):
+            assert all(torch.equal(first, other) for other in others), case.kernel.name
+
+
+def test_few_long_rows() -> None:
+    check([kernels.softmax(3, 300_001), kernels.layer_norm(2, 1 << 18), kernels.cross_entropy(2, 200_000)])
+
+
+def test_results_larger_than_the_caches() -> None:
+    """Stored past them, from an address that is and one that is not aligned."""
+    n = cache_bytes(3) // 4 + 1000
+    case = kernels.swiglu(1, n)
+    ((result,),) = launch([case])
+    torch.testing.assert_close(result, case.eager(*case.inputs), rtol=1e-5, atol=1e-6)
+    (run,) = EMITTER.compile([(case.kernel, EMITTER.emit(case.kernel))])
+    shifted = torch.empty(n + 1)[1:]
+    run([*case.inputs, shifted], ())
+    assert torch.equal(shifted, result.flatten())
+
+
+def test_equal_nests_share_a_function() -> None:
+    text = EMITTER.emit(kernels.adamw([100 + n for n in range(150)]).kernel)
+    assert text.count("static void") == 1
+    assert text.count("_nest0(") == 151
+
+
+def test_nests_wait_for_what_they_read() -> None:
+    """A nest side by side with the one that writes its operand."""
+    k = kernels.Writer("chain")
+    n = 200_000
+    x, middle, y = k.param("x", n), k.out("middle", n), k.out("y", n)
+    with k.nest(n) as (i,):
+        k.store(middle, i, k.op("mul", k.load(x, i), 2.0))
+    with k.nest(n) as (i,):
+        k.store(y, i, k.op("add", k.load(middle, n - 1 - i), 1.0))
+    data = torch.randn(n)
+    case = Case(k.kernel(), (data,), (((n,), torch.float32),) * 2, lambda x: (x * 2, (x * 2).flip(0) + 1))
+    check([case])
+
+
+@pytest.mark.parametrize("instructions", ["x86-64-v3", "x86-64-v2"])
+def test_other_instruction_sets(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip("for x86")
+    flags = tuple(f"-march={instructions}" if f.startswith("-march=") else f for f in compiler.FLAGS)
+    monkeypatch.setattr(compiler, "FLAGS", flags)
+    compiler.toolchain.cache_clear()
+    try:
+        check([*kernels.cases(20_000, 333), *kernels.cases(5000, 77, torch.bfloat16)])
+    finally:
+        compiler.toolchain.cache_clear()
+
+
+def test_code_compiles_for_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cross = shutil.which("aarch64-linux-gnu-g++")
+    if cross is None:
+        pytest.skip("needs g++-aarch64-linux-gnu")
+    sources: list[str] = []
+
+    def keep(source: str) -> None:
+        sources.append(source)
+        raise InterruptedError
+
+    monkeypatch.setattr(compiler, "load", keep)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        with pytest.raises(InterruptedError):
+            EMITTER.compile([(c.kernel, EMITTER.emit(c.kernel)) for c in kernels.cases(20_000, 100, dtype) if rename(c)])
+    for source in sources:
+        file = tmp_path / "kernels.cpp"
+        file.write_text(source)
+        flags = [f for f in compiler.FLAGS if not f.startswith("-march=") and f != "-shared"]
+        subprocess.run([cross, *flags, "-c", str(file), "-o", str(tmp_path / "kernels.o")], check=True)
+
+
+ELEMENTARY = {
+    "exp": 1.5,
+    "exp2": 1.5,
+    "expm1": 2.0,
+    "log": 1.5,
+    "log2": 2.0,
+    "log10": 2.0,
+    "log1p": 1.5,
+    "sin": 2.0,
+    "cos": 2.0,
+    "tanh": 2.0,
+    "erf": 2.0,
+    "erfc": 8.0,
+    "sigmoid": 3.0,
+}
+"""Float32 functions of this backend's own and their largest error in units in the last place; the rows allow more."""
+
+
+def ulps(result: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Errors in units in the last place of float32; 0 where the result is the rounded value, infinite where NaN differ."""
+    rounded = exact.float()
+    unit = torch.exp2(torch.floor(torch.log2(exact.abs().clamp(min=2.0**-126))) - 23)
+    error = ((result.double() - exact).abs() / unit).nan_to_num(torch.inf)
+    same = (result == rounded) | (result.isnan() & rounded.isnan())
+    return torch.where(same, 0.0, error)
+
+
+@pytest.mark.parametrize("name", ELEMENTARY)
+def test_elementary_functions_over_all_exponents(name: str) -> None:
+    x = torch.arange(-(2**31), 2**31, 10007, dtype=torch.int64).to(torch.int32).view(torch.float32)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0, -1.0, 2**-149, 3.4e38, -3.4e38, 88.7, -103.9])
+    x = torch.cat((x, special, torch.linspace(-12, 12, 100_003)))
+    k = kernels.Writer(name)
+    source, target = k.param("x", len(x)), k.out("y", len(x))
+    with k.nest(len(x)) as (i,):
+        k.store(target, i, k.op(name, k.load(source, i)))
+    function = {"erf": torch.special.erf, "erfc": torch.special.erfc}.get(name) or getattr(torch, name)
+    case = Case(k.kernel(), (x,), (((len(x),), torch.float32),), function)
+    ((result,),) = launch([case])
+    exact = function(x.double())
+    error = ulps(result, exact)
+    worst = int(error.argmax())
+    assert error[worst] <= ELEMENTARY[name], f"{name}({x[worst]}) = {result[worst]}, exact {exact[worst]}"
+
+
+def test_powers_of_special_values() -> None:
+    values = torch.tensor([0.0, 1.0, 2.0, 3.0, 0.5, torch.inf, torch.nan, 1e-40, 3e38, 16777217.0])
+    values = torch.cat((values, -values))
+    base, exponent = (t.flatten() for t in torch.meshgrid(values, values, indexing="ij"))
+    n = len(base)
+    k = kernels.Writer("power")
+    a, b, y = k.param("a", n), k.param("b", n), k.out("y", n)
+    with k.nest(n) as (i,):
+        k.store(y, i, k.op("pow", k.load(a, i), k.load(b, i)))
+    case = Case(k.kernel(), (base, exponent), (((n,), torch.float32),), torch.pow)
+    ((result,),) = launch([case])
+    exact = torch.pow(base.double(), exponent.double())
+    assert ulps(result, exact).max() <= 1.0
+    assert bool((result.signbit() == exact.float().signbit())[~result.isnan()].all())

@@ -1,0 +1,194 @@
+"""Fusion: named patterns become exactly so many kernels, and fused kernels compute what torch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.fusing import compiled
+from vendor_sdk.contract.emitter import Limits
+from vendor_sdk.ir.loop import Load, Nest, walk
+
+aten = torch.ops.aten
+Case = tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]
+
+
+def rope(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = q.shape[-1] // 2
+    return q * cos + torch.cat((-q[..., half:], q[..., :half]), -1) * sin
+
+
+def rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * w
+
+
+def batch_norm_relu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.relu(F.batch_norm(x, None, None, w, b, True))
+
+
+def residual_norm(x: torch.Tensor, r: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + r, F.layer_norm(x + r, (10,), w, b)
+
+
+def layer_norm_backward(*args: torch.Tensor) -> Any:
+    dy, x, mean, rstd, w, b = args
+    return aten.native_layer_norm_backward(dy, x, [10], mean, rstd, w, b, [True] * 3)
+
+
+def adamw(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    n = len(tensors) // 4
+    results = []
+    for p, g, m, v in zip(tensors[:n], tensors[n : 2 * n], tensors[2 * n : 3 * n], tensors[3 * n :], strict=True):
+        m = m * 0.9 + g * 0.1
+        v = v * 0.99 + g * g * 0.01
+        results += [p * 0.99 - 0.01 * m / (v.sqrt() + 1e-8), m, v]
+    return results
+
+
+def _cases() -> dict[str, Case]:
+    torch.manual_seed(0)
+    x, r, dy, w, b = torch.randn(100, 10), torch.randn(100, 10), torch.randn(100, 10), torch.randn(10), torch.randn(10)
+    mean, rstd = x.mean(-1, keepdim=True), torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)
+    q, target = torch.randn(2, 3, 5, 8), torch.randint(0, 10, (100,))
+    image, c0, c1 = torch.randn(4, 6, 5, 7), torch.randn(6), torch.randn(6)
+    half = [t.bfloat16() for t in (x, w, b)]
+    return {
+        "chain": (lambda x, r: torch.tanh(x + r) * 2 + 1, (x, r), 1),
+        "softmax": (lambda x: torch.softmax(x, -1), (x,), 1),
+        "softmax over the first dimension": (lambda x: torch.softmax(x, 0), (x,), 1),
+        "log_softmax": (lambda x: torch.log_softmax(x, -1), (x,), 1),
+        "masked, scaled softmax": (
+            lambda x, m: torch.softmax(x.masked_fill(m, -1e9) * 0.5, -1),
+            (torch.randn(2, 3, 5, 7), torch.rand(5, 7) > 0.5),
+            1,
+        ),
+        "softmax of heads": (lambda x: torch.softmax(x.view(4, 25, 2, 5).transpose(1, 2), -1), (x,), 1),
+        "layer_norm": (lambda x, w, b: F.layer_norm(x, (10,), w, b), (x, w, b), 1),
+        "layer_norm, bfloat16": (lambda x, w, b: F.layer_norm(x, (10,), w, b), tuple(half), 1),
+        "layer_norm of residual and bias": (
+            lambda x, r, w, b: F.layer_norm(x + r + b, (10,), w, b).to(torch.bfloat16),
+            (x, r, w, b),
+            1,
+        ),
+        "residual + layer_norm": (residual_norm, (x, r, w, b), 1),
+        "layer_norm backward": (layer_norm_backward, (dy, x, mean, rstd, w, b), 1),
+        "rms_norm": (rms_norm, (x, w), 1),
+        "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (image, c0, c1), 2),
+        "batch_norm + relu, training": (batch_norm_relu, (image, c0, c1), 1),
+        "softmax backward": (lambda g, o: aten._softmax_backward_data(g, o, -1, torch.float32), (dy, x), 1),
+        "gelu, erf": (lambda x, b: F.gelu(x + b), (x, b), 1),
+        "gelu, tanh": (lambda x, b: F.gelu(x + b, approximate="tanh"), (x, b), 1),
+        "gelu backward": (lambda g, x: aten.gelu_backward(g, x, approximate="tanh"), (dy, x), 1),
+        "swiglu": (lambda x, r: F.silu(x) * r, (x, r), 1),
+        "packed swiglu": (lambda x: F.silu(x[:, :5]) * x[:, 5:], (x,), 1),
+        "rope": (rope, (q, torch.randn(5, 8), torch.randn(5, 8)), 1),
+        "cross_entropy": (lambda x, t: F.cross_entropy(x, t), (x, target), 1),
+        "mean squared error": (lambda x, r: F.mse_loss(x, r), (x, r), 1),
+        "sum over all of a product": (lambda x, r: (x * r).sum(), (x, r), 1),
+        "sum over dim 0 of a product": (lambda x, r: (x * r).sum(0), (x, r), 1),
+        "row and column sums": (lambda x: (x.sum(0), x.sum(1)), (x,), 1),
+        "transpose + add": (lambda x, y: x.t() + y, (x, torch.randn(10, 100)), 1),
+        "cat of products": (lambda x, r: torch.cat((x * 2, r * x), 1) + 1, (x, r), 1),
+        "pad of a sum": (lambda x, r: F.pad(x + r, (1, 2)) * 3, (x, r), 1),
+        "embedding + position": (lambda w, i, p: w[i] + p, (torch.randn(20, 8), torch.randint(0, 20, (3, 5)), q[0, 0]), 1),
+        "bias and gelu of a product": (lambda x, w, b: F.gelu(x @ w + b), (x, torch.randn(10, 12), torch.randn(12)), 1),
+        "siblings": (lambda x: (x * 2, x.exp(), x.sum(-1)), (x,), 1),
+    }
+
+
+CASES = _cases()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pattern_is_so_many_kernels(name: str) -> None:
+    function, inputs, kernels = CASES[name]
+    program = compiled(function, inputs)
+    _check(program.run(*inputs), function(*inputs))
+    assert len(program.kernels) == kernels, [str(node.target) for node in program.kernels]
+
+
+def _check(got: list[torch.Tensor], want: Any) -> None:
+    want = want if isinstance(want, tuple | list) else (want,)
+    for one, expected in zip(got, want, strict=True):
+        tolerance = 2e-2 if expected.dtype == torch.bfloat16 else 2e-5
+        torch.testing.assert_close(one, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["softmax", "layer_norm backward", "cross_entropy", "rope"])
+@pytest.mark.parametrize("limits", [Limits(), Limits(statements=12, buffers=4), Limits(local_bytes=64)])
+def test_limits_change_kernels_and_no_numbers(name: str, limits: Limits) -> None:
+    function, inputs, _ = CASES[name]
+    program = compiled(function, inputs, limits)
+    _check(program.run(*inputs), function(*inputs))
+    for lowered in program.kernels.values():
+        assert len(lowered.inputs) + len(lowered.outputs) <= limits.buffers or len(program.plan.kernels) == 1
+
+
+@pytest.mark.parametrize("fuel", range(7))
+def test_fuel_stops_fusion(fuel: int) -> None:
+    function, inputs, _ = CASES["layer_norm"]
+    program = compiled(function, inputs, fuel=fuel)
+    _check(program.run(*inputs), function(*inputs))
+    assert program.plan.fused <= fuel
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 127, 200, 211])
+def test_totals_over_any_number_of_rows(rows: int) -> None:
+    """Rows are summed in chunks; the last one may be short."""
+    torch.manual_seed(rows)
+    x, dy, w = torch.randn(rows, 10), torch.randn(rows, 10), torch.randn(10)
+    mean, rstd = x.mean(-1, keepdim=True), torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)
+    inputs = (dy, x, mean, rstd, w, w)
+    program = compiled(layer_norm_backward, inputs)
+    _check(program.run(*inputs), layer_norm_backward(*inputs))
+    assert len(program.kernels) == 1 or rows == 1
+
+
+def test_a_foreach_optimizer_step_is_one_kernel() -> None:
+    torch.manual_seed(0)
+    inputs = tuple(torch.rand(3 + size, 4) for _ in range(4) for size in range(5))
+    program = compiled(adamw, inputs)
+    _check(program.run(*inputs), adamw(*inputs))
+    (lowered,) = program.kernels.values()
+    assert len(lowered.kernel.body) == 5
+
+
+def test_a_concatenation_is_cut_into_its_parts() -> None:
+    """Where parts are long enough no condition is left, and what both parts read is read in one pass over the rows."""
+    q, cos, sin = torch.randn(3, 5, 64), torch.randn(5, 64), torch.randn(5, 64)
+    program = compiled(rope, (q, cos, sin))
+    _check(program.run(q, cos, sin), rope(q, cos, sin))
+    (lowered,) = program.kernels.values()
+    (nest,) = lowered.kernel.body
+    assert [type(s) for s in nest.body if isinstance(s, Nest)] == [Nest, Nest]
+    assert not [s for s in walk(lowered.kernel.body) if isinstance(s, Load) and s.mask]
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_concatenation_of_three_along_any_dimension(dim: int) -> None:
+    parts = [torch.randn([20 if d == dim else 17 for d in range(3)]) for _ in range(3)]
+
+    def run(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return torch.cat((a * 2, b.exp(), c), dim) + 1
+
+    program = compiled(run, parts)
+    _check(program.run(*parts), run(*parts))
+    assert len(program.kernels) == 1
+
+
+def test_order_holds_fewer_bytes() -> None:
+    """Each large product is reduced before the next one is made, wherever the program had the sums."""
+
+    def run(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        wide = [torch.mm(x * k, w) for k in range(1, 6)]
+        return [torch.mm(one, w.t()) for one in wide]
+
+    x, w = torch.randn(8, 16), torch.randn(16, 256)
+    program = compiled(run, (x, w))
+    _check(program.run(x, w), run(x, w))
+    wide = [node.meta["val"].shape[1] == 256 for node in program.kernels]
+    assert wide == [True, False] * 5

@@ -1,0 +1,303 @@
+"""The generated wrapper: native segments, frames, warm outputs, threads and re-entrance, errors from inside a segment."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+import vendor_sdk
+from vendor_sdk import PrimGraph
+from vendor_sdk.pipeline import recording
+from vendor_sdk.run import arena
+from vendor_sdk.run.blocks import BLOCKS, LARGE, warm_empty
+
+Function = Callable[..., Any]
+
+
+def build(function: Function, *inputs: Any) -> Any:
+    graph: PrimGraph = vendor_sdk.trace(function, inputs)
+    return vendor_sdk.compile_graph(graph, backend="cpp_cpu")
+
+
+def outputs(function: Function, *inputs: Any) -> list[Any]:
+    value = function(*inputs)
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def mixed(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Emitted kernels on both sides of kernels that are called from Python, with views between them."""
+    h = torch.tanh(x @ w + 1)
+    values = h.t().sort(0).values
+    return (values * 2).softmax(-1), (h.exp() @ w.t()).sum(0), values
+
+
+def poison(compiled: Any) -> None:
+    """NaN in every idle byte of a graph's arenas."""
+    for frame in compiled.frames.idle or []:
+        frame.memory.fill_(0xFF)
+    for pool in arena._pools.values():
+        for memory in pool._idle:
+            memory.fill_(0xFF)
+
+
+@pytest.fixture(params=["native", "python"])
+def linked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With native segments, and with every launch from Python."""
+    if request.param == "python":
+        monkeypatch.setattr("reference_backends.cpp_cpu.emitter.CppEmitter.link", lambda self, program: None)
+    return bool(request.param == "native")
+
+
+def test_one_native_call_a_graph() -> None:
+    x = torch.randn(16)
+    compiled = build(lambda v: v * 2 + 1, x)
+    assert compiled.native_calls == 1
+    torch.testing.assert_close(compiled(x), [x * 2 + 1])
+    body = [line.strip() for line in compiled.source.splitlines()]
+    assert len([line for line in body if "E0(" in line]) == 1
+    assert not any("RT." in line for line in body), "nothing else is called"
+
+
+def test_values_and_poisoned_memory(linked: bool) -> None:
+    x, w = torch.randn(12, 8), torch.randn(8, 8)
+    compiled = build(mixed, x, w)
+    assert (compiled.native_calls > 0) == linked
+    expected = outputs(mixed, x, w)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x, w), expected, rtol=1e-5, atol=1e-5)
+        poison(compiled)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 5), (5, 0), (1, 7, 1), (3, 65)])
+def test_shapes(shape: tuple[int, ...], linked: bool) -> None:
+    x = torch.randn(shape)
+    compiled = build(lambda v: ((v + 1).exp(), (v * 3).sum()), x)
+    torch.testing.assert_close(compiled(x), [(x + 1).exp(), (x * 3).sum()])
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool]
+)
+def test_results_of_every_dtype(dtype: torch.dtype) -> None:
+    x = torch.randint(0, 2, (3, 4))
+    compiled = build(lambda v: (v + 1).to(dtype), x)
+    torch.testing.assert_close(compiled(x), [(x + 1).to(dtype)])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: x.t().contiguous().t(),
+        lambda x: torch.stack([x, x], -1)[..., 0],
+        lambda x: x[:1].expand(6, 4),
+        lambda x: torch.nn.Parameter(x.clone()),
+        lambda x: x.flip(0),
+    ],
+)
+def test_inputs_with_other_strides(other: Callable[[torch.Tensor], torch.Tensor], linked: bool) -> None:
+    x = torch.randn(6, 4)
+    compiled = build(lambda v: (v * 2 + 1).sum(0), x)
+    with torch.no_grad():
+        y = other(x)
+        torch.testing.assert_close(compiled(y), [(y * 2 + 1).sum(0)])
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    compiled = build(lambda v: v * 2, torch.randn(4))
+    with pytest.raises((RuntimeError, AttributeError, vendor_sdk.KernelError)):
+        compiled([1.0, 2.0])
+
+
+def test_an_error_inside_a_segment_names_its_prim(linked: bool) -> None:
+    x, y = torch.arange(6), torch.tensor([1, 2, 0, 3, 1, 1])
+    compiled = build(lambda a, b: ((a + 1).sort().values * 2, torch.div(a, b, rounding_mode="floor") + 1), x, y)
+    with pytest.raises(vendor_sdk.KernelError, match=r"ZeroDivisionError") as caught:
+        compiled(x, y)
+    assert "prim" in str(caught.value)
+    torch.testing.assert_close(compiled(x, y.clamp(min=1))[1], x // y.clamp(min=1) + 1)
+
+
+def test_an_index_out_of_range_keeps_its_type_in_a_segment(linked: bool) -> None:
+    table, index = torch.randn(5, 3), torch.tensor([1, 7])
+    compiled = build(lambda t, i: t[i] * 2, table, torch.tensor([0, 1]))
+    with pytest.raises(vendor_sdk.KernelError, match="out of range"):
+        compiled(table, index)
+
+
+def test_outputs_are_new_at_every_call(linked: bool) -> None:
+    x, w = torch.randn(12, 8), torch.randn(8, 8)
+    compiled = build(mixed, x, w)
+    first = compiled(x, w)
+    copies = [t.clone() for t in first]
+    compiled(-x, w)
+    torch.testing.assert_close(first, copies)
+
+
+def test_threads(linked: bool) -> None:
+    x, w = torch.randn(40, 64), torch.randn(64, 64)
+    compiled = build(mixed, x, w)
+    inputs = [torch.randn(40, 64) for _ in range(4)]
+    expected = [outputs(mixed, v, w) for v in inputs]
+    failures: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            for _ in range(40):
+                torch.testing.assert_close(compiled(inputs[number], w), expected[number], rtol=1e-4, atol=1e-5)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+def test_a_graph_may_call_itself(linked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(12, 8), torch.randn(8, 8)
+    compiled = build(mixed, x, w)
+    expected, inside = outputs(mixed, x, w), outputs(mixed, x + 1, w)
+    (name,) = [key for key, value in compiled.wrapper.namespace.items() if getattr(value, "__name__", "") == "_sort"]
+    kernel = compiled.wrapper.namespace[name]
+    depth: list[int] = []
+
+    def sort(*args: Any, **kwargs: Any) -> Any:
+        if not depth:
+            depth.append(1)
+            torch.testing.assert_close(compiled(x + 1, w), inside, rtol=1e-5, atol=1e-5)
+        return kernel(*args, **kwargs)
+
+    compiled.wrapper.namespace[name] = sort
+    torch.testing.assert_close(compiled(x, w), expected, rtol=1e-5, atol=1e-5)
+    assert depth
+
+
+def test_an_exception_costs_no_frame_of_later_calls(linked: bool) -> None:
+    x, w = torch.randn(12, 8), torch.randn(8, 8)
+    compiled = build(mixed, x, w)
+    namespace = compiled.wrapper.namespace
+    (name,) = [key for key, value in namespace.items() if getattr(value, "__name__", "") == "_sort"]
+    kernel, namespace[name] = namespace[name], None
+    with pytest.raises(vendor_sdk.KernelError, match="sort"):
+        compiled(x, w)
+    namespace[name] = kernel
+    torch.testing.assert_close(compiled(x, w), outputs(mixed, x, w), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shapes", [[(5, 8), (9, 8), (5, 8), (70, 8), (2, 8)]])
+def test_dynamic_sizes_plan_at_run_time(shapes: Sequence[tuple[int, int]], linked: bool) -> None:
+    torch._dynamo.reset()
+    w = torch.randn(8, 8)
+    compiled = torch.compile(mixed, backend="cpp_cpu", dynamic=True)
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        for shape in shapes:
+            x = torch.randn(shape)
+            torch.testing.assert_close(compiled(x, w), mixed(x, w), rtol=1e-5, atol=1e-5)
+            for graph in graphs:
+                poison(graph)
+    assert len(graphs) == 1
+    (graph,) = graphs
+    symbols = graph.plan.symbols
+    assert symbols
+    assert graph.plan.fixed is None
+    small, large = (graph.layout(**dict.fromkeys(symbols, size)) for size in (4, 40))
+    assert small.peak < large.peak
+
+
+# Memory that stays warm
+
+
+def test_large_outputs_come_from_warm_memory_and_return_to_it() -> None:
+    vendor_sdk.release_memory()
+    x = torch.randn(LARGE // 4)
+    compiled = build(lambda v: v * 2 + 1, x)
+    (first,) = compiled(x)
+    address = first.data_ptr()
+    view = first[10:].view(-1)
+    del first
+    assert BLOCKS.idle_bytes == 0, "a view keeps it"
+    torch.testing.assert_close(view, (x * 2 + 1)[10:])
+    del view
+    assert BLOCKS.idle_bytes >= x.nbytes
+    assert compiled(x)[0].data_ptr() == address
+    assert vendor_sdk.release_memory() >= x.nbytes
+    assert BLOCKS.idle_bytes == 0
+
+
+def test_warm_tensors_are_like_any_other() -> None:
+    x = warm_empty((1024, 512), torch.float32)
+    assert (x.shape, x.stride(), x.dtype, x.is_leaf, x._is_view()) == ((1024, 512), (512, 1), torch.float32, True, False)
+    x.normal_().requires_grad_()
+    torch.autograd.backward((x * x).sum())
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+    with torch.inference_mode():
+        y = warm_empty((1024, 512), torch.float32)
+    y.add_(1)
+
+
+def test_blocks_stay_below_their_limit() -> None:
+    vendor_sdk.release_memory()
+    limit, BLOCKS.limit = BLOCKS.limit, 8 << 20
+    try:
+        tensors = [warm_empty((LARGE,), torch.uint8) for _ in range(8)]
+        assert BLOCKS.idle_bytes == 0
+        tensors.clear()
+        gc.collect()
+        assert 0 < BLOCKS.idle_bytes <= 8 << 20
+    finally:
+        BLOCKS.limit = limit
+        vendor_sdk.release_memory()
+
+
+def test_memory_is_released_and_taken_again() -> None:
+    x = torch.randn(1024, 600)
+
+    def function(v: torch.Tensor) -> torch.Tensor:
+        return ((v * 2).sort(0).values.exp() + 1).sort(1).values.sum(0)
+
+    compiled = build(function, x)
+    expected = function(x)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), [expected])
+    vendor_sdk.release_memory()
+    assert vendor_sdk.release_memory() == 0
+    torch.testing.assert_close(compiled(x), [expected])
+
+
+def test_gradients_of_a_bank_live_on_their_own() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256))
+    x = torch.randn(64, 256)
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        run = torch.compile(model, backend="cpp_cpu")
+        run(x).square().sum().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    run(-x).square().sum().backward()
+    model.zero_grad()
+    model(x).square().sum().backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(gradients[name], p.grad, rtol=1e-3, atol=1e-3)
+    backward = next(g for g in graphs if g.graph.backward)
+    for graph in graphs:
+        assert graph.plan.fixed.peak <= 1.02 * graph.plan.fixed.bound or graph is backward
+
+
+def test_tensors_may_outlive_the_interpreter() -> None:
+    program = (
+        "import torch; from vendor_sdk.run.blocks import warm_empty;"
+        "x = warm_empty((1 << 20,), torch.float32); y = x[5:]; torch.kept = x; import builtins; builtins.kept = y"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -1,0 +1,190 @@
+"""Native segments: consecutive emitted launches as one ``Program``, which the emitter may link into one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from vendor_sdk.codegen.text import Text
+from vendor_sdk.codegen.values import Arena, InBank, Values, tensor_of
+from vendor_sdk.contract.emitter import Launch
+from vendor_sdk.contract.program import Argument, Buffer, Entry, Number, Offset, Program, Result, Step
+from vendor_sdk.ir.loop import LoopKernel
+from vendor_sdk.ir.memory import Slot
+
+
+@dataclass(frozen=True)
+class EmittedCall:
+    """How the wrapper launches one emitted kernel.
+
+    Attributes:
+        launch: the compiled kernel.
+        kernel: its loops: params are ``inputs``, then the node's results.
+        inputs: nodes whose buffers it reads, in parameter order.
+    """
+
+    launch: Launch
+    kernel: LoopKernel
+    inputs: tuple[fx.Node, ...]
+
+
+@dataclass
+class Segment:
+    """A run of emitted steps.
+
+    Attributes:
+        nodes: the steps.
+        program: what the emitter is offered.
+        inputs: variables of the tensors that are passed, in order.
+        results: variables of the tensors that come back, in order.
+        arguments: Python text of the numbers that are passed, in order.
+        entry: the linked program; None when Python launches the steps one by one.
+    """
+
+    nodes: list[fx.Node]
+    program: Program
+    inputs: list[str]
+    results: list[str]
+    arguments: list[str]
+    entry: Entry | None = None
+
+
+@dataclass
+class Segments:
+    """Builds programs for the steps of one graph.
+
+    Args:
+        values: where each value is.
+        text: writes sizes.
+        emitted: the launch of each emitted node.
+        seeds: variable of each seed symbol, by node and symbol.
+        as_traced, allocate: see ``Program``.
+    """
+
+    values: Values
+    text: Text
+    emitted: Mapping[fx.Node, EmittedCall]
+    seeds: Callable[[fx.Node, str], str]
+    as_traced: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
+    allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
+    ready: set[Slot] = field(default_factory=set)
+    """owners of memory that steps before have allocated"""
+
+    def build(self, nodes: Sequence[fx.Node]) -> Segment:
+        return _Builder(self, nodes).build()
+
+
+class _Builder:
+    def __init__(self, segments: Segments, nodes: Sequence[fx.Node]) -> None:
+        self.of, self.nodes = segments, list(nodes)
+        self.inputs: dict[str, int] = {}
+        self.strides: list[tuple[int | Argument, ...] | None] = []
+        self.results: dict[Slot, int] = {}
+        self.arguments: dict[tuple[str, bool], int] = {}
+
+    def build(self) -> Segment:
+        steps = tuple(map(self._step, self.nodes))
+        values = self.of.values
+        results = tuple(self._result(slot) for slot in self.results)
+        program = Program(
+            inputs=tuple(self.strides),
+            results=results,
+            numbers=tuple(is_float for _, is_float in self.arguments),
+            steps=steps,
+            nbytes=self._nbytes(),
+            as_traced=self.of.as_traced,
+            allocate=self.of.allocate,
+        )
+        return Segment(
+            nodes=self.nodes,
+            program=program,
+            inputs=list(self.inputs),
+            results=[values.variable(slot) for slot in self.results],
+            arguments=[text for text, _ in self.arguments],
+        )
+
+    def _step(self, node: fx.Node) -> Step:
+        call = self.of.emitted[node]
+        buffers = [self._operand(source) for source in call.inputs]
+        buffers += [self._allocated(slot) for slot in results_of(node)]
+        numbers: list[Number] = []
+        for symbol in call.kernel.symbols:
+            name = self.of.seeds(node, symbol.name) if symbol.role == "seed" else symbol.name
+            numbers.append(self._argument(name, symbol.dtype == torch.float64))
+        return Step(call.launch, tuple(buffers), tuple(numbers))
+
+    def _operand(self, source: fx.Node) -> Buffer:
+        values = self.of.values
+        slots = values.shares.of(source)
+        if len(slots) == 1 and values.allocated(slots[0][0]) and (source is slots[0][0] or values.folded(source)):
+            return self._allocated(slots[0])
+        strides = None
+        if source.op == "placeholder" and (source, 0) not in values.users:
+            strides = tuple(map(self._size, source.meta["val"].stride()))
+        return self._input(values.name(source), strides)
+
+    def _allocated(self, slot: Slot) -> Buffer:
+        """The bytes of a result that the SDK allocates."""
+        where = self.of.values.where(slot)
+        if isinstance(where, Arena):
+            fixed = self.of.values.plan.fixed
+            return Buffer("arena", 0, Offset(where.number) if fixed is None else fixed.places[where.number].offset)
+        if isinstance(where, InBank):
+            return self._shift(self._input("BANK", None), where.offset)
+        if where.owner[0].op == "placeholder":
+            return self._shift(self._input(where.owner[0].name, None), where.offset)
+        if where.owner in self.of.ready and where.owner not in self.results:
+            return self._shift(self._input(self.of.values.variable(where.owner), None), where.offset)
+        self.of.ready.add(where.owner)
+        return Buffer("result", self.results.setdefault(where.owner, len(self.results)), where.offset)
+
+    @staticmethod
+    def _shift(buffer: Buffer, offset: int) -> Buffer:
+        return Buffer(buffer.base, buffer.index, offset)
+
+    def _input(self, name: str, strides: tuple[int | Argument, ...] | None) -> Buffer:
+        if name not in self.inputs:
+            self.inputs[name] = len(self.inputs)
+            self.strides.append(strides)
+        return Buffer("input", self.inputs[name], 0)
+
+    def _size(self, value: Any) -> int | Argument:
+        return value if isinstance(value, int) else self._argument(self.of.text.size(value), False)
+
+    def _argument(self, text: str, is_float: bool) -> Argument:
+        return Argument(self.arguments.setdefault((text, is_float), len(self.arguments)))
+
+    def _result(self, slot: Slot) -> Result:
+        tensor = tensor_of(slot)
+        return Result(tensor.dtype, tuple(map(self._size, tensor.shape)))
+
+    def _nbytes(self) -> int | None:
+        total = 0
+        for node in self.nodes:
+            for param in self.of.emitted[node].kernel.params:
+                if param.size.value is None:
+                    return None
+                total += param.size.value * param.dtype.itemsize
+        return total
+
+
+def results_of(node: fx.Node) -> list[Slot]:
+    """The results that a kernel fills; the operator may leave some out."""
+    value = node.meta["val"]
+    values = value if isinstance(value, list | tuple) else [value]
+    return [(node, index) for index, tensor in enumerate(values) if tensor is not None]
+
+
+def runs(order: Sequence[fx.Node], emitted: Mapping[fx.Node, Any]) -> list[list[fx.Node]]:
+    """The steps cut into runs of consecutive emitted ones; every other step stands alone."""
+    found: list[list[fx.Node]] = []
+    for node in order:
+        if node in emitted and found and found[-1][0] in emitted:
+            found[-1].append(node)
+        else:
+            found.append([node])
+    return found

@@ -1,0 +1,136 @@
+"""Where the wrapper finds each value: in a variable, in the arena, or in memory of outputs not yet written."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from vendor_sdk.contract.placement import Kind
+from vendor_sdk.ir.memory import BANK, Home, MemoryPlan, Slot
+
+
+class Shares(Protocol):
+    """Whose memory a value lies in (``vendor_sdk/plan/liveness.py``)."""
+
+    def of(self, node: fx.Node) -> tuple[Slot, ...]: ...
+
+
+@dataclass(frozen=True)
+class Arena:
+    """At the place of buffer ``number`` in the arena."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Inside:
+    """``offset`` bytes into the tensor of ``owner``, a variable."""
+
+    owner: Slot
+    offset: int
+
+
+@dataclass(frozen=True)
+class InBank:
+    """``offset`` bytes into the bank, before the outputs there are written."""
+
+    offset: int
+
+
+Where = Arena | Inside | InBank
+
+
+class Values:
+    """The memory plan as the writer asks for it.
+
+    Args:
+        allocated: whether the SDK allocates a node's results.
+        in_place: result to the one (or the donated placeholder) whose memory it takes.
+    """
+
+    def __init__(
+        self,
+        plan: MemoryPlan,
+        shares: Shares,
+        allocated: Callable[[fx.Node], bool],
+        in_place: Mapping[Slot, Slot],
+    ) -> None:
+        self.plan, self.shares, self.allocated, self.in_place = plan, shares, allocated, in_place
+        self.users: dict[Slot, list[Slot]] = {}
+        for slot in in_place:
+            self.users.setdefault(self.root(slot), []).append(slot)
+
+    def folded(self, node: fx.Node) -> bool:
+        """Whether a node only names one of several results that the SDK allocates: no code runs for it."""
+        return node.target is operator.getitem and isinstance(node.args[0], fx.Node) and self.allocated(node.args[0])
+
+    def name(self, node: fx.Node) -> str:
+        """The variable of a node's value."""
+        if self.folded(node):
+            source = node.args[0]
+            assert isinstance(source, fx.Node)
+            return self.variable((source, node.args[1]))  # type: ignore[arg-type]
+        return self.variable((node, 0)) if self.allocated(node) else node.name
+
+    def variable(self, slot: Slot) -> str:
+        node, index = slot
+        single = not isinstance(node.meta["val"], list | tuple)
+        return node.name if single or not self.allocated(node) else f"{node.name}_{index}"
+
+    def root(self, slot: Slot) -> Slot:
+        """The first result in the memory of ``slot``, or the donated placeholder that it belongs to."""
+        while slot in self.in_place:
+            slot = self.in_place[slot]
+        return slot
+
+    def where(self, slot: Slot) -> Where:
+        """Where the bytes of an allocated result are."""
+        number = self.plan.slots.get(slot)
+        if number is None:
+            return Inside(self.root(slot), 0)
+        buffer = self.plan.buffers[number]
+        if buffer.home is not Home.ARENA:
+            return Inside(buffer.slots[-1], 0)
+        place = self.plan.fixed.places[number] if self.plan.fixed is not None else None
+        if place is None or place.block is None:
+            return Arena(number)
+        if place.block == BANK:
+            return InBank(place.offset)
+        return Inside(self.plan.buffers[place.block].slots[-1], place.offset)
+
+    def banked(self) -> list[tuple[Slot, int]]:
+        """Outputs in the bank with their offsets."""
+        fixed = self.plan.fixed
+        if fixed is None:
+            return []
+        return [
+            (self.plan.buffers[number].slots[-1], place.offset)
+            for number, place in fixed.places.items()
+            if self.plan.buffers[number].home is Home.BLOCK
+        ]
+
+    def planned(self, node: fx.Node) -> bool:
+        """Whether a value lies in memory that is used again before or after the call's end: a kernel must not return it."""
+        for slot in self.shares.of(node):
+            if self.allocated(slot[0]):
+                where = self.where(slot)
+                if not isinstance(where, Inside) or where.owner != slot:
+                    return True
+        return False
+
+
+def tensor_of(slot: Slot) -> torch.Tensor:
+    """The fake tensor of a result."""
+    value: Any = slot[0].meta["val"]
+    tensor = value[slot[1]] if isinstance(value, list | tuple) else value
+    assert isinstance(tensor, torch.Tensor)
+    return tensor
+
+
+def is_view(node: fx.Node) -> bool:
+    return "placement" in node.meta and node.meta["placement"].kind is Kind.VIEW

@@ -1,0 +1,247 @@
+"""Offsets: buffers with lifetimes into one arena, as low as they fit.
+
+The problem is two-dimensional packing (time is given, address is free) and NP-hard; greedy placement in a good order is within
+a percent or two of the lower bound on real graphs. Several orders are tried. While none meets the bound, a bounded number of
+repairs moves the buffers on top of the arena to the front of the best order (the idea of hill-climbing allocators).
+
+Memory of a block (an output) may be there before its own value is written; until then buffers of the arena lie in it. The large
+outputs of a backward graph, which live and die together, share one allocation, the bank, in the order of their birth: what
+is not yet written there is one stretch of memory, in which large buffers find room. Where an arena of its own would still raise
+the peak, the arena begins where the bank ends, in the same allocation, so that buffers may lie across.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from vendor_sdk.ir.memory import BANK, Home, Layout, MemoryPlan, Place, live_bytes
+
+REPAIRS = 200
+"""Orders tried beyond the fixed ones, on graphs of a few hundred buffers."""
+EFFORT = 2_000_000
+"""Comparisons spent on more than one order: it bounds the time on large graphs to about a second."""
+ROOMS = 16
+"""Blocks looked at for one buffer: the smallest that hold it, and the largest."""
+
+SHARE = 256
+"""Outputs below this part of all outputs' bytes stay out of the bank: a tensor there costs microseconds."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something to place: ``size`` bytes that live from ``first`` to ``last``, inclusive."""
+
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory with an end of its own use: from each ``(step, bytes)`` of ``fills`` on, so many bytes at its front are taken."""
+
+    size: int
+    fills: tuple[tuple[int, int], ...]
+
+    def free_from(self, last: int) -> int:
+        """The first byte that is free for what lives until step ``last``."""
+        position = bisect_right(self.fills, last, key=lambda fill: fill[0])
+        return self.fills[position - 1][1] if position else 0
+
+
+def bank_of(plan: MemoryPlan, sizes: Sequence[int], least: int | None) -> list[int]:
+    """Numbers of the blocks that share the bank: outputs of at least a ``SHARE`` of all bytes, if those are ``least``."""
+    end = len(plan.steps) - 1
+    outputs = [n for n, b in enumerate(plan.buffers) if b.home is Home.BLOCK and b.last == end]
+    total = sum(sizes[n] for n in outputs)
+    large = [n for n in outputs if sizes[n] * SHARE >= total]
+    return large if least is not None and total >= least and len(large) > 1 else []
+
+
+NEAR = 1.02
+"""Peaks up to this multiple of the lower bound are good."""
+
+
+def lay_out(plan: MemoryPlan, sizes: Sequence[int], *, borrow: bool = True, together: Collection[int] = ()) -> Layout:
+    """Offsets for ``sizes`` (bytes, aligned) of the plan's buffers.
+
+    Args:
+        borrow: whether arena buffers may lie in blocks before those are written.
+        together: numbers of the blocks that share the bank.
+    """
+    apart = _lay_out(plan, sizes, borrow, together, joint=False)
+    if not borrow or not apart.bank_bytes or apart.peak <= NEAR * apart.bound:
+        return apart
+    joint = _lay_out(plan, sizes, borrow, together, joint=True)
+    # Gradients keep the whole allocation: it may not be much more than theirs.
+    return joint if joint.peak * NEAR <= apart.peak and joint.bank_bytes <= 2 * apart.bank_bytes else apart
+
+
+def _lay_out(plan: MemoryPlan, sizes: Sequence[int], borrow: bool, together: Collection[int], joint: bool) -> Layout:
+    steps = len(plan.steps)
+    live = live_bytes([(size, b.first, b.last) for size, b in zip(sizes, plan.buffers, strict=True)], steps)
+    bound = max(live, default=0)
+    inside = [n for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and sizes[n]]
+    banked = sorted((n for n in together if sizes[n]), key=lambda n: plan.buffers[n].first)
+    in_bank, fills, bank_bytes = {}, [], 0
+    for n in banked:
+        in_bank[n] = Place(BANK, bank_bytes)
+        bank_bytes += sizes[n]
+        fills.append((plan.buffers[n].first, bank_bytes))
+    alone = [n for n, b in enumerate(plan.buffers) if b.home is Home.BLOCK and n not in in_bank and sizes[n]]
+    blocks = [n for n in alone if plan.buffers[n].first > 0] if borrow else []
+    items = [Item(sizes[n], plan.buffers[n].first, plan.buffers[n].last) for n in inside]
+    rooms = [Room(sizes[n], ((plan.buffers[n].first, sizes[n]),)) for n in blocks]
+    bank = Room(bank_bytes, tuple(fills))
+    if bank_bytes and borrow and not joint:
+        blocks.append(BANK)
+        rooms.append(bank)
+    # What the arena can be at least, given everything that is not in it.
+    around = live_bytes([(sizes[n], b.first, b.last) for n, b in enumerate(plan.buffers) if b.home is not Home.ARENA], steps)
+    goal = max(bound - max(around, default=0), 0) + (bank_bytes if joint else 0)
+    found = pack(items, rooms, goal, bank if joint else None)
+    home = BANK if joint else None
+    places = {n: Place(home if room is None else blocks[room], offset) for n, (room, offset) in zip(inside, found, strict=True)}
+    empty = {n: Place(None, 0) for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and not sizes[n]}
+    arena = max((p.offset + sizes[n] for n, p in places.items() if p.block is home), default=0)
+    if joint:
+        arena, bank_bytes = 0, max(arena, bank_bytes)
+    starts = {n: b.first for n, b in enumerate(plan.buffers)}
+    for n, place in places.items():
+        if place.block is not None and place.block != BANK:
+            starts[place.block] = min(starts[place.block], plan.buffers[n].first)
+    own = [(sizes[n], starts[n], b.last) for n, b in enumerate(plan.buffers) if b.home is not Home.ARENA and n not in in_bank]
+    peak = arena + bank_bytes + max(live_bytes(own, steps), default=0)
+    return Layout(arena, bank_bytes, {**places, **empty, **in_bank}, peak, bound)
+
+
+def pack(items: Sequence[Item], rooms: Sequence[Room], goal: int, below: Room | None = None) -> list[tuple[int | None, int]]:
+    """Room (or None for the arena) and offset of each item; no two that live at one step overlap.
+
+    Args:
+        goal: arena bytes that are as good as possible; the search ends there.
+        below: memory at the front of the arena with an end of its own use.
+    """
+    if not items:
+        return []
+    meets = _interference(items)
+    cost = sum(map(len, meets)) + len(items) * (1 + min(len(rooms), ROOMS))
+    lowest = max(live_bytes([(i.size, i.first, i.last) for i in items], max(i.last for i in items) + 1))
+    if below is None:
+        goal = min(goal, lowest) if rooms else lowest
+    everyone = range(len(items))
+    orders = [
+        sorted(everyone, key=lambda n: (-items[n].size, items[n].first)),
+        sorted(everyone, key=lambda n: (-items[n].size * (items[n].last - items[n].first + 1), items[n].first)),
+        sorted(everyone, key=lambda n: (items[n].first, -items[n].size)),
+        sorted(everyone, key=lambda n: (items[n].first - items[n].last, -items[n].size)),
+    ]
+    best, best_order, least = None, orders[0], -1
+    for order in orders:
+        found = _place(items, rooms, order, meets, below)
+        top = _top(items, found)
+        if best is None or top < least:
+            best, best_order, least = found, order, top
+        if least <= goal or cost > EFFORT:
+            break
+    assert best is not None
+    random = Random(0)
+    order, current = best_order, best
+    for _ in range(min(REPAIRS, EFFORT // cost)):
+        if least <= goal:
+            break
+        # Whatever reaches the top came too late: it goes first, with what lies right below it. Where that changes nothing, two
+        # buffers change places.
+        top = _top(items, current)
+        high = [n for n in order if current[n][0] is None and current[n][1] + items[n].size == top]
+        under = {m for n in high for m in meets[n] if current[m][0] is None and current[m][1] + items[m].size == current[n][1]}
+        front = [*high, *(n for n in order if n in under and n not in high)]
+        moved = [*front, *(n for n in order if n not in set(front))]
+        if moved == order:
+            moved = list(best_order)
+            i, j = random.randrange(len(moved)), random.randrange(len(moved))
+            moved[i], moved[j] = moved[j], moved[i]
+        order = moved
+        current = _place(items, rooms, order, meets, below)
+        if _top(items, current) <= least:
+            best, best_order, least = current, order, _top(items, current)
+    return best
+
+
+def _top(items: Sequence[Item], found: Sequence[tuple[int | None, int]]) -> int:
+    return max((offset + item.size for item, (room, offset) in zip(items, found, strict=True) if room is None), default=0)
+
+
+def _interference(items: Sequence[Item]) -> list[list[int]]:
+    """For each item the others that live at one of its steps."""
+    meets: list[list[int]] = [[] for _ in items]
+    alive: list[int] = []
+    for n in sorted(range(len(items)), key=lambda n: items[n].first):
+        alive = [m for m in alive if items[m].last >= items[n].first]
+        for m in alive:
+            meets[m].append(n)
+            meets[n].append(m)
+        alive.append(n)
+    return meets
+
+
+def _place(
+    items: Sequence[Item],
+    rooms: Sequence[Room],
+    order: Sequence[int],
+    meets: Sequence[Sequence[int]],
+    below: Room | None,
+) -> list[tuple[int | None, int]]:
+    """Greedy: each item in turn goes where the hole fits best, and to the top of the arena only when there is none."""
+    where: list[tuple[int | None, int] | None] = [None] * len(items)
+    by_size = sorted(range(len(rooms)), key=lambda r: rooms[r].size)
+    widths = [rooms[r].size for r in by_size]
+    top = 0
+    for n in order:
+        item = items[n]
+        taken: dict[int | None, list[tuple[int, int]]] = {}
+        for m in meets[n]:
+            place = where[m]
+            if place is not None:
+                taken.setdefault(place[0], []).append((place[1], place[1] + items[m].size))
+        base = below.free_from(item.last) if below is not None else 0
+        hole = _hole(taken.get(None, []), item.size, top, base)
+        best: tuple[int, int | None, int] | None = (hole[0], None, hole[1]) if hole is not None else None
+        fitting = range(bisect_left(widths, item.size), len(by_size))
+        for position in (*fitting[:ROOMS], *fitting[ROOMS:][-1:]):  # the largest too: it may be the bank
+            index = by_size[position]
+            start = rooms[index].free_from(item.last)
+            if rooms[index].size - start < item.size:
+                continue
+            hole = _hole(taken.get(index, []), item.size, rooms[index].size, start)
+            if hole is not None and (best is None or hole[0] < best[0]):
+                best = (hole[0], index, hole[1])
+            if best is not None and best[0] == item.size:
+                break
+        if best is None:
+            hole = _hole(taken.get(None, []), item.size, None, base)
+            assert hole is not None
+            best = (hole[0], None, hole[1])
+        if best[1] is None:
+            top = max(top, best[2] + item.size)
+        where[n] = (best[1], best[2])
+    return [place for place in where if place is not None]
+
+
+def _hole(taken: list[tuple[int, int]], size: int, limit: int | None, start: int = 0) -> tuple[int, int] | None:
+    """``(length, offset)`` of the smallest hole of at least ``size`` bytes from ``start`` on; without a limit the space on top
+    is the last resort. None when there is none."""
+    best: tuple[int, int] | None = None
+    end = start
+    for begin, stop in sorted(taken):
+        if begin - end >= size and (best is None or begin - end < best[0]):
+            best = (begin - end, end)
+        end = max(end, stop)
+    if limit is not None and limit - end >= size and (best is None or limit - end < best[0]):
+        best = (limit - end, end)
+    if best is None and limit is None:
+        best = (size, end)
+    return best

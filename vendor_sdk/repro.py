@@ -1,0 +1,132 @@
+"""What a ``repro.py`` of a dump calls: rebuilds its graph, fills its inputs with random numbers, and checks every stage.
+
+Nothing here is meant to be called by hand; ``docs/debugging.md`` tells how to use the programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vendor_sdk import debug, pipeline, torch_private
+from vendor_sdk.capture.graph import to_prim_graph
+from vendor_sdk.check import interpret, largest
+from vendor_sdk.dump.program import CONSTANTS
+from vendor_sdk.errors import VendorSDKError
+from vendor_sdk.ir.primgraph import OutputLayout, PrimGraph
+
+
+@dataclass(frozen=True)
+class tensor:
+    """An input: sizes and strides in elements (ints, or shape symbols while the graph is rebuilt).
+
+    Attributes:
+        high: integers are drawn from 0 up to this, exclusive.
+    """
+
+    shape: Sequence[Any]
+    strides: Sequence[Any]
+    dtype: torch.dtype
+    device: str = "cpu"
+    high: int = 2
+
+    def random(self, generator: torch.Generator) -> torch.Tensor:
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        elements = max(extent, 0) if 0 not in self.shape else 0
+        if self.dtype.is_floating_point or self.dtype.is_complex:
+            kind = self.dtype if self.dtype.is_complex else torch.float64
+            memory = torch.randn(elements, generator=generator, dtype=kind).to(self.dtype)
+        else:
+            memory = torch.randint(0, self.high, (elements,), generator=generator).to(self.dtype)
+        return memory.to(self.device).as_strided(tuple(self.shape), tuple(self.strides))
+
+    def fake(self) -> torch.Tensor:
+        return torch.empty_strided(tuple(self.shape), tuple(self.strides), dtype=self.dtype, device=self.device)
+
+
+Described = Callable[..., list[Any]]
+
+
+def constant(program: str, name: str) -> torch.Tensor:
+    """A constant that lies beside the program."""
+    loaded: torch.Tensor = torch.load(Path(program).with_name(CONSTANTS))[name]
+    return loaded
+
+
+def rebuild(
+    module: torch.nn.Module,
+    inputs: Described,
+    outputs: Described,
+    sizes: Mapping[str, int],
+    constants: Sequence[torch.Tensor],
+    backward: bool,
+    static_inputs: Sequence[int],
+    donated_inputs: Sequence[int],
+) -> PrimGraph:
+    """The graph that ``module`` spells out."""
+    mode, numbers = torch_private.symbolic_numbers(sizes)
+    with mode:
+        fakes = [value.fake() if isinstance(value, tensor) else value for value in inputs(**numbers)]
+        fakes += [mode.from_tensor(value, static_shapes=True) for value in constants]
+        traced = torch_private.functional_trace(lambda *values: module(*values), fakes)
+        layouts = [
+            OutputLayout(strides, frozenset((kind, index) for kind, index in aliases))
+            for strides, aliases in outputs(**numbers)
+        ]
+    graph = to_prim_graph(traced, fakes, {}, backward=backward, static_inputs=frozenset(static_inputs))
+    names = [node.name for node in graph.placeholders]
+    graph.constants = dict(zip(names[len(names) - len(constants) :], constants, strict=True))
+    graph.output_layouts = layouts
+    graph.donated_inputs = frozenset(donated_inputs)
+    return graph
+
+
+def main(
+    module: torch.nn.Module,
+    inputs: Described,
+    outputs: Described,
+    *,
+    sizes: Mapping[str, int],
+    constants: Sequence[torch.Tensor],
+    backend: str,
+    options: Mapping[str, Any],
+    backward: bool,
+    static_inputs: Sequence[int],
+    donated_inputs: Sequence[int],
+) -> None:
+    """Compiles the graph, runs it once with every stage checked, and compares its outputs with torch.
+
+    Exits with status 1 where numbers differ, or the backend fails, having printed where.
+    """
+    parser = argparse.ArgumentParser(description="Rebuilds one compiled graph and looks for the first stage that is wrong.")
+    parser.add_argument("--backend", help=f"instead of {backend}, with its default options")
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs")
+    given = parser.parse_args()
+    os.environ[debug.CHECK] = "1"
+    generator = torch.Generator().manual_seed(given.seed)
+    values = [value.random(generator) if isinstance(value, tensor) else value for value in inputs(**sizes)]
+    graph = rebuild(module, inputs, outputs, sizes, constants, backward, static_inputs, donated_inputs)
+    reference = graph.copy()
+    try:
+        torch.manual_seed(given.seed)
+        compiled = pipeline.compile_graph(
+            graph, backend=given.backend or backend, options=None if given.backend else dict(options)
+        )
+        expected = interpret(reference, values)
+        found = compiled(*values)
+    except VendorSDKError as error:
+        print(f"{type(error).__name__}: {error}")
+        sys.exit(1)
+    for index, (one, wanted) in enumerate(zip(found, expected, strict=True)):
+        if isinstance(one, torch.Tensor):
+            print(f"output {index}: {one.dtype} {tuple(one.shape)}, largest difference from torch {largest(one, wanted):.3g}")
+    if any(torch_private.draws_numbers(node.target) for node in reference.calls()):
+        print("the graph draws random numbers, of which torch draws others: only the stages are compared")
+    print("all stages agree")

@@ -1,0 +1,236 @@
+"""Arenas at run time: each call borrows a frame, so calls from several threads, and calls inside calls, never share memory.
+
+A frame is the arena's memory with the tensors in it that Python code needs. Frames of small static plans stay with their graph.
+Larger memory is shared: one pool a device (and stream), which a call takes from and gives back to, so that all graphs
+together hold what the largest of them needs, times the calls that run at once. ``release_memory`` frees what no call uses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from vendor_sdk.ir.index import Int, evaluate, from_size, symbols
+from vendor_sdk.ir.memory import Layout, MemoryPlan
+from vendor_sdk.run.blocks import BLOCKS, LARGE, shaped, tensor_over_block
+
+SMALL = 1 << 18
+"""Bytes of an arena up to which idle frames keep it."""
+LAYOUTS = 64
+"""Tuples of symbol values for which a graph remembers offsets."""
+
+
+class FrameTensor(Protocol):
+    """A tensor that frames hold: the buffer it lies in, its fake shape, its dtype."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def shape(self) -> tuple[Any, ...]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+@dataclass(eq=False, slots=True)
+class Frame:
+    """What one call has for itself.
+
+    Attributes:
+        base: address of the arena.
+        offsets: address of the table of offsets by buffer; 0 for a static plan, whose offsets are constants.
+        tensors: in the arena, for Python code.
+    """
+
+    base: int
+    offsets: int
+    tensors: list[torch.Tensor]
+    memory: torch.Tensor
+    layout: _Numbers
+
+
+@dataclass(eq=False)
+class _Numbers:
+    """A layout for one tuple of symbol values, with the table that native code reads."""
+
+    layout: Layout
+    shapes: list[tuple[int, ...]]
+    offsets: Any
+    idle: list[Frame] = field(default_factory=list)
+    """frames whose memory is in the pool: their tensors serve again when they get the same"""
+
+
+class Frames:
+    """The frames of one compiled graph.
+
+    Args:
+        plan: its memory plan.
+        lay_out: offsets for sizes of the plan's buffers.
+        device: where the arena is.
+
+    Attributes:
+        symbols: names of the shape symbols whose values ``take`` gets.
+        idle: frames that keep their memory, where one size serves all calls and is small; else None.
+    """
+
+    def __init__(self, plan: MemoryPlan, lay_out: Callable[[Sequence[int]], Layout], device: torch.device) -> None:
+        self.plan, self.device = plan, device
+        self.symbols: tuple[str, ...] = plan.symbols if plan.fixed is None else ()
+        self._lay_out = lay_out
+        self._wanted: list[tuple[int, tuple[Int, ...], torch.dtype]] = []
+        self._layouts: OrderedDict[tuple[int, ...], _Numbers] = OrderedDict()
+        self._lock = threading.Lock()
+        small = plan.fixed is not None and plan.fixed.arena_bytes <= SMALL and device.type == "cpu"
+        self.idle: list[Frame] | None = [] if small else None
+        _everyone.add(self)
+
+    def want(self, tensors: Sequence[FrameTensor]) -> None:
+        """Says which tensors each frame holds; once, before the first call."""
+        self._wanted = [(t.number, tuple(map(from_size, t.shape)), t.dtype) for t in tensors]
+        used = {name for _, shape, _ in self._wanted for size in shape for name in symbols(size)}
+        self.symbols = tuple(sorted(used.union(self.symbols)))
+
+    def layout(self, *values: int) -> Layout:
+        """The offsets for values of ``symbols``."""
+        return self._numbers(values).layout
+
+    def take(self, *values: int) -> Frame:
+        """A frame for one call with these values of ``symbols``."""
+        numbers = self._numbers(values)
+        nbytes = numbers.layout.arena_bytes
+        if self.idle is not None:
+            return self._frame(numbers, _fresh(nbytes, self.device, self.plan.alignment))
+        memory = _pool(self.device).take(nbytes, self.plan.alignment)
+        base = memory.data_ptr()
+        try:
+            frame = numbers.idle.pop()
+        except IndexError:
+            return self._frame(numbers, memory)
+        return frame if frame.base == base else self._frame(numbers, memory)
+
+    def give(self, frame: Frame) -> None:
+        """Ends the call that ``frame`` was taken for."""
+        _pool(self.device).give(frame.memory)
+        frame.layout.idle.append(frame)
+
+    def forget(self) -> None:
+        """Drops idle frames, and with them what they refer to."""
+        with self._lock:
+            if self.idle is not None:
+                self.idle.clear()
+            for numbers in self._layouts.values():
+                numbers.idle.clear()
+
+    def _numbers(self, values: tuple[int, ...]) -> _Numbers:
+        with self._lock:
+            numbers = self._layouts.get(values)
+            if numbers is not None:
+                self._layouts.move_to_end(values)
+                return numbers
+        known = dict(zip(self.symbols, values, strict=True))
+        layout = self.plan.fixed or self._lay_out(self.plan.sizes(known))
+        table = None
+        if self.plan.fixed is None:
+            table = (ctypes.c_int64 * max(len(self.plan.buffers), 1))()
+            for number, place in layout.places.items():
+                table[number] = place.offset
+        shapes = [tuple(evaluate(size, known) for size in shape) for _, shape, _ in self._wanted]
+        numbers = _Numbers(layout, shapes, table)
+        with self._lock:
+            self._layouts[values] = numbers
+            while len(self._layouts) > LAYOUTS:
+                self._layouts.popitem(last=False)
+        return numbers
+
+    def _frame(self, numbers: _Numbers, memory: torch.Tensor) -> Frame:
+        places = numbers.layout.places
+        tensors = [
+            shaped(memory, places[number].offset, shape, dtype)
+            for (number, _, dtype), shape in zip(self._wanted, numbers.shapes, strict=True)
+        ]
+        table = ctypes.addressof(numbers.offsets) if numbers.offsets is not None else 0
+        return Frame(memory.data_ptr(), table, tensors, memory, numbers)
+
+
+class Pool:
+    """Arena memory of one device and stream. Thread-safe."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._idle: list[torch.Tensor] = []
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int, alignment: int) -> torch.Tensor:
+        """The memory last given back that is large enough; one that is too small makes way for a larger one."""
+        with self._lock:
+            for index in reversed(range(len(self._idle))):
+                memory = self._idle[index]
+                if memory.numel() >= nbytes and memory.data_ptr() % alignment == 0:
+                    return self._idle.pop(index)
+            outgrown = self._idle.pop() if self._idle else None
+        if outgrown is not None:
+            del outgrown
+            _forget_all()  # idle frames refer to it
+        return _fresh(nbytes, self.device, alignment)
+
+    def give(self, memory: torch.Tensor) -> None:
+        with self._lock:
+            self._idle.append(memory)
+
+    def release(self) -> int:
+        with self._lock:
+            freed = sum(memory.numel() for memory in self._idle)
+            self._idle.clear()
+        return freed
+
+
+def _fresh(nbytes: int, device: torch.device, alignment: int) -> torch.Tensor:
+    """Flat uint8 memory, aligned."""
+    spare = alignment if alignment > 64 else 0  # torch and the pool of blocks align to 64 and more
+    size = max(nbytes + spare, 1)
+    # Frames outlive an inference mode that they may be made in.
+    with torch.inference_mode(False):
+        warm = device.type == "cpu" and size >= LARGE
+        flat = tensor_over_block(size) if warm else torch.empty(size, dtype=torch.uint8, device=device)
+        start = -flat.data_ptr() % alignment
+        return flat if start == 0 else flat[start:]
+
+
+def _stream(device: torch.device) -> int:
+    """What orders the work of one call before that of the next: memory serves calls on one stream only."""
+    if device.type == "cpu":
+        return 0
+    return hash(torch.accelerator.current_stream(device))
+
+
+def _pool(device: torch.device) -> Pool:
+    key = (device, _stream(device))
+    pool = _pools.get(key)
+    return pool if pool is not None else _pools.setdefault(key, Pool(device))
+
+
+def _forget_all() -> None:
+    for frames in list(_everyone):
+        frames.forget()
+
+
+_pools: dict[tuple[torch.device, int], Pool] = {}
+_everyone: weakref.WeakSet[Frames] = weakref.WeakSet()
+
+
+def release_memory() -> int:
+    """Frees the memory that compiled graphs keep between calls: idle arenas, and blocks of outputs that are gone.
+
+    Calls that run meanwhile, and tensors that exist, are not touched. The next call of each graph allocates again.
+
+    Returns:
+        the bytes given back, as far as they are known (memory that small graphs keep is not counted).
+    """
+    _forget_all()
+    return sum(pool.release() for pool in list(_pools.values())) + BLOCKS.release()

@@ -1,0 +1,156 @@
+"""Blocks of memory that stay warm: what one call has let go, the next one gets.
+
+Fresh pages cost the processor more than the arithmetic of a memory-bound kernel (a fault and a clearing of 4 KiB each), and the
+C library maps large allocations anew every time. So arenas, and outputs above ``LARGE``, are cut from blocks that return here
+when nobody refers to them any more. A tensor over a block is torch's own ``torch.frombuffer``: it keeps the ``Lease`` alive
+through views, saved activations and other threads, and the lease's end is the block's return.
+
+On other devices torch's allocator does the same itself, and blocks are tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import math
+import mmap
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+LARGE = 1 << 20
+"""Bytes from which an output comes from a block. Below, the C library's own caches are as good."""
+PAGE = 1 << 21
+"""Blocks begin and end at multiples of this: a huge page, which the kernel is asked for."""
+IDLE_LIMIT = 1 << 30
+"""Idle bytes that are kept; the longest idle go first."""
+
+
+class Blocks:
+    """Idle blocks of host memory by size. Thread-safe; giving back is safe in finalizers."""
+
+    def __init__(self, limit: int = IDLE_LIMIT) -> None:
+        self.limit = limit
+        self._idle: OrderedDict[int, mmap.mmap] = OrderedDict()  # by address, longest idle first
+        self._returned: list[mmap.mmap] = []
+        self._lock = threading.Lock()
+
+    @property
+    def idle_bytes(self) -> int:
+        with self._lock:
+            self._collect()
+            return sum(map(len, self._idle.values()))
+
+    def take(self, nbytes: int) -> mmap.mmap:
+        """A block of at least ``nbytes`` and at most an eighth more than that needs."""
+        size = -(-max(nbytes, 1) // PAGE) * PAGE
+        with self._lock:
+            self._collect()
+            best = None
+            for key in reversed(self._idle):
+                length = len(self._idle[key])
+                if size <= length <= size + size // 8 and (best is None or length < len(self._idle[best])):
+                    best = key
+                    if length == size:
+                        break
+            if best is not None:
+                return self._idle.pop(best)
+        block = mmap.mmap(-1, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                block.madvise(mmap.MADV_HUGEPAGE)
+        return block
+
+    def give(self, block: mmap.mmap) -> None:
+        # Runs in finalizers, at any point of any thread, also while this thread holds the lock: appending alone is atomic.
+        self._returned.append(block)
+
+    def release(self) -> int:
+        """Unmaps what is idle; the bytes that this frees."""
+        with self._lock:
+            self._collect()
+            freed = sum(map(len, self._idle.values()))
+            self._idle.clear()
+        return freed
+
+    def _collect(self) -> None:
+        while self._returned:
+            block = self._returned.pop()
+            self._idle[id(block)] = block
+        total = sum(map(len, self._idle.values()))
+        while total > self.limit and self._idle:
+            total -= len(self._idle.popitem(last=False)[1])
+
+
+BLOCKS = Blocks()
+
+
+class _Lease:
+    """What a tensor over a block refers to: a buffer of ctypes, with this class mixed in. Its end is the block's return."""
+
+    block: mmap.mmap
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            BLOCKS.give(self.block)
+
+
+@functools.lru_cache(maxsize=256)
+def _lease_type(size: int) -> type[ctypes.Array[ctypes.c_char]]:
+    array = ctypes.c_char * size
+    return type("Lease", (_Lease, array), {})
+
+
+def tensor_over_block(nbytes: int) -> torch.Tensor:
+    """A flat uint8 tensor of ``nbytes`` (at least 1) uninitialised bytes, whose memory returns to the pool when the last tensor
+    over it is gone."""
+    return torch.frombuffer(_lease(nbytes), dtype=torch.uint8, count=nbytes)
+
+
+def tensors_over_block(nbytes: int, parts: Sequence[tuple[int, tuple[int, ...], torch.dtype]]) -> list[torch.Tensor]:
+    """A flat uint8 tensor as above, then a contiguous tensor for each (byte offset, shape, dtype), on storages of their own."""
+    lease = _lease(nbytes)
+    flats = [torch.frombuffer(lease, dtype=torch.uint8, count=nbytes)]
+    for offset, shape, dtype in parts:
+        length = math.prod(shape) * dtype.itemsize
+        flat = torch.frombuffer(lease, dtype=torch.uint8, offset=offset, count=length)
+        flats.append(shaped(flat, 0, shape, dtype))
+    return flats
+
+
+def _lease(nbytes: int) -> Any:
+    block = BLOCKS.take(nbytes)
+    lease = _lease_type(len(block)).from_buffer(block)
+    lease.block = block  # type: ignore[attr-defined]
+    return lease
+
+
+def shaped(flat: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A contiguous tensor over the bytes of ``flat`` (or of the storage it is at the start of) from byte ``offset``.
+
+    No view in the sense of autograd: a tensor of its own on the same storage.
+    """
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    start = flat.storage_offset() * flat.dtype.itemsize + offset
+    # Tensors made in inference mode could not be written to outside of it, and frames outlive the mode.
+    with torch.inference_mode(False):
+        empty = torch.empty(0, dtype=dtype, device=flat.device)
+        return empty.set_(flat.untyped_storage(), start // dtype.itemsize, shape, tuple(reversed(strides)))
+
+
+def warm_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """``torch.empty(shape, dtype=dtype)`` on the host; large ones in warm memory."""
+    nbytes = dtype.itemsize
+    for size in shape:
+        nbytes *= size
+    if nbytes < LARGE:
+        return torch.empty(shape, dtype=dtype)
+    return shaped(tensor_over_block(nbytes), 0, shape, dtype)

@@ -1,0 +1,73 @@
+"""Scheduling: which prims run as one kernel, and in what order.
+
+summaries  what each prim reads, element by element       lower/summary.py
+fuse       groups, by one pass in program order           fuse.py, group.py, space.py, reach.py
+batch      independent groups that share a launch         batch.py
+apply      each group becomes one node of the graph       apply.py
+order      an order that runs, and holds few bytes        order.py
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from dataclasses import replace
+
+from torch import fx
+
+from vendor_sdk.contract.emitter import Limits
+from vendor_sdk.contract.placement import Kind, Route
+from vendor_sdk.ir.primgraph import PrimGraph, prim_name
+from vendor_sdk.lower import CONTRACTIONS, LOWERINGS
+from vendor_sdk.lower.summary import foldable_view, summarize
+from vendor_sdk.schedule.apply import apply
+from vendor_sdk.schedule.fuse import Refusal, Schedule, fuse
+
+__all__ = ["Refusal", "Schedule", "schedule", "usable"]
+
+
+TOTALS = frozenset(("scratch", "store.add", "store.max", "store.min", "store.mul"))
+"""What an emitter needs for reductions over the rows of a group."""
+
+
+def schedule(graph: PrimGraph, limits: Limits, ops: Collection[str], *, fuel: int | None = None) -> Schedule:
+    """Fuses the nodes on the emitter route of a placed graph, in place.
+
+    Args:
+        limits: of the emitter.
+        ops: keys of its table.
+        fuel: at most so many joins, to bisect a wrong result.
+    """
+    emitted = {
+        node
+        for node in graph.calls()
+        if node.target is not operator.getitem and "placement" in node.meta and node.meta["placement"].route is Route.EMITTER
+    }
+    found = {node: summary for node in emitted if (summary := summarize(node, LOWERINGS, _folds))}
+    contractions = {node for node in emitted if prim_name(node) in CONTRACTIONS}
+    plan = fuse(
+        graph,
+        found,
+        emitted,
+        contractions,
+        _folds,
+        usable(limits, ops),
+        rows="nest" in ops,
+        totals=set(ops) >= TOTALS,
+        fuel=fuel,
+    )
+    apply(graph, plan, _folds)
+    return plan
+
+
+def usable(limits: Limits, ops: Collection[str]) -> Limits:
+    """The limits as far as the emitter has what they are about."""
+    return limits if "local" in ops else replace(limits, local_bytes=0)
+
+
+def _folds(node: fx.Node) -> bool:
+    """Whether a node is a view that costs nothing: its readers fold it into their index maps."""
+    if not foldable_view(node):
+        return False
+    placement = node.meta.get("placement")
+    return placement is None or placement.kind is Kind.VIEW

@@ -1,0 +1,391 @@
+"""Fusion: one pass in program order; each prim joins the group of what it reads, or starts its own.
+
+Near linear: a prim looks at the groups of its operands, and ancestors are integers of bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import fx
+
+from vendor_sdk.contract.emitter import Limits
+from vendor_sdk.ir import index as ix
+from vendor_sdk.ir.index import Int
+from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
+from vendor_sdk.lower.build import result_of
+from vendor_sdk.lower.summary import Read, Summary
+from vendor_sdk.schedule.batch import batch
+from vendor_sdk.schedule.group import AGAIN, Group, Joined, Shape, absorb, fit, loops_of
+from vendor_sdk.schedule.reach import Reach
+from vendor_sdk.schedule.space import flatten, moved, names, plain
+
+ONCE = 32
+"""Cost up to which the one prim that moves a result makes it on the way."""
+WASTE = 4
+"""How many times as many iterations as elements it may have."""
+SIBLINGS = 4
+"""Groups that are remembered as readers of one value."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a prim runs apart from the prims it reads from."""
+
+    producer: str
+    consumer: str
+    reason: str
+
+
+@dataclass
+class Schedule:
+    """What was decided for a graph.
+
+    Attributes:
+        kernels: groups, in the order they were started; those of one list share a launch.
+        inlined: prims computed wherever they are read, by nobody on their own.
+        refusals: neighbours that stay apart.
+        fused: how many joins were made; ``fuel`` limits them.
+    """
+
+    kernels: list[list[Group]] = field(default_factory=list)
+    inlined: dict[fx.Node, Summary] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+    fused: int = 0
+
+
+def fuse(
+    graph: PrimGraph,
+    summaries: Mapping[fx.Node, Summary],
+    emitted: set[fx.Node],
+    contractions: set[fx.Node],
+    folds: Callable[[fx.Node], bool],
+    limits: Limits,
+    *,
+    rows: bool,
+    totals: bool,
+    fuel: int | None = None,
+) -> Schedule:
+    """Groups for the nodes on the emitter route.
+
+    Args:
+        summaries: of those that are computed element by element.
+        emitted: all nodes on the emitter route.
+        contractions: those that are matrix products or convolutions.
+        folds: whether a node is a view that readers fold.
+        rows: whether the emitter has inner nests, which rows with several passes need.
+        totals: whether it has what reductions over the rows of a group need.
+        fuel: at most so many joins.
+    """
+    return _Pass(graph, summaries, emitted, contractions, folds, limits, rows, totals, fuel).run()
+
+
+class _Pass:
+    def __init__(
+        self,
+        graph: PrimGraph,
+        summaries: Mapping[fx.Node, Summary],
+        emitted: set[fx.Node],
+        contractions: set[fx.Node],
+        folds: Callable[[fx.Node], bool],
+        limits: Limits,
+        rows: bool,
+        totals: bool,
+        fuel: int | None,
+    ) -> None:
+        self.graph, self.summaries, self.emitted, self.contractions = graph, dict(summaries), emitted, contractions
+        self.folds, self.limits, self.rows, self.totals, self.fuel = folds, limits, rows, totals, fuel
+        self.schedule = Schedule()
+        self.reach = Reach()
+        self.unit: dict[fx.Node, int] = {}
+        """Units by node; of groups, the number that stands for the group now."""
+        self.group: dict[int, Group] = {}
+        self.owner: dict[fx.Node, Group] = {}
+        self.readers: dict[fx.Node, list[Group]] = {}
+        self.base = _Bases()
+
+    def run(self) -> Schedule:
+        self._inline()
+        for node in self.graph.calls():
+            if self.folds(node) or node in self.schedule.inlined or result_of(node)[0] is not node:
+                continue
+            sources = self._sources(node)
+            summary = self.summaries.get(node)
+            if summary is None or node not in self.emitted:
+                self.unit[node] = self.reach.add(sources)
+                continue
+            self._place(node, self._expanded(summary), sources)
+        groups = list(dict.fromkeys(self.owner.values()))
+        self.schedule.kernels = batch(groups, self.reach, self.limits) if self.fuel is None else [[g] for g in groups]
+        return self.schedule
+
+    # What is cheap enough to compute wherever it is read
+
+    def _inline(self) -> None:
+        outputs = {result_of(n)[0] for n in self.graph.outputs if isinstance(n, fx.Node)}
+        calls = list(self.graph.calls())
+        fits: dict[fx.Node, bool] = {}
+        for node in reversed(calls):
+            fits[node] = node not in outputs and all(self._takes(user, node, fits) for user in node.users)
+        prices: dict[fx.Node, int] = {}
+        for node in calls:
+            summary = self.summaries.get(node)
+            if summary is None or not fits[node] or node not in self.emitted or node in self.contractions:
+                continue
+            if summary.steps or summary.random or isinstance(node.meta["val"], tuple | list):
+                continue
+            price = summary.cost + sum(prices.get(read.node, 0) for read in summary.reads)
+            if (price <= AGAIN and self._saves(node, summary)) or (price <= ONCE and self._moves_once(node, summary)):
+                prices[node] = price
+                self.schedule.inlined[node] = summary
+
+    def _moves_once(self, node: fx.Node, summary: Summary) -> bool:
+        """Whether one prim reads the result, once, out of step: it moves the elements (cat, pad), and may as well make them."""
+        if len(node.users) != 1:
+            return False
+        (user,) = node.users
+        while self.folds(user) and len(user.users) == 1:
+            (user,) = user.users
+        reader = self.summaries.get(user)
+        if reader is None or reader.steps or user in self.contractions:
+            return False
+        reads = [read for read in reader.reads if read.node is node]
+        if len(reads) != 1 or (flatten(reads[0].index, summary.shape) == flatten(reader.variables, reader.shape)):
+            return False
+        return ix.nonnegative(ix.product(summary.shape) * WASTE - ix.product(reader.shape))
+
+    def _takes(self, user: fx.Node, node: fx.Node, fits: Mapping[fx.Node, bool]) -> bool:
+        """Whether a reader computes its operand itself, directly or below views."""
+        if user.op != "call_function":
+            return False
+        if self.folds(user):
+            return fits.get(user, False)
+        if user in self.contractions:
+            return len(node.users) == 1 and user in self.emitted
+        return user in self.emitted and user in self.summaries
+
+    def _saves(self, node: fx.Node, summary: Summary) -> bool:
+        """Whether reading the operands moves no more bytes than reading the result would."""
+        (result,) = tensors_of(node.meta["val"])
+        reads = [read for read in summary.reads if _elements(read.node) != 1]
+        if not reads:
+            return True
+        (read, *others) = reads
+        operand = read.node.meta["val"]
+        if others or self._indirect(read):
+            return False
+        size = _elements(read.node) * operand.dtype.itemsize
+        bytes_ = ix.product(summary.shape) * result.dtype.itemsize
+        return operand.dtype.itemsize <= result.dtype.itemsize or ix.nonnegative(bytes_ - size)
+
+    def _indirect(self, read: Read) -> bool:
+        """Whether an index is itself loaded: a gather costs more than a load."""
+        return any(symbol.below is None for i in read.index for symbol in ix.symbols(i).values())
+
+    def _expanded(self, summary: Summary) -> Summary:
+        """The summary with what is inlined read through."""
+        reads: dict[Read, None] = {}
+        cost, statements = summary.cost, summary.statements
+        stack = list(reversed(summary.reads))
+        while stack:
+            read = stack.pop()
+            inner = self.schedule.inlined.get(read.node)
+            if inner is None:
+                reads[read] = None
+                continue
+            cost, statements = cost + inner.cost, statements + inner.statements
+            values = {name: i for v, i in zip(inner.variables, read.index, strict=True) if (name := plain(v))}
+            stack.extend(Read(r.node, moved(r.index, values)) for r in reversed(inner.reads))
+        return replace(summary, reads=tuple(reads), cost=cost, statements=statements)
+
+    # Groups
+
+    def _sources(self, node: fx.Node) -> set[int]:
+        """Units that a node waits for."""
+        units: set[int] = set()
+        seen: set[fx.Node] = set()
+        stack = list(node.all_input_nodes)
+        while stack:
+            source = stack.pop()
+            if source in seen:
+                continue
+            seen.add(source)
+            base = self.base[source]
+            if base in self.owner:
+                units.add(self.owner[base].unit)
+            elif base in self.unit:
+                units.add(self.unit[base])
+            elif base.op == "call_function":
+                stack.extend(base.all_input_nodes)
+        return units
+
+    def _place(self, node: fx.Node, summary: Summary, sources: set[int]) -> None:
+        contraction = node in self.contractions
+        producers = list(dict.fromkeys(self.owner[b] for r in summary.reads if (b := self.base[r.node]) in self.owner))
+        producers.sort(key=lambda g: (g.shape != "rows", g.shape != "contraction", -len(g.members)))
+        home: Group | None = None
+        tried: set[Group] = set()
+        if not contraction:
+            for group in [*producers, *self._siblings(summary)]:
+                if group in tried:
+                    continue
+                tried.add(group)
+                reason = self._join(node, summary, group, sources)
+                if not reason:
+                    home = group
+                    break
+                if group in producers:
+                    self._refuse(node, summary, group, reason)
+        if home is None:
+            home = self._start(node, summary, sources, contraction)
+        else:
+            for group in producers:
+                if group is not home and group.unit in self.group:
+                    reason = self._merge(home, group, node, summary)
+                    if reason:
+                        self._refuse(node, summary, group, reason)
+
+    def _refuse(self, node: fx.Node, summary: Summary, group: Group, reason: str) -> None:
+        producer = next(b for r in summary.reads if (b := self.base[r.node]) in group.members)
+        self.schedule.refusals.append(Refusal(producer.name, node.name, reason))
+
+    def _siblings(self, summary: Summary) -> list[Group]:
+        """Groups that read the same large values."""
+        found: dict[Group, None] = {}
+        for read in summary.reads:
+            for group in self.readers.get(read.node, ()):
+                if group.unit in self.group and names(read.index):
+                    found[group] = None
+        return list(found)
+
+    def _start(self, node: fx.Node, summary: Summary, sources: set[int], contraction: bool) -> Group:
+        unit = self.reach.add(sources)
+        rows, columns = loops_of(summary)
+        reduces = bool(summary.steps and columns) and not contraction
+        shape: Shape = "contraction" if contraction else "rows" if reduces else "pointwise"
+        group = Group(unit, shape, rows, columns if reduces else {})
+        self.group[unit] = group
+        self._add(group, node, summary, Joined({}, "row" if reduces else "element"))
+        return group
+
+    def _join(self, node: fx.Node, summary: Summary, group: Group, sources: set[int]) -> str:
+        """Makes a prim a member of a group; or says why not."""
+        if self.fuel is not None and self.schedule.fused >= self.fuel:
+            return "out of fuel"
+        if not self.reach.may_join(group.unit, sources):
+            return "something between them runs elsewhere"
+        elsewhere = any(user is not node and user not in self.owner for m in group.members for user in m.users)
+        joined = fit(group, summary, self.base, shared_elsewhere=elsewhere)
+        if isinstance(joined, str):
+            return joined
+        reason = self._room(group, node, summary, joined)
+        if reason:
+            return reason
+        self.reach.depend(group.unit, sources)
+        if joined.space is not None:
+            assert joined.rows is not None
+            assert joined.columns is not None
+            group.substitute(joined.space)
+            group.rows, group.columns = dict(joined.rows), dict(joined.columns)
+            group.shape = "rows"
+        self._add(group, node, summary, joined)
+        self.schedule.fused += 1
+        return ""
+
+    def _room(self, group: Group, node: fx.Node, summary: Summary, joined: Joined) -> str:
+        if group.statements + summary.statements > self.limits.statements:
+            return f"more than {self.limits.statements} statements"
+        buffers = {*group.inputs, *(r.node for r in summary.reads if self.base[r.node] not in group.members)}
+        # A member with a reader elsewhere is a result, now or when that reader's turn comes.
+        results = sum(any(u is not node and self.owner.get(u) is not group for u in m.users) for m in group.members)
+        if len(buffers) + results + len(tensors_of(node.meta["val"])) > self.limits.buffers:
+            return f"more than {self.limits.buffers} buffers"
+        needs_inner = summary.steps or group.shape == "rows"
+        if needs_inner and not self.rows and (joined.where == "element" or joined.reduced is not None):
+            return "the emitter has no inner nests"
+        if joined.reduced is not None and not self.totals:
+            return "the emitter has no combining stores"
+        return ""
+
+    def _add(self, group: Group, node: fx.Node, summary: Summary, joined: Joined) -> None:
+        group.members[node] = moved(summary.variables, joined.values)
+        group.where[node] = joined.where
+        if joined.reduced is not None:
+            group.reduced[node] = joined.reduced
+        price: int | None = summary.cost
+        for read in summary.reads:
+            base = self.base[read.node]
+            if base in group.members:
+                before = group.prices[base]
+                price = None if price is None or before is None else price + before
+            else:
+                group.inputs.setdefault(read.node, moved(read.index, joined.values))
+                known = self.readers.setdefault(read.node, [])
+                if group not in known:
+                    known.append(group)
+                    del known[:-SIBLINGS]
+        group.prices[node] = None if summary.steps else price
+        group.statements += summary.statements
+        self.owner[node] = group
+
+    def _merge(self, home: Group, other: Group, node: fx.Node, summary: Summary) -> str:
+        """Makes all members of ``other``, of which ``node`` in ``home`` reads some, members of ``home``."""
+        if self.fuel is not None and self.schedule.fused >= self.fuel:
+            return "out of fuel"
+        if not self.reach.may_merge(home.unit, other.unit):
+            return "something between them runs elsewhere"
+        if home.statements + other.statements > self.limits.statements:
+            return f"more than {self.limits.statements} statements"
+        if len(home.inputs) + len(other.inputs) + len(home.members) + len(other.members) > self.limits.buffers:
+            return f"more than {self.limits.buffers} buffers, perhaps"
+        place = home.members[node]
+        own = {name: i for v, i in zip(summary.variables, place, strict=True) if (name := plain(v))}
+        if node in home.reduced:
+            own |= {name: i for v, i in zip(summary.reduced, home.reduced[node], strict=True) if (name := plain(v))}
+        values: Mapping[str, Int] | str = "nothing in common"
+        for read in summary.reads:
+            base = self.base[read.node]
+            if base in other.members:
+                values = absorb(home, other, Read(read.node, moved(read.index, own)), base)
+                if not isinstance(values, str):
+                    break
+        if isinstance(values, str):
+            return values
+        for read in summary.reads:
+            base = self.base[read.node]
+            if base in other.members and moved(other.members[base], values) != moved(read.index, own):
+                price = other.prices[base]
+                if price is None or price > AGAIN:
+                    return "it reads elements that other iterations compute"
+        other.substitute(values)
+        for member, index in other.members.items():
+            home.members[member] = index
+            used = names(index)
+            home.where[member] = "row" if home.columns and not used & home.columns.keys() else "element"
+            home.prices[member] = other.prices[member]
+            self.owner[member] = home
+        for value, index in other.inputs.items():
+            if self.base[value] not in home.members:
+                home.inputs.setdefault(value, index)
+        for value in [v for v in home.inputs if self.base[v] in home.members]:
+            del home.inputs[value]
+        for known in self.readers.values():
+            known[:] = list(dict.fromkeys(home if g is other else g for g in known))
+        home.statements += other.statements
+        self.reach.merge(home.unit, other.unit)
+        del self.group[other.unit]
+        self.schedule.fused += 1
+        return ""
+
+
+class _Bases(dict[fx.Node, fx.Node]):
+    """Value to the node that computes it."""
+
+    def __missing__(self, node: fx.Node) -> fx.Node:
+        self[node] = result_of(node)[0]
+        return self[node]
+
+
+def _elements(node: fx.Node) -> Int:
+    return ix.product([ix.from_size(n) for n in node.meta["val"].shape])
