@@ -399,3 +399,21 @@ def test_operators_with_effects_and_complex_views(backend: str) -> None:
             torch.compile(torch.linalg.cholesky, backend=backend)(-positive)
     torch._dynamo.reset()
     agree(lambda x: torch.where(torch.view_as_complex(x).real > 0, x[:, 0], 1.0), torch.randn(4, 2), backend=backend)
+
+
+def test_random_numbers_do_not_depend_on_fusion() -> None:
+    """The same stream for each random prim, whatever became one kernel."""
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        dropout = torch.nn.functional.dropout
+        a, b, c = dropout(x, 0.3, True), torch.rand_like(x), dropout(x * 2, 0.5, True)
+        return a + b, c.sum(-1), torch.randn_like(x) * 2
+
+    x = torch.randn(33, 17)
+    results = []
+    for options in ({}, {"fuse": False}):
+        torch._dynamo.reset()
+        compiled = torch.compile(run, backend="cpp_cpu", options=options)
+        torch.manual_seed(3)
+        results.append(compiled(x))
+    torch.testing.assert_close(results[0], results[1])

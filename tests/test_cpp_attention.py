@@ -80,7 +80,7 @@ def errors(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> list[flo
     found = []
     for a, e in zip(actual, expected, strict=True):
         finite = e.isfinite()
-        torch.testing.assert_close(a.double()[~finite], e[~finite], equal_nan=True)
+        torch.testing.assert_close(a.double()[~finite], e.double()[~finite], equal_nan=True)
         difference = (a.double() - e)[finite]
         found.append(difference.square().mean().sqrt().item() if difference.numel() else 0.0)
     return found

@@ -9,8 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vendor_sdk import errors
+    from vendor_sdk import debug, errors
     from vendor_sdk.contract import program
+    from vendor_sdk.contract.artifacts import Artifacts
     from vendor_sdk.contract.backend import (
         CONTRACT_VERSION,
         Backend,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
         UnsupportedPrimError,
         VendorSDKError,
         VersionMismatchError,
+        WrongResultError,
     )
     from vendor_sdk.explanation import Explanation, explain
     from vendor_sdk.ir import contraction, index, loop
@@ -66,6 +68,7 @@ _HOMES = {
     "vendor_sdk.contract.backend": (
         "CONTRACT_VERSION Backend Decline Legalization MemoryPolicy NodeContext Option Support Supported TensorInfo"
     ),
+    "vendor_sdk.contract.artifacts": "Artifacts",
     "vendor_sdk.contract.cache": "cache_dir",
     "vendor_sdk.contract.device": "Device DeviceProperties DeviceTensor MemoryStats TorchDevice contiguous_strides",
     "vendor_sdk.contract.emitter": "Emitter Launch Limits",
@@ -78,7 +81,7 @@ _HOMES = {
     "vendor_sdk.errors": (
         "BackendNameCollisionError BackendNotFoundError CaptureError CompilerError ContractError DeviceError GraphError "
         "KernelError LoweringError OptionError PluginLoadError UnsupportedPrimError VendorSDKError "
-        "VersionMismatchError"
+        "VersionMismatchError WrongResultError"
     ),
     "vendor_sdk.explanation": "Explanation explain",
     "vendor_sdk.ir.loop": "LoopKernel",
@@ -95,6 +98,7 @@ _HOMES = {
 
 _MODULES = {
     "contraction": "vendor_sdk.ir.contraction",
+    "debug": "vendor_sdk.debug",
     "errors": "vendor_sdk.errors",
     "index": "vendor_sdk.ir.index",
     "loop": "vendor_sdk.ir.loop",
@@ -117,6 +121,7 @@ __all__ = [
     "OPSET",
     "OPSET_VERSION",
     "Accumulated",
+    "Artifacts",
     "Backend",
     "BackendNameCollisionError",
     "BackendNotFoundError",
@@ -177,11 +182,13 @@ __all__ = [
     "VendorSDKError",
     "Verdict",
     "VersionMismatchError",
+    "WrongResultError",
     "__version__",
     "cache_dir",
     "compile_graph",
     "contiguous_strides",
     "contraction",
+    "debug",
     "destination",
     "errors",
     "explain",

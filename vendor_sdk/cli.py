@@ -139,18 +139,18 @@ def conformance(arguments: Sequence[str]) -> None:
 
 @main.group()
 def cache() -> None:
-    """Show or empty the on-disk cache of compiled kernels."""
+    """Show, prune or empty the on-disk cache of compiled kernels."""
 
 
 @cache.command("info")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def cache_info(as_json: bool) -> None:
     """Show where the cache is and what each backend keeps there."""
-    from vendor_sdk.contract.cache import cache_root, usage
+    from vendor_sdk.contract.cache import cache_root, size_limit, usage
 
     used = usage()
     if as_json:
-        _print_json({"directory": str(cache_root()), "backends": [vars(each) for each in used]})
+        _print_json({"directory": str(cache_root()), "limit": size_limit(), "backends": [vars(each) for each in used]})
         return
     table = _table("backend", "files", "bytes")
     for each in used:
@@ -158,6 +158,17 @@ def cache_info(as_json: bool) -> None:
     console = _console()
     console.print(_plain(f"cache directory: {cache_root()}"))
     console.print(table if used else "empty")
+    console.print(f"limit: {size_limit():,} bytes (VENDOR_SDK_CACHE_SIZE)")
+
+
+@cache.command("prune")
+@click.option("--size", help="Bytes to leave (500M, 2G); by default the limit, VENDOR_SDK_CACHE_SIZE.")
+def cache_prune(size: str | None) -> None:
+    """Delete what was not used for longest until the rest is within the limit."""
+    from vendor_sdk.contract.cache import prune, size_limit
+
+    gone = prune(size_limit(size))
+    click.echo(f"removed {gone.files:,} files, {gone.bytes:,} bytes")
 
 
 @cache.command("clear")

@@ -117,8 +117,8 @@ class Explanation:
         )
 
     def print(self, console: Console | None = None) -> None:
-        """Prints the tables: prims by placement, reasons, kernels, why neighbours were not fused, bytes and memory by graph, graph
-        breaks and recompilations."""
+        """Prints the tables: prims by placement, reasons, kernels, why neighbours were not fused, bytes and memory by graph,
+        graph breaks and recompilations."""
         console = console or Console()
         console.print(self._placement_table())
         reasons = self._reason_table()

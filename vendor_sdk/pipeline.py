@@ -21,6 +21,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from vendor_sdk.contract.kernel import Kernel
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.contract.placement import Kind, Placement, Route
 from vendor_sdk.errors import LoweringError, UnsupportedPrimError
+from vendor_sdk.ir import loop_print
 from vendor_sdk.ir.fused import Fused
 from vendor_sdk.ir.index import from_size
 from vendor_sdk.ir.loop import LoopKernel, required_ops
@@ -140,6 +142,8 @@ def compile_prim_graph(graph: PrimGraph, session: Session, watch: Watch | None =
             insert_transfers(graph, narrow_int64=loaded.backend.legalize.no_int64)
             watch.stage("transferred", graph)
         graph.verify()
+        for number, node in enumerate(node for node in graph.calls() if torch_private.draws_numbers(node.target)):
+            node.meta["seed"] = number
         scheduled = _schedule(graph, session)
         watch.scheduled(graph, scheduled)
         lowered = _lower_all(graph, session, own_memory=state.memory is not None)
@@ -365,13 +369,16 @@ def _emit(
         return {}
     emitter = session.emitter
     assert emitter is not None
-    texts = [(kernel, emitter.emit(kernel)) for kernel, _ in loops.values()]
-    watch.emitted({kernel.name: text for kernel, text in texts})
-    launches = emitter.compile(texts)
-    return {
-        node: EmittedCall(launch, kernel, tuple(inputs))
-        for (node, (kernel, inputs)), launch in zip(loops.items(), launches, strict=True)
-    }
+    # Kernels that are equal up to their names (the layers of a transformer) are emitted once; the first lends its name.
+    of = {node: loop_print.text(replace(kernel, name="")) for node, (kernel, _) in loops.items()}
+    kernels: dict[str, LoopKernel] = {}
+    for node, (kernel, _) in loops.items():
+        kernels.setdefault(of[node], kernel)
+    distinct = [(kernel, emitter.emit(kernel)) for kernel in kernels.values()]
+    texts = {content: text for content, (_, text) in zip(kernels, distinct, strict=True)}
+    watch.emitted({kernel.name: texts[of[node]] for node, (kernel, _) in loops.items()})
+    launches = dict(zip(kernels, emitter.compile(distinct), strict=True))
+    return {node: EmittedCall(launches[of[node]], kernel, tuple(inputs)) for node, (kernel, inputs) in loops.items()}
 
 
 def _known_symbols(graph: PrimGraph) -> set[str]:

@@ -380,5 +380,42 @@ def symbolic_numbers(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str
 
 
 def draws_numbers(target: Any) -> bool:
-    """Whether an operator's results are random (``torch.Tag.nondeterministic_seeded``)."""
+    """Whether an operator's results are random (``torch.Tag.nondeterministic_seeded``), or replayed from a state."""
+    if target is run_and_save_rng_state or target is run_with_rng_state:
+        return True
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+ARTIFACTS = "vendor_sdk"
+"""Type of our artefacts in what ``torch.compiler.save_cache_artifacts`` returns."""
+
+
+def carry_artifacts(populate: Callable[[str, bytes], None]) -> bool:
+    """Lets ``torch.compiler.load_cache_artifacts`` hand recorded artefacts to ``populate(name, content)``.
+
+    Wraps ``torch.compiler._cache.CacheArtifact`` and ``CacheArtifactFactory.register`` (torch 2.11 and 2.13). Returns whether
+    this torch has them; without them artefacts stay on this machine.
+    """
+    try:
+        from torch.compiler._cache import CacheArtifact, CacheArtifactFactory
+
+        class Artifact(CacheArtifact):
+            @staticmethod
+            def type() -> str:
+                return ARTIFACTS
+
+            def populate_cache(self) -> None:
+                populate(self.key, self.content)
+
+        CacheArtifactFactory.register(Artifact)
+    except (ImportError, AttributeError, AssertionError, TypeError):
+        return False
+    return True
+
+
+def record_artifact(name: str, content: bytes) -> None:
+    """Adds an artefact to what ``torch.compiler.save_cache_artifacts`` returns (``CacheArtifactManager.record_artifact``)."""
+    with contextlib.suppress(ImportError, AttributeError, AssertionError, TypeError):
+        from torch.compiler._cache import CacheArtifactManager
+
+        CacheArtifactManager.record_artifact(ARTIFACTS, name, content)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from vendor_sdk import debug
+from vendor_sdk import debug, torch_private
 from vendor_sdk.check import Checked, Compiled
 from vendor_sdk.dump.folder import Dump
 from vendor_sdk.dump.program import CONSTANTS, program
@@ -45,7 +45,7 @@ class Watch:
 
     def aten(self, module: fx.GraphModule) -> None:
         """The graph as AOTAutograd gave it."""
-        self.stage("aten", PrimGraph(module))
+        self.stage("aten", PrimGraph(torch_private.without_effect_tokens(module)))
 
     def captured(self, graph: PrimGraph) -> None:
         self.stage("captured", graph)

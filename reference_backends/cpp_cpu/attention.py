@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from reference_backends.cpp_cpu import compiler
-from reference_backends.cpp_cpu.emitter import library
+from reference_backends.cpp_cpu.units import library
 from vendor_sdk import Decline, Kernel, NodeContext, TensorInfo, destination
 
 Tensor = torch.Tensor
@@ -31,18 +31,34 @@ _ELEMENTS = {
 _STATUS = {2: IndexError, 3: MemoryError}
 _DROPOUT = {"scaled_dot_product_attention": 3, "scaled_dot_product_attention_backward": 6}
 """Position of ``dropout_p`` in the arguments."""
+_DIRECTION = {
+    "scaled_dot_product_attention": "attention",
+    "scaled_dot_product_attention_backward": "attention_backward",
+}
+"""File of each composite's kernel."""
 COMPOSITES = frozenset(_DROPOUT)
+
+
+def _source(direction: str, dtype: torch.dtype) -> str:
+    """The text for one dtype: compiled alone, since few programs use several."""
+    accumulator, element = _ELEMENTS[dtype]
+    files = ("base.h", "attention.h", "attention_tile.h", f"{direction}.cpp")
+    return "".join(map(library, files)) + f"ATTENTION({accumulator}, {element}, {str(dtype).removeprefix('torch.')})\n"
+
+
+def prepare(node: NodeContext) -> None:
+    """Begins to compile in the background what ``node`` will run, if it is attention."""
+    operand = node.args[0] if node.prim in COMPOSITES else None
+    if isinstance(operand, TensorInfo) and operand.dtype in _ELEMENTS:
+        compiler.start(_source(_DIRECTION[node.prim], operand.dtype))
 
 
 @functools.cache
 def _function(direction: str, dtype: torch.dtype) -> Callable[..., int]:
-    """The entry point for one dtype: compiled alone, since few programs use several."""
-    accumulator, element = _ELEMENTS[dtype]
+    """The entry point for one dtype."""
     name = str(dtype).removeprefix("torch.")
-    files = ("base.h", "attention.h", "attention_tile.h", f"{direction}.cpp")
-    text = "".join(library(file) for file in files) + f"ATTENTION({accumulator}, {element}, {name})\n"
     prefix = direction if direction.endswith("backward") else f"{direction}_forward"
-    function = getattr(compiler.load(text), f"{prefix}_{name}")
+    function = getattr(compiler.load(_source(direction, dtype)), f"{prefix}_{name}")
     function.restype = ctypes.c_int32
     return function  # type: ignore[no-any-return]
 

@@ -1,25 +1,25 @@
-"""From C++ text to loaded library: finds the compiler, keeps results in a cache on disk.
+"""From C++ text to loaded library: finds the compiler, runs it in parallel processes, keeps what it made.
 
-An entry is one file, named by the hash of everything that shaped it (text, flags, compiler, processor), with the hash of its
-own content at its end; it appears by an atomic rename. Many processes may build one entry at once: they write the same bytes.
-An entry whose content does not match its hash is built anew.
+A library is found in the cache (``vendor_sdk.Artifacts``) by all that shaped it: text, flags, compiler, processor.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch  # Brings the OpenMP runtime that generated libraries must share; imported before any of them is loaded.
 
-from vendor_sdk import CompilerError, cache_dir
+from vendor_sdk import Artifacts, CompilerError, cache_dir
 
 FLAGS = (
     "-std=c++17",
@@ -39,7 +39,6 @@ FLAGS = (
     "-fno-plt",
     "-w",
 )
-_DIGEST = hashlib.sha256().digest_size
 
 
 @functools.cache
@@ -77,21 +76,89 @@ def _processor() -> str:
     return "\n".join(sorted({line for line in lines if line.startswith(wanted)}))
 
 
+ARTIFACTS = Artifacts("cpp_cpu", toolchain)
+_SUFFIX = ".so"
+
+
+def start(source: str) -> None:
+    """Begins to compile ``source`` in the background, unless it is in the cache; ``build`` waits for it."""
+    _begin(source)
+
+
 def build(source: str) -> Path:
     """Path of the shared library for ``source``, compiled unless the cache has it.
 
     Raises ``CompilerError`` with the compiler's words, and leaves the source where the message says.
     """
-    key = hashlib.sha256(f"{toolchain()}\n{source}".encode()).hexdigest()[:32]
-    folder = cache_dir("cpp_cpu")
-    entry = folder / f"{key}.so"
-    if _intact(entry):
-        return entry
-    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as build_dir:
-        text, library = Path(build_dir) / "kernels.cpp", Path(build_dir) / "kernels.so"
+    return build_all([source])[0]
+
+
+def build_all(sources: Sequence[str]) -> list[Path]:
+    """``build`` of each, as many at once as this process has cores."""
+    begun = [_begin(source) for source in sources]
+    return [one if isinstance(one, Path) else one.result() for one in begun]
+
+
+def key_of(source: str) -> str:
+    """The key of the library for ``source``."""
+    return ARTIFACTS.key("library", source)
+
+
+def found(key: str) -> Path | None:
+    """The library of a key, if the cache has it."""
+    return ARTIFACTS.find(key, _SUFFIX)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_lock = threading.Lock()
+_running: dict[str, Future[Path]] = {}
+"""Compilations under way, by key: whoever wants the same library meanwhile waits for it."""
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(cores(), thread_name_prefix="cpp_cpu-compile")
+
+
+def _after_fork() -> None:
+    """A forked child has none of the threads, and perhaps a lock that one of them held."""
+    global _lock
+    _lock = threading.Lock()
+    _running.clear()
+    _pool.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _begin(source: str) -> Path | Future[Path]:
+    key = key_of(source)
+    with _lock:
+        running = _running.get(key)
+    if running is not None:
+        return running
+    path = found(key)
+    if path is not None:
+        return path
+    with _lock:
+        if key not in _running:
+            _running[key] = _pool().submit(_compile, key, source)
+            _running[key].add_done_callback(lambda _: _running.pop(key, None))
+        return _running[key]
+
+
+def _compile(key: str, source: str) -> Path:
+    path = compiler()
+    if path is None:
+        raise CompilerError("cpp_cpu: no C++ compiler on PATH", fix="install g++ or clang++, or set CXX to one")
+    with tempfile.TemporaryDirectory(prefix="cpp_cpu-") as folder:
+        text, library = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
         text.write_text(source)
-        path = compiler()
-        assert path is not None
         try:
             done = subprocess.run(
                 [path, *FLAGS, str(text), "-o", str(library)], capture_output=True, text=True, check=False, timeout=600
@@ -99,37 +166,48 @@ def build(source: str) -> Path:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CompilerError(f"cpp_cpu: {path} did not run", why=str(error)) from error
         if done.returncode != 0:
-            kept = folder / f"{key}.failed.cpp"
-            shutil.copyfile(text, kept)
             raise CompilerError(
                 f"cpp_cpu: {path} refused generated code",
                 why=done.stderr.strip()[-4000:],
-                where=str(kept),
+                where=str(_refused(key, source)),
                 fix="report this with the source file; it is a defect of the emitter unless the compiler is older than g++ 10",
             )
-        content = library.read_bytes()
-        with open(library, "ab") as file:
-            file.write(hashlib.sha256(content).digest())
-        os.replace(library, entry)
-    return entry
+        return ARTIFACTS.keep(key, library.read_bytes(), _SUFFIX)
 
 
-def _intact(entry: Path) -> bool:
+def _refused(key: str, source: str) -> Path:
+    """Keeps a source that its reader will want to see."""
     try:
-        content = entry.read_bytes()
+        path = cache_dir("cpp_cpu") / f"{key}.failed.cpp"
+        path.write_text(source)
     except OSError:
-        return False
-    return len(content) > _DIGEST and hashlib.sha256(content[:-_DIGEST]).digest() == content[-_DIGEST:]
+        path = Path(tempfile.mkdtemp(prefix="cpp_cpu-")) / f"{key}.failed.cpp"
+        path.write_text(source)
+    return path
 
 
 def load(source: str) -> ctypes.CDLL:
     """``source`` compiled and loaded; see ``build``."""
-    assert torch.get_num_threads() > 0
-    entry = build(source)
     try:
-        return ctypes.CDLL(str(entry))
+        return loaded(build(source))
+    except FileNotFoundError:  # Another process pruned the cache between the two.
+        return loaded(build(source))
+
+
+def loaded(path: Path) -> ctypes.CDLL:
+    """The library of an entry.
+
+    Raises:
+        CompilerError: the system does not load it.
+        FileNotFoundError: it is gone.
+    """
+    assert torch.get_num_threads() > 0
+    try:
+        return ctypes.CDLL(str(path))
     except OSError as error:
-        raise CompilerError(f"cpp_cpu: {entry} does not load", why=str(error), fix="delete the file and try again") from error
+        if not path.exists():
+            raise FileNotFoundError(path) from error
+        raise CompilerError(f"cpp_cpu: {path} does not load", why=str(error), fix="delete the file and try again") from error
 
 
 def call(loaded: ctypes.CDLL, name: str, dtype: torch.dtype | None, *args: torch.Tensor | int | None) -> int:

@@ -10,13 +10,12 @@ Results do not depend on the number of threads: what is summed apart is cut by s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from reference_backends.cpp_cpu import compiler, contraction, machine
+from reference_backends.cpp_cpu import contraction, machine, units
 from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.analysis import loads
 from reference_backends.cpp_cpu.horizontal import Horizontal, Shared, shared
-from reference_backends.cpp_cpu.table import CTYPES, OPS, SPECIAL
+from reference_backends.cpp_cpu.table import CTYPES, OPS
 from vendor_sdk import Emitter, Entry, Launch, Limits, LoopKernel, Program, index, loop
 
 SMALL = 1 << 20
@@ -85,11 +84,6 @@ class KernelText(Horizontal):
         self.nest(nest)
 
 
-def library(name: str) -> str:
-    """Text of one of the C++ files beside this one."""
-    return (Path(__file__).parent / name).read_text()
-
-
 class CppEmitter(Emitter):
     """C++17 for the machine it runs on."""
 
@@ -105,18 +99,7 @@ class CppEmitter(Emitter):
         return KernelText(kernel).text()
 
     def compile(self, kernels: Sequence[tuple[LoopKernel, str]]) -> list[Launch]:
-        if not kernels:
-            return []
-        needed = frozenset[str]().union(*(loop.required_ops(kernel) for kernel, _ in kernels))
-        parts = [f"#define CACHE_BYTES {machine.cache_bytes(3)}LL", *map(library, ("base.h", "vector.h", "math.h"))]
-        if needed & {*SPECIAL, "scan.logaddexp"}:
-            parts.append(library("special.h"))
-        if any("matrix_product(" in text or "vector_product(" in text for _, text in kernels):
-            parts.append(library("gemm.h"))
-        parts += [text for _, text in kernels]
-        parts += [launching.flat(kernel, CTYPES) for kernel, _ in kernels]
-        loaded = compiler.load("\n".join(parts))
-        return [launching.CompiledKernel(loaded, kernel) for kernel, _ in kernels]
+        return list(units.compiled(kernels))
 
     def link(self, program: Program) -> Entry | None:
         return launching.link(program)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from reference_backends.cpp_cpu import attention, compiler, linalg, resample
-from reference_backends.cpp_cpu.emitter import library
+from reference_backends.cpp_cpu.units import library
 from vendor_sdk import Kernel
 
 Tensor = torch.Tensor

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from reference_backends.cpp_cpu import compiler
-from reference_backends.cpp_cpu.emitter import library
+from reference_backends.cpp_cpu.units import library
 
 Tensor = torch.Tensor
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.cpp_cpu import attention, compiler
+from reference_backends.cpp_cpu import attention, compiler, program
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from reference_backends.cpp_cpu.kernels import COMPLEX, KERNELS
 from vendor_sdk import (
@@ -67,11 +67,15 @@ def supports(node: NodeContext) -> Supported | Decline:
         return Decline("resampled in floating point only")
     if node.prim == "_embedding_bag_backward" and node.args[9]:
         return Decline("a sparse gradient")
-    return attention.declined(node) or Supported()
+    declined = attention.declined(node)
+    if declined is None:
+        attention.prepare(node)
+    return declined or Supported()
 
 
 @hookimpl
 def emitter(options: Mapping[str, Any]) -> Emitter:
+    program.prepare()
     return CppEmitter()
 
 

@@ -132,15 +132,24 @@ def _fail(step: int, status: int) -> None:
     raise StepError(step, ERRORS[status]())
 
 
+def prepare() -> None:
+    """Begins to compile in the background what ``link`` needs."""
+    if not isinstance(torch_abi.functions(), torch_abi.Unknown):
+        compiler.start(_source())
+
+
+def _source() -> str:
+    return (Path(__file__).parent / "entry.cpp").read_text()
+
+
 @functools.cache
 def _library() -> ctypes.PyDLL | None:
     """entry.cpp, compiled and told where torch is."""
     functions = torch_abi.functions()
     if isinstance(functions, torch_abi.Unknown):
         return None
-    source = (Path(__file__).parent / "entry.cpp").read_text()
     # PyDLL: its functions are called with Python's lock held, as functions of CPython must be.
-    library = ctypes.PyDLL(str(compiler.build(source)))
+    library = ctypes.PyDLL(str(compiler.build(_source())))
     library.make.argtypes = [ctypes.py_object]
     library.make.restype = ctypes.py_object
     library.setup.restype = None

@@ -6,9 +6,9 @@ kernels        each loop kernel interpreted, each compiled kernel launched      
 stages         graphs in the order of the pipeline, then kernels, then the call     stages.py
 """
 
-from vendor_sdk.check.interpreters import interpret
+from vendor_sdk.check.interpreters import interpret, random_nodes
 from vendor_sdk.check.kernels import Compiled
 from vendor_sdk.check.numbers import largest
 from vendor_sdk.check.stages import Checked
 
-__all__ = ["Checked", "Compiled", "interpret", "largest"]
+__all__ = ["Checked", "Compiled", "interpret", "largest", "random_nodes"]

@@ -7,7 +7,7 @@ kernels will draw in the call, so that all stages of one graph compute with the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.ir.transfer import TRANSFERS
 from vendor_sdk.lower import Layout, lower
 from vendor_sdk.lower.build import contiguous_strides
-from vendor_sdk.prims.bounds import Accumulated, Exact, Ulp
+from vendor_sdk.prims.bounds import Accumulated, Exact, Property, Ulp
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET
 from vendor_sdk.prims.reference import OwnDtype, evaluate, flat, float64_by_default, target_of, upcast
 
@@ -43,7 +43,7 @@ class Draws:
     """
 
     seeds: Mapping[str, int]
-    sizes: Mapping[str, int]
+    sizes: dict[str, int]
     values: dict[str, Any] = field(default_factory=dict)
 
     def known(self, graph: PrimGraph) -> bool:
@@ -72,6 +72,16 @@ class Draws:
         return result.to(node.meta["val"].device)
 
 
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws numbers; attention and dropout that drop nothing do not."""
+    if not torch_private.draws_numbers(node.target):
+        return False
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    given = {a.name: a.default_value for a in arguments if a.has_default_value()}
+    given |= dict(zip((a.name for a in arguments), node.args, strict=False)) | node.kwargs
+    return given.get("dropout_p", 1) != 0 and given.get("train", True) is not False and given.get("training", True) is not False
+
+
 def random_nodes(graph: PrimGraph) -> dict[str, fx.Node]:
     """The random prims of a graph and its fused groups, by name."""
     found: dict[str, fx.Node] = {}
@@ -79,17 +89,21 @@ def random_nodes(graph: PrimGraph) -> dict[str, fx.Node]:
         inner = getattr(node.target, "graph", None)
         if isinstance(inner, PrimGraph):
             found |= random_nodes(inner)
-        elif torch_private.draws_numbers(node.target):
+        elif is_random(node):
             found[node.name] = node
     return found
 
 
 class Eager(fx.Interpreter):
-    """With torch operators, in the graph's own dtypes; ``values`` keeps the value of every node by name."""
+    """With torch operators, in the graph's own dtypes; ``values`` keeps the value of every node by name.
 
-    def __init__(self, module: fx.GraphModule, draws: Draws) -> None:
+    Args:
+        logical: whether strides are those of row-major tensors, as they are from normalization on, rather than torch's own.
+    """
+
+    def __init__(self, module: fx.GraphModule, draws: Draws, *, logical: bool = True) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self.draws = draws
+        self.draws, self.logical = draws, logical
         self.values: dict[str, Any] = {}
 
     def run_node(self, node: fx.Node) -> Any:
@@ -110,14 +124,16 @@ class Eager(fx.Interpreter):
         if isinstance(inner, PrimGraph):
             results = self.inside(inner).run(*args)
             return results[0] if isinstance(node.meta["val"], torch.Tensor) else tuple(results)
-        if torch_private.draws_numbers(node.target):
+        if is_random(node):
             return self.draws.draw(node, args, kwargs)
         if node.target in TRANSFERS:
             return self.transfer(node, args[0])
+        if self.logical and node.target in _OF_STRIDES:
+            args = (args[0].contiguous(), *args[1:])
         return self.compute(node, args, kwargs)
 
     def inside(self, graph: PrimGraph) -> Eager:
-        return type(self)(graph.module, self.draws)
+        return Eager(graph.module, self.draws)
 
     def transfer(self, node: fx.Node, value: torch.Tensor) -> torch.Tensor:
         return value.to(node.meta["val"].dtype)
@@ -129,15 +145,17 @@ class Eager(fx.Interpreter):
 class Wide(Eager):
     """In float64. With ``noise``, every rounding of the graph's own dtypes goes at random."""
 
-    def __init__(self, module: fx.GraphModule, draws: Draws, noise: torch.Generator | None = None) -> None:
-        super().__init__(module, draws)
+    def __init__(
+        self, module: fx.GraphModule, draws: Draws, noise: torch.Generator | None = None, *, logical: bool = True
+    ) -> None:
+        super().__init__(module, draws, logical=logical)
         self.noise = noise
 
     def given(self, value: Any) -> Any:
-        return upcast(value)
+        return same_strides(value, upcast) if isinstance(value, torch.Tensor) else upcast(value)
 
     def inside(self, graph: PrimGraph) -> Eager:
-        return type(self)(graph.module, self.draws, self.noise)
+        return Wide(graph.module, self.draws, self.noise)
 
     def transfer(self, node: fx.Node, value: torch.Tensor) -> torch.Tensor:
         return value if value.is_floating_point() else super().transfer(node, value)
@@ -195,6 +213,18 @@ class Wide(Eager):
         return value + scale.nan_to_num(0, 0, 0) * (2 * random - 1)
 
 
+_OF_STRIDES = frozenset((torch.ops.aten.view.default, torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default))
+"""Operators for which strides count."""
+
+
+def same_strides(value: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A copying function of a tensor's elements that keeps its strides, also where elements overlap."""
+    if value.numel() == 0:
+        return function(value)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    return function(value.as_strided((extent,), (1,))).as_strided(value.shape, value.stride())
+
+
 def _summing(
     row: Any, bound: Accumulated, node: fx.Node, args: Any, kwargs: Any, index: int, size: torch.Tensor, unit: float
 ) -> torch.Tensor:
@@ -241,8 +271,17 @@ def interpret(graph: PrimGraph, inputs: Sequence[Any], draws: Draws | None = Non
     return list(eager.run(*inputs, *graph.constants.values()))
 
 
-def sizes_of(graph: PrimGraph, inputs: Sequence[Any]) -> dict[str, int]:
-    """The values of a graph's shape symbols in a call."""
+def may_choose(node: fx.Node) -> bool:
+    """Whether a node's results, or those of a prim inside, are right only up to a choice (the order of ties)."""
+    inner = getattr(node.target, "graph", None)
+    if isinstance(inner, PrimGraph):
+        return any(map(may_choose, inner.calls()))
+    row = BY_TARGET.get(node.target) or COMPOSITE_BY_TARGET.get(node.target)
+    return row is not None and isinstance(row.bound, Property)
+
+
+def sizes_of(graph: PrimGraph, inputs: Sequence[Any], values: Mapping[str, Any] | None = None) -> dict[str, int]:
+    """The values of a graph's shape symbols in a call; with the values of its nodes, those too that only data tells."""
     found: dict[str, int] = {}
 
     def bind(size: Any, value: Any) -> None:
@@ -255,4 +294,11 @@ def sizes_of(graph: PrimGraph, inputs: Sequence[Any]) -> dict[str, int]:
         if isinstance(fake, torch.Tensor) and isinstance(value, torch.Tensor):
             for size, number in zip((*fake.shape, *fake.stride()), (*value.shape, *value.stride()), strict=True):
                 bind(size, number)
+    for node in graph.calls() if values is not None else ():
+        value = values.get(node.name) if values is not None else None
+        for fake, one in zip(flat(node.meta.get("val")), flat(value), strict=False):
+            bind(fake, one)
+            if isinstance(fake, torch.Tensor) and isinstance(one, torch.Tensor):
+                for size, number in zip(fake.shape, one.shape, strict=True):
+                    bind(size, number)
     return found

@@ -305,7 +305,9 @@ class _Writer:
                     if symbol.role == "seed":
                         self._seed(node, symbol.name)
         if self.seeds:
-            self._line(f"{', '.join(self.seeds.values())}, = RT.seeds({len(self.seeds)})")
+            # In the order of the program, whatever was fused: then so are the random numbers.
+            ordered = sorted(self.seeds.items(), key=lambda item: (len(item[0][1]), item[0][1]))
+            self._line(f"{', '.join(name for _, name in ordered)}, = RT.seeds({len(ordered)})")
         self._bank()
         self.framed = any(isinstance(self.values.where(slot), Arena) for slot in self._slots())
         if not self.framed:

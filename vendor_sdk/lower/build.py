@@ -417,8 +417,8 @@ class Builder:
         raise self.fail(f"a scalar operand {number!r}")
 
     def seed(self) -> Value:
-        """An int64 drawn per call from the host's generator; one a random node."""
-        name = f"seed_{self.node.name}"
+        """An int64 drawn per call from the host's generator; one a random node, by ``meta["seed"]`` (its place among them)."""
+        name = f"seed{self.node.meta.get('seed', 0)}"
         self._symbols.setdefault(name, Symbol(name, torch.int64, "seed", None, None))
         return self._pure(("scalar", name), torch.int64, 0, lambda to: Scalar(to, name, torch.int64))
 

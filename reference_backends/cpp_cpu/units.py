@@ -1,0 +1,148 @@
+"""Kernels to libraries: a kernel is compiled once, whatever it is called and in however many graphs it stands.
+
+A kernel's key is the hash of its text, its name left out, and of the headers that it needs. What the cache lacks is cut into
+translation units, about one a core, which are compiled side by side; each kernel's entry then says which library it is in. So a
+graph that shares half its kernels with another compiles the other half, and loads both libraries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from reference_backends.cpp_cpu import compiler, machine
+from reference_backends.cpp_cpu import program as launching
+from reference_backends.cpp_cpu.table import CTYPES, SPECIAL
+from vendor_sdk import LoopKernel, loop
+
+UNIT_CHARACTERS = 4000
+"""Text that is worth a compiler process of its own: its compilation takes about as long as starting one and reading the
+headers (0.08 s with g++ 12)."""
+GEMM_CHARACTERS = 12000
+"""What the templates of gemm.h add to a kernel that uses them, in characters of text that take as long."""
+_INDEX = ".kernel"
+_PLACE = "KERNEL_NAME_HERE"
+_FILES = ("base.h", "vector.h", "math.h")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A kernel under the name by which all graphs know it.
+
+    Attributes:
+        key: of its entry, which says the library.
+        text: its C++, and that of the function through which programs call it.
+        more: headers that it needs beside those that all need.
+    """
+
+    key: str
+    kernel: LoopKernel
+    text: str
+    more: tuple[str, ...]
+
+    @property
+    def weight(self) -> int:
+        return len(self.text) + GEMM_CHARACTERS * ("gemm.h" in self.more)
+
+
+def library(name: str) -> str:
+    """Text of one of the C++ files beside this one."""
+    return (Path(__file__).parent / name).read_text()
+
+
+def compiled(kernels: Sequence[tuple[LoopKernel, str]]) -> list[launching.CompiledKernel]:
+    """The kernels with their texts (``KernelText``), compiled and loaded."""
+    units = [_unit(kernel, text) for kernel, text in kernels]
+    try:
+        libraries = _libraries(units)
+    except FileNotFoundError:  # Another process pruned the cache between look-up and loading.
+        libraries = _libraries(units)
+    return [launching.CompiledKernel(libraries[unit.key], unit.kernel) for unit in units]
+
+
+def _unit(kernel: LoopKernel, text: str) -> Unit:
+    """A kernel's functions are called by its name, or begin with it (``horizontal.py``)."""
+    named = re.compile(rf"\b(flat_)?{re.escape(kernel.name)}(?=\b|_nest\d)")
+    whole = named.sub(rf"\g<1>{_PLACE}", text + launching.flat(kernel, CTYPES))
+    more = []
+    if loop.required_ops(kernel) & {*SPECIAL, "scan.logaddexp"}:
+        more.append("special.h")
+    if "matrix_product(" in text or "vector_product(" in text:
+        more.append("gemm.h")
+    key = compiler.ARTIFACTS.key("kernel", _digest(tuple(more)), whole)
+    name = f"kernel_{key}"
+    return Unit(key, replace(kernel, name=name), whole.replace(_PLACE, name), tuple(more))
+
+
+@functools.cache
+def _prelude(more: tuple[str, ...]) -> str:
+    return "\n".join((f"#define CACHE_BYTES {machine.cache_bytes(3)}LL", *map(library, (*_FILES, *more))))
+
+
+@functools.cache
+def _digest(more: tuple[str, ...]) -> str:
+    return hashlib.sha256(_prelude(more).encode()).hexdigest()
+
+
+_loaded: dict[str, ctypes.CDLL] = {}
+"""Libraries of this process, by key. They stay: a compiled graph holds addresses in them."""
+_home: dict[str, str] = {}
+"""Kernels of this process: which library each is in."""
+
+
+def _libraries(units: Sequence[Unit]) -> dict[str, ctypes.CDLL]:
+    """The library of each unit's key."""
+    homes, missing = {}, {}
+    for unit in units:
+        home = _home.get(unit.key) or _recorded(unit.key)
+        if home is None:
+            missing[unit.key] = unit
+        else:
+            homes[unit.key] = home
+    groups = _split(list(missing.values()))
+    sources = [_source(group) for group in groups]
+    for group, source, path in zip(groups, sources, compiler.build_all(sources), strict=True):
+        home = compiler.key_of(source)
+        if home not in _loaded:
+            _loaded[home] = compiler.loaded(path)
+        for unit in group:
+            compiler.ARTIFACTS.keep(unit.key, home.encode(), _INDEX)
+            homes[unit.key] = home
+    _home.update(homes)
+    return {key: _loaded[home] for key, home in homes.items()}
+
+
+def _recorded(key: str) -> str | None:
+    """The library in which an earlier graph or process put a kernel, loaded; None when either is gone."""
+    entry = compiler.ARTIFACTS.read(key, _INDEX)
+    if entry is None:
+        return None
+    home = entry.decode()
+    if home not in _loaded:
+        path = compiler.found(home)
+        if path is None:
+            return None
+        _loaded[home] = compiler.loaded(path)
+    return home
+
+
+def _split(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Groups of about equal weight; no more of them than pay."""
+    count = min(compiler.cores(), len(units), max(1, sum(unit.weight for unit in units) // UNIT_CHARACTERS))
+    groups: list[list[Unit]] = [[] for _ in range(count)]
+    weights = [0] * count
+    for unit in sorted(units, key=lambda unit: (-unit.weight, unit.key)):
+        lightest = weights.index(min(weights))
+        groups[lightest].append(unit)
+        weights[lightest] += unit.weight
+    return groups
+
+
+def _source(group: Sequence[Unit]) -> str:
+    more = tuple(name for name in ("special.h", "gemm.h") if any(name in unit.more for unit in group))
+    return "\n".join((_prelude(more), *(unit.text for unit in sorted(group, key=lambda unit: unit.key))))

@@ -1,0 +1,373 @@
+"""The cache on disk: what is in it is right or not there, whatever other processes, crashes and full disks do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import vendor_sdk
+from reference_backends.cpp_cpu import compiler, units
+from reference_backends.cpp_cpu.emitter import CppEmitter
+from vendor_sdk import Artifacts, OptionError, cli
+from vendor_sdk.contract import artifacts, cache
+from vendor_sdk.pipeline import recording
+from vendor_sdk.run.compiled import CompiledGraph
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, and a process that has loaded nothing."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(folder))
+    monkeypatch.delenv("VENDOR_SDK_CACHE_SIZE", raising=False)
+    monkeypatch.setattr(artifacts, "_complained", False)
+    monkeypatch.setattr(artifacts, "_unpruned", None)
+    monkeypatch.setattr(artifacts, "_temporary", None)
+    monkeypatch.setattr(units, "_loaded", {})
+    monkeypatch.setattr(units, "_home", {})
+    yield folder
+
+
+CHIP = Artifacts("chip", lambda: "compiler 1")
+
+
+def test_an_entry_is_found_by_all_that_shaped_it() -> None:
+    key = CHIP.key("source", "options")
+    assert CHIP.read(key) is None
+    path = CHIP.keep(key, b"machine code", ".so")
+    assert CHIP.find(key, ".so") == path
+    assert CHIP.read(key, ".so") == b"machine code"
+    assert path.read_bytes().startswith(b"machine code"), "a loader takes the file as it is"
+    others = [
+        CHIP.key("sourceoptions"),
+        CHIP.key("source", "options", ""),
+        Artifacts("chip", lambda: "compiler 2").key("source", "options"),
+        Artifacts("chop", lambda: "compiler 1").key("source", "options"),
+    ]
+    assert len({key, *others}) == 5
+
+
+def test_the_key_has_the_versions_of_sdk_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = CHIP.key("source")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "__version__", "9.9")
+        assert CHIP.key("source") != key
+    monkeypatch.setattr(artifacts, "__version__", "9.9")
+    assert CHIP.key("source") != key
+
+
+@pytest.mark.parametrize("damage", ["truncated", "empty", "flipped", "another key's", "longer"])
+def test_a_damaged_entry_is_none(damage: str) -> None:
+    key = CHIP.key("source")
+    path = CHIP.keep(key, b"machine code" * 100)
+    data = path.read_bytes()
+    damaged = {
+        "truncated": data[:-7],
+        "empty": b"",
+        "flipped": data[:50] + bytes([data[50] ^ 1]) + data[51:],
+        "another key's": CHIP.keep(CHIP.key("other"), b"machine code" * 100).read_bytes(),
+        "longer": data + b"\0",
+    }[damage]
+    path.write_bytes(damaged)
+    assert CHIP.find(key) is None
+    assert CHIP.read(key) is None
+    CHIP.keep(key, b"machine code" * 100)
+    assert CHIP.read(key) == b"machine code" * 100
+
+
+def test_a_write_that_fails_leaves_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: Any, target: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    key = CHIP.key("source")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        patch.setattr(artifacts, "_private", lambda backend, *, make: (root / backend,))
+        with pytest.warns(UserWarning, match="No space left"), pytest.raises(OSError, match="No space left"):
+            CHIP.keep(key, b"machine code")
+    assert list((root / "chip").iterdir()) == []
+
+
+def test_without_a_directory_the_process_keeps_its_own_and_says_so_once(root: Path) -> None:
+    root.write_text("a file where the directory should be")
+    key, other = CHIP.key("source"), CHIP.key("other")
+    with pytest.warns(UserWarning, match="takes no files") as said:
+        path = CHIP.keep(key, b"machine code")
+        CHIP.keep(other, b"more")
+    assert len(said) == 1
+    assert CHIP.find(key) == path
+    assert CHIP.read(other) == b"more"
+    assert not path.is_relative_to(root)
+
+
+def test_a_model_compiles_without_a_directory(root: Path) -> None:
+    root.write_text("a file where the directory should be")
+    torch._dynamo.reset()
+    x = torch.randn(7)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        result = torch.compile(lambda x: torch.sin(x) * 31, backend="cpp_cpu")(x)
+    torch.testing.assert_close(result, torch.sin(x) * 31)
+    assert sum("takes no files" in str(each.message) for each in said) == 1
+
+
+def test_a_directory_that_can_only_be_read_serves(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = CHIP.key("source")
+    path = CHIP.keep(key, b"machine code")
+
+    def refuse(*args: Any, **keywords: Any) -> None:
+        raise PermissionError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "cache_dir", refuse)
+        assert CHIP.find(key) == path
+        with pytest.warns(UserWarning, match="Read-only"):
+            CHIP.keep(CHIP.key("other"), b"more")
+        assert CHIP.read(CHIP.key("other")) == b"more"
+
+
+def test_size_zero_keeps_nothing_on_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_SIZE", "0")
+    CHIP.keep(CHIP.key("source"), b"machine code")
+    assert CHIP.read(CHIP.key("source")) == b"machine code"
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("", 1 << 30), ("123", 123), ("5k", 5 << 10), ("2 G".replace(" ", ""), 2 << 30), ("7MiB", 7 << 20)]
+)
+def test_the_limit_is_read_from_the_environment(text: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_SIZE", text)
+    assert cache.size_limit() == size
+
+
+def test_a_limit_that_is_no_size_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_SIZE", "much")
+    with pytest.raises(OptionError, match="'much'"):
+        cache.size_limit()
+
+
+def test_what_was_not_used_for_longest_goes_first(root: Path) -> None:
+    keys = [CHIP.key(str(n)) for n in range(5)]
+    paths = [CHIP.keep(key, bytes(1000)) for key in keys]
+    for age, path in enumerate(reversed(paths)):
+        os.utime(path, (time.time() - 1000 * age - 1000, path.stat().st_mtime))
+    assert CHIP.find(keys[0]) is not None, "reading an entry is using it"
+    size = paths[0].stat().st_size
+    gone = cache.prune(3 * size)
+    assert [path.exists() for path in paths] == [True, False, False, False, True]
+    assert gone == cache.Usage("", 3, 3 * size)
+
+
+def test_backends_share_one_limit_and_writing_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_SIZE", "20000")
+    other = Artifacts("chop")
+    for n in range(100):
+        (CHIP, other)[n % 2].keep(CHIP.key(str(n)), bytes(1000))
+        assert sum(used.bytes for used in cache.usage()) <= 20000 * (1 + 1 / 32) + 1100
+    assert CHIP.read(CHIP.key("98")) == bytes(1000), "the newest stays"
+
+
+def test_what_a_dead_process_left_goes(root: Path) -> None:
+    CHIP.keep(CHIP.key("source"), b"machine code")
+    left, fresh = (root / "chip" / f"{cache.UNFINISHED}{name}" for name in ("left", "fresh"))
+    left.write_bytes(b"half")
+    fresh.write_bytes(b"half")
+    os.utime(left, (0, time.time() - 2 * cache.ABANDONED_SECONDS))
+    cache.prune()
+    assert not left.exists()
+    assert fresh.exists()
+
+
+MODEL = """
+import sys, warnings, torch
+from vendor_sdk.contract import cache
+warnings.simplefilter("error", UserWarning)
+factor = float(sys.argv[1])
+torch.manual_seed(0)
+x = torch.randn(64, 65)
+def model(x):
+    return torch.softmax(x * factor, -1) + torch.sin(x)
+result = torch.compile(model, backend="cpp_cpu")(x)
+torch.testing.assert_close(result, model(x), rtol=1e-5, atol=1e-5)
+print("right")
+"""
+
+
+def started(program: str, *arguments: object, **variables: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return output.strip()
+
+
+def test_eight_processes_compile_the_same_and_other_graphs_at_once(root: Path) -> None:
+    running = [started(MODEL, factor) for factor in (2, 3, 2, 4, 2, 3, 5, 2)]
+    assert [finished(process) for process in running] == ["right"] * 8
+    assert not list(root.rglob(f"{cache.UNFINISHED}*"))
+    entries = [path for path in root.rglob("*.so")]
+    assert entries
+    for path in entries:
+        assert compiler.ARTIFACTS.find(path.stem, ".so") == path
+
+
+def test_processes_that_evict_one_another_stay_right(root: Path) -> None:
+    running = [started(MODEL, factor, VENDOR_SDK_CACHE_SIZE="60k") for factor in (2, 3, 4, 2)]
+    assert [finished(process) for process in running] == ["right"] * 4
+
+
+def compiled(function: Any, *inputs: torch.Tensor) -> CompiledGraph:
+    """What ``cpp_cpu`` makes of a function, with its answer checked."""
+    torch._dynamo.reset()
+    graphs: list[CompiledGraph] = []
+    with recording(graphs.append):
+        result = torch.compile(function, backend="cpp_cpu")(*inputs)
+    torch.testing.assert_close(result, function(*inputs))
+    return graphs[0]
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The translation units that a compiler saw."""
+    seen: list[str] = []
+    honest = compiler._compile
+
+    def watched(key: str, source: str) -> Path:
+        seen.append(source)
+        return honest(key, source)
+
+    monkeypatch.setattr(compiler, "_compile", watched)
+    return seen
+
+
+def kernels_in(sources: list[str]) -> int:
+    return sum(source.count('extern "C" int32_t flat_kernel_') for source in sources)
+
+
+def layers(count: int) -> Any:
+    def model(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(count):
+            x = torch.softmax(torch.cumsum(x, -1) @ w, -1)
+        return x
+
+    return model
+
+
+def test_equal_kernels_are_compiled_once_in_a_graph_and_among_graphs(sources: list[str]) -> None:
+    x, w = torch.randn(4, 6), torch.randn(6, 6)
+    graph = compiled(layers(5), x, w)
+    assert graph.launches >= 10
+    few = kernels_in(sources)
+    assert few < graph.launches / 2
+    compiled(layers(7), x, w)
+    assert kernels_in(sources) == few, "the kernels of another graph are the same"
+
+
+def test_a_new_process_runs_no_compiler(root: Path) -> None:
+    finished(started(MODEL, 2))
+    silent = MODEL + "\nfrom reference_backends.cpp_cpu import compiler\nprint(compiler._pool.cache_info().currsize)"
+    assert finished(started(silent, 2)).splitlines() == ["right", "0"]
+
+
+@pytest.mark.parametrize("suffix", [".so", ".kernel"])
+@pytest.mark.parametrize("damage", ["truncated", "gone"])
+def test_a_damaged_cache_is_rebuilt(suffix: str, damage: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(4, 6), torch.randn(6, 6)
+    compiled(layers(2), x, w)
+    monkeypatch.setattr(units, "_loaded", {})
+    monkeypatch.setattr(units, "_home", {})
+    entries = sorted(root.rglob(f"*{suffix}"))
+    assert entries
+    for path in entries:
+        data = path.read_bytes()
+        path.unlink()  # A loaded library must not change under the feet of this process.
+        if damage == "truncated":
+            path.write_bytes(data[: len(data) // 2])
+    compiled(layers(2), x, w)
+    assert all(compiler.ARTIFACTS.find(path.stem, suffix) is not None for path in entries if suffix == ".kernel")
+
+
+def test_units_are_cut_by_weight() -> None:
+    kernel = next(iter(compiled(layers(1), torch.randn(4, 6), torch.randn(6, 6)).loops.values()))
+    text = CppEmitter().emit(kernel)
+    one = units._unit(kernel, text)
+    assert (
+        units._unit(
+            vendor_sdk.LoopKernel("other", *vars_of(kernel)),
+            CppEmitter().emit(vendor_sdk.LoopKernel("other", *vars_of(kernel))),
+        ).key
+        == one.key
+    )
+    assert kernel.name not in one.text
+
+
+def vars_of(kernel: vendor_sdk.LoopKernel) -> tuple[Any, ...]:
+    return kernel.params, kernel.symbols, kernel.body, kernel.scratch
+
+
+SAVE = (
+    MODEL
+    + """
+saved = torch.compiler.save_cache_artifacts()
+assert saved is not None
+open(sys.argv[2], "wb").write(saved[0])
+print(sorted(saved[1].artifacts))
+"""
+)
+LOAD = (
+    """
+import sys, torch, vendor_sdk
+vendor_sdk.load("cpp_cpu")
+info = torch.compiler.load_cache_artifacts(open(sys.argv[2], "rb").read())
+assert info is not None and info.artifacts["vendor_sdk"], info
+"""
+    + MODEL
+    + """
+from reference_backends.cpp_cpu import compiler
+print(compiler._pool.cache_info().currsize)
+"""
+)
+
+
+def test_saved_artefacts_serve_another_machine(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    assert "vendor_sdk" in finished(started(SAVE, 2, bundle)).splitlines()[-1]
+    elsewhere = str(tmp_path / "elsewhere")
+    assert finished(started(LOAD, 2, bundle, VENDOR_SDK_CACHE_DIR=elsewhere)).splitlines() == ["right", "0"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../x/" + "0" * 32, "chip/../" + "0" * 32, "chip/short", "/" + "0" * 32, "chip/" + "0" * 32 + "/x"]
+)
+def test_a_bundle_writes_nowhere_else(name: str, root: Path) -> None:
+    artifacts._populate(name, b"content")
+    assert not root.exists()
+
+
+def test_prune_on_the_command_line(root: Path) -> None:
+    for n in range(4):
+        CHIP.keep(CHIP.key(str(n)), bytes(1000))
+    size = cache.usage()[0].bytes // 4
+    result = CliRunner().invoke(cli.main, ["cache", "prune", "--size", str(2 * size + 500)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"removed 2 files, {2 * size:,} bytes\n"
+    assert cache.usage() == [cache.Usage("chip", 2, 2 * size)]
+    shown = CliRunner().invoke(cli.main, ["cache", "info"]).stdout
+    assert "limit: 1,073,741,824 bytes" in shown
