@@ -20,11 +20,13 @@ from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.table import CTYPES, SPECIAL
 from vendor_sdk import LoopKernel, loop
 
-UNIT_CHARACTERS = 4000
-"""Text that is worth a compiler process of its own: its compilation takes about as long as starting one and reading the
-headers (0.08 s with g++ 12)."""
-GEMM_CHARACTERS = 12000
-"""What the templates of gemm.h add to a kernel that uses them, in characters of text that take as long."""
+UNIT_WEIGHT = 2000
+"""What a compiler process of its own costs, in characters of kernel text that take as long: starting it and reading the headers
+(0.08 s with g++ 12, which compiles 1000 characters in 0.04 s)."""
+HEADER_WEIGHT = {"special.h": 500, "gemm.h": 6000}
+"""What a header adds to the first kernel of a unit that needs it: instantiating its templates."""
+WORTH = 0.8
+"""Part of the time that another process must leave to be started: the other cores may be busy."""
 _INDEX = ".kernel"
 _PLACE = "KERNEL_NAME_HERE"
 _FILES = ("base.h", "vector.h", "math.h")
@@ -44,10 +46,6 @@ class Unit:
     kernel: LoopKernel
     text: str
     more: tuple[str, ...]
-
-    @property
-    def weight(self) -> int:
-        return len(self.text) + GEMM_CHARACTERS * ("gemm.h" in self.more)
 
 
 def library(name: str) -> str:
@@ -131,16 +129,31 @@ def _recorded(key: str) -> str | None:
     return home
 
 
+def _weight(group: Sequence[Unit]) -> int:
+    """Estimated time to compile kernels as one translation unit, in characters."""
+    return UNIT_WEIGHT + sum(len(unit.text) for unit in group) + _headers({name for unit in group for name in unit.more})
+
+
+def _headers(names: set[str]) -> int:
+    return sum(HEADER_WEIGHT[name] for name in names)
+
+
 def _split(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Groups of about equal weight; no more of them than pay."""
-    count = min(compiler.cores(), len(units), max(1, sum(unit.weight for unit in units) // UNIT_CHARACTERS))
-    groups: list[list[Unit]] = [[] for _ in range(count)]
-    weights = [0] * count
-    for unit in sorted(units, key=lambda unit: (-unit.weight, unit.key)):
-        lightest = weights.index(min(weights))
-        groups[lightest].append(unit)
-        weights[lightest] += unit.weight
-    return groups
+    """Groups that take about equally long, no more of them than pay; kernels that need the same headers stand together."""
+    ordered = sorted(units, key=lambda unit: (unit.more, unit.key))
+    best: list[list[Unit]] = [ordered] if ordered else []
+    for count in range(2, min(compiler.cores(), len(units)) + 1):
+        groups: list[list[Unit]] = [[]]
+        share, characters = _weight(ordered) / count, UNIT_WEIGHT
+        for unit in ordered:
+            if groups[-1] and len(groups) < count and characters + len(unit.text) / 2 > share:
+                groups.append([])
+                characters = UNIT_WEIGHT
+            characters += len(unit.text) + (0 if groups[-1] and groups[-1][-1].more == unit.more else _headers({*unit.more}))
+            groups[-1].append(unit)
+        if max(map(_weight, groups)) <= WORTH * max(map(_weight, best)):
+            best = groups
+    return best
 
 
 def _source(group: Sequence[Unit]) -> str:
