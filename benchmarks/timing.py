@@ -30,6 +30,7 @@ def sample(call: Call, repetitions: int) -> float:
 
 def repetitions(call: Call, at_least: float = SAMPLE_SECONDS) -> int:
     """How often to call so that a sample takes ``at_least`` seconds; warms the call up on the way."""
+    call()  # the first call may compile, map pages and start threads
     count, call_seconds = 1, sample(call, 1)
     while call_seconds * count < at_least:
         count = max(2 * count, min(int(at_least / max(call_seconds, 1e-9)), 8 * count))

@@ -267,9 +267,16 @@ def test_every_contestant_gives_one_sample_a_round() -> None:
     assert len(turns) == 6, "the order is random: each follows each"
 
 
-def test_samples_are_long_enough_for_the_clock() -> None:
-    count = timing.repetitions(lambda: None, at_least=2e-3)
-    assert timing.sample(lambda: None, count) * count > 5e-4
+def test_samples_are_long_enough_for_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    now = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+
+    def call() -> None:
+        now[0] += 1e-5 if next(clock) else 1e-2  # the first call is slow
+
+    count = timing.repetitions(call, at_least=2e-3)
+    assert timing.sample(call, count) * count >= 2e-3
 
 
 def test_copies_copy(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(artifacts, "_complained", False)
     monkeypatch.setattr(artifacts, "_unpruned", None)
     monkeypatch.setattr(artifacts, "_temporary", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(units, "_loaded", {})
     monkeypatch.setattr(units, "_home", {})
     return folder
@@ -113,7 +116,7 @@ def test_without_a_directory_the_process_keeps_its_own_and_says_so_once(root: Pa
 
 def test_a_model_compiles_without_a_directory(root: Path) -> None:
     root.write_text("a file where the directory should be")
-    torch.compiler.reset()  # type: ignore[no-untyped-call]
+    torch.compiler.reset()
     x = torch.randn(7)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -233,10 +236,11 @@ def test_processes_that_evict_one_another_stay_right(root: Path) -> None:
 
 def compiled(function: Any, *inputs: torch.Tensor) -> CompiledGraph:
     """What ``cpp_cpu`` makes of a function, with its answer checked."""
-    torch.compiler.reset()  # type: ignore[no-untyped-call]
+    torch.compiler.reset()
     graphs: list[CompiledGraph] = []
     with recording(graphs.append):
-        result = torch.compile(function, backend="cpp_cpu")(*inputs)
+        candidate: Callable[..., torch.Tensor] = torch.compile(function, backend="cpp_cpu")
+        result = candidate(*inputs)
     torch.testing.assert_close(result, function(*inputs))
     return graphs[0]
 

@@ -186,12 +186,18 @@ def _refused(key: str, source: str) -> Path:
     return path
 
 
-def load(source: str) -> ctypes.CDLL:
-    """``source`` compiled and loaded; see ``build``."""
-    try:
-        return loaded(build(source))
-    except FileNotFoundError:  # Another process pruned the cache between the two.
-        return loaded(build(source))
+ATTEMPTS = 8
+"""How often a library is built again that other processes prune before it is loaded."""
+
+
+def load(source: str, path: Path | None = None) -> ctypes.CDLL:
+    """``source`` compiled and loaded; see ``build``. ``path``: where it was built already."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return loaded(path or build(source))
+        except FileNotFoundError:  # Another process pruned the cache between the two.
+            path = None
+    return loaded(build(source))
 
 
 def loaded(path: Path) -> ctypes.CDLL:

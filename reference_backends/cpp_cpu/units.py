@@ -107,7 +107,7 @@ def _libraries(units: Sequence[Unit]) -> dict[str, ctypes.CDLL]:
     for group, source, path in zip(groups, sources, compiler.build_all(sources), strict=True):
         home = compiler.key_of(source)
         if home not in _loaded:
-            _loaded[home] = compiler.loaded(path)
+            _loaded[home] = compiler.load(source, path)
         for unit in group:
             compiler.ARTIFACTS.keep(unit.key, home.encode(), _INDEX)
             homes[unit.key] = home
