@@ -19,7 +19,7 @@ from vendor_sdk.ir.loop_print import read, text
 from vendor_sdk.ir.loop_verify import verify
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.lower import LOWERINGS, Layout, Lowered, lower, lower_group
-from vendor_sdk.lower.summary import foldable_view
+from vendor_sdk.lower.view import is_view
 from vendor_sdk.normalize.canonicalize import drop_dead
 from vendor_sdk.pipeline import trace
 from vendor_sdk.schedule import Schedule, schedule
@@ -66,7 +66,7 @@ def compiled(function: Callable[..., Any], inputs: Sequence[torch.Tensor], limit
     for node in graph.calls():
         if node.target is operator.getitem:
             continue
-        view = foldable_view(node)
+        view = is_view(node)
         native = prim_name(node) in LOWERINGS
         node.meta["placement"] = (
             Placement(Kind.VIEW) if view else Placement(Kind.NATIVE, Route.EMITTER) if native else Placement(Kind.HOST)
@@ -76,14 +76,14 @@ def compiled(function: Callable[..., Any], inputs: Sequence[torch.Tensor], limit
     kernels: dict[fx.Node, Lowered] = {}
 
     def layout(node: fx.Node) -> Layout | None:
-        if foldable_view(node):
+        if is_view(node):
             return None
         return Layout(tuple(ix.from_size(s) for s in node.meta["val"].contiguous().stride()))
 
     for node in graph.calls():
         if isinstance(node.target, Fused):
             kernels[node] = lower_group(node, f"k{len(kernels)}", layout, limits, inner_nests=True)
-        elif tensors_of(node.meta["val"]) and node.target is not operator.getitem and not foldable_view(node):
+        elif tensors_of(node.meta["val"]) and node.target is not operator.getitem and not is_view(node):
             kernels[node] = lower(node, f"k{len(kernels)}", layout)
     for lowered in kernels.values():
         verify(lowered.kernel)

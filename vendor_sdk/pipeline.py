@@ -316,7 +316,8 @@ def _wrap(
         return node.target is operator.getitem and allocated(node.args[0])  # type: ignore[arg-type]
 
     steps = steps_of(graph, reads, folded)
-    loops = {node: (one.kernel, one.inputs) for node, one in lowered.items() if node in set(steps.order)}
+    running = set(steps.order)
+    loops = {node: (one.kernel, one.inputs) for node, one in lowered.items() if node in running}
     in_place: dict[Slot, Slot] = {}
     rewritten: Mapping[fx.Node, Rewritten] = {}
     if arena and policy.in_place:

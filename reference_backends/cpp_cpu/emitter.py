@@ -91,7 +91,6 @@ class CppEmitter(Emitter):
     limits = Limits(
         local_bytes=machine.cache_bytes(2) // 4,
         local_dynamic=True,
-        resident_bytes=machine.cache_bytes(2) // 2,
         nests=512,
     )
 

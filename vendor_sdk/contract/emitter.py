@@ -25,9 +25,6 @@ class Limits:
         statements: loads, stores and computations of one kernel, a measure of its registers and of its compile time.
         local_bytes: bytes of ``Local`` buffers of one iteration; rows that need more are computed again instead of kept.
         local_dynamic: whether ``Local`` buffers may have a size that only the call knows.
-        resident_bytes: bytes of a row's operands that stay close enough for a second pass over the row to cost nothing against
-            one over memory (a cache level, a register file). Reductions over longer rows fuse with their readers only where
-            that saves memory traffic all the same.
         nests: nests of one kernel: independent loops that share a launch (a foreach optimizer step). 1: never.
     """
 
@@ -35,7 +32,6 @@ class Limits:
     statements: int = 512
     local_bytes: int = 0
     local_dynamic: bool = False
-    resident_bytes: int = 1 << 18
     nests: int = 1
 
 

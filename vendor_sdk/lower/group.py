@@ -26,7 +26,7 @@ from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.lower.build import Builder, Layout, Lowered, Lowering, Node, Request, TensorSpec, contiguous_strides
 from vendor_sdk.lower.phases import arrange
 from vendor_sdk.lower.simplify import simplify
-from vendor_sdk.lower.view import VIEWS, flatten, unflatten
+from vendor_sdk.lower.view import flatten, is_view, unflatten
 from vendor_sdk.prims.opset import BY_TARGET
 
 CHUNK = 64
@@ -117,8 +117,7 @@ class GroupBuilder(Builder):
     def _layout_of(self, node: Node) -> Layout | None:
         if node.op == "placeholder":
             return self.operands[node]
-        row = BY_TARGET.get(node.target)
-        return None if row is not None and row.name in VIEWS else Layout(())
+        return None if is_view(node) else Layout(())
 
     def is_fused(self, node: Node) -> bool:
         return node.op != "placeholder"

@@ -18,7 +18,6 @@ from vendor_sdk.ir.index import Int
 from vendor_sdk.ir.loop import Load, Param
 from vendor_sdk.ir.loop_ops import cost
 from vendor_sdk.lower.build import Block, Builder, Layout, Lowering, Node, Request, Value
-from vendor_sdk.lower.view import VIEWS
 from vendor_sdk.prims.opset import BY_TARGET
 
 
@@ -179,9 +178,3 @@ class _Recorder(Builder):
         self.statements += 1
         dtype = self.dtype(root)
         return self._pure(("read", root, index, mask), dtype, 0, lambda to: Load(to, "", ix.ZERO, dtype))
-
-
-def foldable_view(node: Node) -> bool:
-    """Whether a node is a view that index maps express."""
-    row = BY_TARGET.get(node.target)
-    return row is not None and row.name in VIEWS

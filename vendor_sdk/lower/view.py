@@ -34,6 +34,12 @@ def read_through(k: Builder, source: torch.fx.Node, index: Position) -> tuple[to
     return source, index
 
 
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether a node is a view that index maps express: its readers fold it."""
+    row = BY_TARGET.get(node.target)
+    return row is not None and row.name in VIEWS
+
+
 def flatten(index: Sequence[Int], shape: Sequence[Int]) -> Int:
     """Row-major position of ``index`` in ``shape``."""
     flat = ix.ZERO
@@ -45,15 +51,13 @@ def flatten(index: Sequence[Int], shape: Sequence[Int]) -> Int:
 def unflatten(flat: Int, shape: Sequence[Int]) -> Position:
     """Index in ``shape`` of a row-major position; 0 <= flat < number of elements is assumed."""
     index: list[Int] = []
-    for position in range(len(shape) - 1, -1, -1):
-        size = shape[position]
-        if size == 0:
+    left = sum(size != 0 and size != 1 for size in shape)
+    for size in reversed(shape):
+        if size == 0 or size == 1:
             index.append(ix.ZERO)
-        elif position == 0:
-            index.append(flat if size != 1 else ix.ZERO)
-        else:
-            index.append(flat % size)
-            flat = flat // size
+            continue
+        index.append(flat % size if left > 1 else flat)
+        flat, left = flat // size, left - 1
     return tuple(reversed(index))
 
 

@@ -19,14 +19,15 @@ from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name
 from vendor_sdk.lower import CONTRACTIONS, LOWERINGS
-from vendor_sdk.lower.summary import foldable_view, summarize
+from vendor_sdk.lower.summary import summarize
+from vendor_sdk.lower.view import is_view
 from vendor_sdk.schedule.apply import apply
 from vendor_sdk.schedule.fuse import Refusal, Schedule, fuse
 
 __all__ = ["Refusal", "Schedule", "schedule", "usable"]
 
 
-TOTALS = frozenset(("scratch", "store.add", "store.max", "store.min", "store.mul"))
+FOR_TOTALS = frozenset(("scratch", "store.add", "store.max", "store.min", "store.mul"))
 """What an emitter needs for reductions over the rows of a group."""
 
 
@@ -53,7 +54,7 @@ def schedule(graph: PrimGraph, limits: Limits, ops: Collection[str], *, fuel: in
         _folds,
         usable(limits, ops),
         rows="nest" in ops,
-        totals=set(ops) >= TOTALS,
+        totals=set(ops) >= FOR_TOTALS,
         fuel=fuel,
     )
     apply(graph, plan, _folds)
@@ -67,7 +68,7 @@ def usable(limits: Limits, ops: Collection[str]) -> Limits:
 
 def _folds(node: fx.Node) -> bool:
     """Whether a node is a view that costs nothing: its readers fold it into their index maps."""
-    if not foldable_view(node):
+    if not is_view(node):
         return False
     placement = node.meta.get("placement")
     return placement is None or placement.kind is Kind.VIEW

@@ -32,7 +32,7 @@ def apply(graph: PrimGraph, schedule: Schedule, folds: Callable[[fx.Node], bool]
     for groups in schedule.kernels:
         nodes = [node for group in groups for node in group.members]
         if len(nodes) > 1 or _reads_inlined(nodes[0], copied, folds):
-            call = _replace(graph, groups, copied, folds)
+            call = _replace(graph, groups, copied, folds, position)
             done |= set(nodes)
             position[call] = max(position[node] for node in nodes)
             for item in call.users:
@@ -53,8 +53,14 @@ def _reads_inlined(node: fx.Node, inlined: set[fx.Node], folds: Callable[[fx.Nod
     return False
 
 
-def _replace(graph: PrimGraph, groups: list[Group], inlined: set[fx.Node], folds: Callable[[fx.Node], bool]) -> fx.Node:
-    members = sorted((node for group in groups for node in group.members), key=_rank(graph))
+def _replace(
+    graph: PrimGraph,
+    groups: list[Group],
+    inlined: set[fx.Node],
+    folds: Callable[[fx.Node], bool],
+    position: Mapping[fx.Node, int],
+) -> fx.Node:
+    members = sorted((node for group in groups for node in group.members), key=position.__getitem__)
     inside = set(members)
     inner = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -101,11 +107,6 @@ def _replace(graph: PrimGraph, groups: list[Group], inlined: set[fx.Node], folds
                 item.meta = dict(value.meta)
             value.replace_all_uses_with(item, delete_user_cb=lambda user: user not in inside)
     return call
-
-
-def _rank(graph: PrimGraph) -> Callable[[fx.Node], int]:
-    ranks = {node: place for place, node in enumerate(graph.graph.nodes)}
-    return ranks.__getitem__
 
 
 def _values(node: fx.Node) -> list[fx.Node]:

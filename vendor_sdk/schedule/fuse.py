@@ -16,10 +16,11 @@ from vendor_sdk.ir.index import Int
 from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
 from vendor_sdk.lower.build import result_of
 from vendor_sdk.lower.summary import Read, Summary
+from vendor_sdk.lower.view import flatten
 from vendor_sdk.schedule.batch import batch
 from vendor_sdk.schedule.group import AGAIN, Group, Joined, Shape, absorb, fit, loops_of
 from vendor_sdk.schedule.reach import Reach
-from vendor_sdk.schedule.space import flatten, moved, names, plain
+from vendor_sdk.schedule.space import moved, names, plain
 
 ONCE = 32
 """Cost up to which the one prim that moves a result makes it on the way."""
@@ -370,7 +371,8 @@ class _Pass:
                 home.inputs.setdefault(value, index)
         for value in [v for v in home.inputs if self.base[v] in home.members]:
             del home.inputs[value]
-        for known in self.readers.values():
+        for value in other.inputs:
+            known = self.readers.get(value, [])
             known[:] = list(dict.fromkeys(home if g is other else g for g in known))
         home.statements += other.statements
         self.reach.merge(home.unit, other.unit)

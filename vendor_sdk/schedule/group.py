@@ -12,7 +12,8 @@ from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.fused import Where
 from vendor_sdk.ir.index import Int
 from vendor_sdk.lower.summary import Read, Summary
-from vendor_sdk.schedule.space import Index, Solution, flatten, moved, names, plain, solve, unflatten
+from vendor_sdk.lower.view import flatten, unflatten
+from vendor_sdk.schedule.space import Index, Solution, moved, names, plain, solve
 
 AGAIN = 8
 """Cost up to which a member is computed again at another index rather than stored and loaded."""

@@ -50,27 +50,3 @@ def solve(read: Index, place: Index, unknown: set[str]) -> Solution | None:
 def moved(index: Index, values: Mapping[str, Int]) -> Index:
     """``index`` with names replaced."""
     return tuple(ix.substitute(i, values) for i in index)
-
-
-def unflatten(flat: Int, shape: Sequence[Int]) -> Index:
-    """Index in ``shape`` of a row-major position within it."""
-    index: list[Int] = []
-    remaining = [size for size in shape if size != 1]
-    for size in reversed(shape):
-        if size == 1:
-            index.append(ix.ZERO)
-        elif len(remaining) == 1:
-            index.append(flat)
-        else:
-            index.append(flat % size)
-            flat = flat // size
-            remaining.pop()
-    return tuple(reversed(index))
-
-
-def flatten(index: Sequence[Int], shape: Sequence[Int]) -> Int:
-    """Row-major position of ``index`` in ``shape``."""
-    flat = ix.ZERO
-    for i, size in zip(index, shape, strict=True):
-        flat = flat * size + i
-    return flat
