@@ -11,6 +11,7 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
+from vendor_sdk.normalize.constants import fold_constants
 from vendor_sdk.prims.opset import BY_TARGET
 from vendor_sdk.prims.row import Family
 
@@ -18,8 +19,9 @@ aten = torch.ops.aten
 
 
 def canonicalize(graph: PrimGraph) -> PrimGraph:
-    """Storage-relative strides made logical, no-ops removed, common subexpressions merged, dead code dropped."""
+    """Storage-relative strides made logical, constants folded, no-ops removed, common subexpressions merged, dead code dropped."""
     _logical_as_strided(graph)
+    fold_constants(graph)
     _drop_copies(graph)
     _merge_equal(graph)
     drop_dead(graph)

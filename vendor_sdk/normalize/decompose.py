@@ -16,7 +16,7 @@ from vendor_sdk.normalize.elementwise import ELEMENTWISE
 from vendor_sdk.normalize.positions import POSITIONS
 from vendor_sdk.normalize.rules import Rule, aten, named
 from vendor_sdk.normalize.sampling import SAMPLING
-from vendor_sdk.normalize.torch_prims import TORCH_PRIMS
+from vendor_sdk.normalize.torch_prims import LATE, TORCH_PRIMS
 from vendor_sdk.normalize.variants import VARIANTS
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, FAMILY_MODULES
 from vendor_sdk.torch_private import OpOverload
@@ -62,11 +62,12 @@ def prim_table(keep: frozenset[OpOverload]) -> dict[OpOverload, Rule]:
     Args:
         keep: overloads of composites that the backend claims; they stay whole.
     """
-    return {key: rule for key, rule in _rules().items() if key not in keep}
+    registered = {overload: rule for name, rule in LATE.items() if (overload := named(name)) is not None}
+    return {key: rule for key, rule in (_rules() | registered).items() if key not in keep}
 
 
 @functools.cache
-def _rules() -> Mapping[OpOverload, Rule]:
+def _rules() -> dict[OpOverload, Rule]:
     """The most specific rule of every operator that is not a prim, and the rules that bring prims to canonical arguments."""
     torch_rules = {**torch_private.registered_table(), **torch_private.core_aten_table(), **TORCH_PRIMS}
     table = {key: rule for key, rule in torch_rules.items() if key not in BY_TARGET}

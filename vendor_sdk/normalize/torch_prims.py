@@ -248,3 +248,12 @@ for _name, _rule in {
 }.items():
     TORCH_PRIMS.pop(named(f"prims::{_name}"), None)  # type: ignore[arg-type]
     _register(_name, _rule)
+
+
+def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    # As torch's own kernel for it: a compiler may contract the two, eager does not.
+    return aten.add.Tensor(aten.mul.Tensor(a, b), c)  # type: ignore[no-any-return]
+
+
+LATE = {"prims::fma": _fma}
+"""Rules of operators that torch registers only when Dynamo first needs them (``addcmul_`` with a number)."""
