@@ -37,8 +37,9 @@ def plan_of(buffers: Sequence[tuple[int, int, int, Home]], steps: int) -> Memory
 
 def check(plan: MemoryPlan, layout: Layout, together: Sequence[int] = ()) -> None:
     """No two buffers that live at one step share a byte; everything lies inside what it lies in; the numbers are right."""
-    sizes = plan.sizes({})
+    padded = plan.sizes({})
     where = {n: (place.block, place.offset) for n, place in layout.places.items()}
+    sizes = [b.nbytes.value or 0 for b in plan.buffers]  # a block of its own has the bytes of its tensor and no more
     where |= {n: (n, 0) for n, b in enumerate(plan.buffers) if b.home is Home.BLOCK and n not in together}
     placed = [(*place, sizes[n], plan.buffers[n].first, plan.buffers[n].last) for n, place in where.items()]
     for i, (block, offset, size, first, last) in enumerate(placed):
@@ -48,7 +49,7 @@ def check(plan: MemoryPlan, layout: Layout, together: Sequence[int] = ()) -> Non
         for other, start, length, born, dead in placed[:i]:
             if other == block and first <= dead and born <= last:
                 assert offset + size <= start or start + length <= offset or 0 in (size, length)
-    lives = [(sizes[n], b.first, b.last) for n, b in enumerate(plan.buffers)]
+    lives = [(padded[n], b.first, b.last) for n, b in enumerate(plan.buffers)]
     assert layout.bound == max(live_bytes(lives, len(plan.steps)), default=0)
     assert layout.peak >= layout.bound
 

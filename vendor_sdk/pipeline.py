@@ -28,7 +28,7 @@ import torch
 from torch import fx
 
 from vendor_sdk import debug, torch_private
-from vendor_sdk.capture.graph import to_prim_graph
+from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.capture.graph import trace as trace_function
 from vendor_sdk.check import Compiled
 from vendor_sdk.codegen.values import Values
@@ -82,9 +82,15 @@ def compile_dynamo(
             static = frozenset() if backward else torch_private.static_input_indices()
             watch = _watch(session, backward)
             with watch.failures():
-                watch.aten(captured)
+                functional, writes = without_writes(captured)
+                watch.aten(functional)
                 graph = to_prim_graph(
-                    captured, _fakes(captured, fake_inputs), _table(session.loaded), backward=backward, static_inputs=static
+                    functional,
+                    _fakes(captured, fake_inputs),
+                    _table(session.loaded),
+                    backward=backward,
+                    static_inputs=static - set(writes),
+                    writes=writes,
                 )
             if backward:
                 graph.donated_inputs = torch_private.donated_input_indices(fake_inputs)
@@ -321,8 +327,7 @@ def _wrap(
     in_place: dict[Slot, Slot] = {}
     rewritten: Mapping[fx.Node, Rewritten] = {}
     if arena and policy.in_place:
-        donated = [graph.placeholders[index] for index in graph.donated_inputs]
-        in_place, rewritten = work_in_place(graph, steps, loops, allocated=allocated, donated=donated)
+        in_place, rewritten = work_in_place(graph, steps, loops, allocated=allocated)
         loops |= {node: (one.kernel, one.inputs) for node, one in rewritten.items()}
     plan = plan_memory(
         graph,

@@ -69,6 +69,7 @@ def rebuild(
     backward: bool,
     static_inputs: Sequence[int],
     donated_inputs: Sequence[int],
+    writes: Sequence[int] = (),
 ) -> PrimGraph:
     """The graph that ``module`` spells out."""
     mode, numbers = torch_private.symbolic_numbers(sizes)
@@ -85,6 +86,7 @@ def rebuild(
     graph.constants = dict(zip(names[len(names) - len(constants) :], constants, strict=True))
     graph.output_layouts = layouts
     graph.donated_inputs = frozenset(donated_inputs)
+    graph.writes = tuple(writes)
     return graph
 
 
@@ -100,6 +102,7 @@ def main(
     backward: bool,
     static_inputs: Sequence[int],
     donated_inputs: Sequence[int],
+    writes: Sequence[int] = (),
 ) -> None:
     """Compiles the graph, runs it once with every stage checked, and compares its outputs with torch.
 
@@ -112,7 +115,7 @@ def main(
     os.environ[debug.CHECK] = "1"
     generator = torch.Generator().manual_seed(given.seed)
     values = [value.random(generator) if isinstance(value, tensor) else value for value in inputs(**sizes)]
-    graph = rebuild(module, inputs, outputs, sizes, constants, backward, static_inputs, donated_inputs)
+    graph = rebuild(module, inputs, outputs, sizes, constants, backward, static_inputs, donated_inputs, writes)
     reference = graph.copy()
     try:
         torch.manual_seed(given.seed)
@@ -120,7 +123,7 @@ def main(
             graph, backend=given.backend or backend, options=None if given.backend else dict(options)
         )
         expected = interpret(reference, values)
-        found = compiled(*values)
+        found = [*compiled(*values), *(values[index] for index in writes)]
     except VendorSDKError as error:
         print(f"{type(error).__name__}: {error}")
         sys.exit(1)

@@ -95,13 +95,17 @@ def storage_key(tensor: torch.Tensor) -> int:
 def aot_autograd(
     forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any], table: Table
 ) -> Callable[..., Any]:
-    """A Dynamo backend: AOTAutograd with the min-cut partitioner around three graph compilers."""
+    """A Dynamo backend: AOTAutograd with the min-cut partitioner around three graph compilers.
+
+    Their graphs end with ``copy_(input, value)`` for inputs that the program mutates.
+    """
     return _aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
         decompositions=dict(table),
         partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
     )
 
 
@@ -263,6 +267,11 @@ def is_export_limit(error: BaseException) -> bool:
 def boxed(function: Callable[..., Any]) -> Callable[..., Any]:
     """What a compiler callback returns: takes its inputs as one list, which AOTAutograd lets it empty."""
     return make_boxed_func(function)  # type: ignore[no-any-return]
+
+
+def operator_names(prefix: str) -> list[str]:
+    """All operators torch has whose qualified name (``"aten::add.Tensor"``) begins so (``_dispatch_get_all_op_names``)."""
+    return sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith(prefix))
 
 
 def without_effect_tokens(module: fx.GraphModule) -> fx.GraphModule:

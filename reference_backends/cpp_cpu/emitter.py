@@ -91,6 +91,7 @@ class CppEmitter(Emitter):
     limits = Limits(
         local_bytes=machine.cache_bytes(2) // 4,
         local_dynamic=True,
+        buffers=4096,
         nests=512,
     )
 

@@ -19,6 +19,36 @@ from vendor_sdk.ir.primgraph import OutputLayout, PrimGraph, describe, tensors_o
 Table = Mapping[Any, Callable[..., Any]]
 
 
+def without_writes(module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """``copy_(input, value)`` at the end of a captured graph becomes one more output; ``module`` itself stays as it was.
+
+    Where the graph returns what ``copy_`` returns, it returns the input.
+
+    Returns:
+        the functional graph, and the inputs to which its last outputs are to be written.
+    """
+    copy_into = torch.ops.aten.copy_.default
+    if not any(node.target is copy_into for node in module.graph.nodes):
+        return module, ()
+    graph = fx.Graph()
+    nodes: dict[fx.Node, fx.Node] = {}
+    outputs = graph.graph_copy(module.graph, nodes)
+    inputs = {node: index for index, node in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+    written: dict[int, fx.Node] = {}
+    kept = {}
+    for node in list(graph.nodes):
+        if node.target is copy_into and node.args[0] in inputs:
+            target, value = node.args[:2]
+            written[inputs[target]] = value
+            kept[node] = target
+            node.replace_all_uses_with(value)
+            graph.erase_node(node)
+    returned = outputs if isinstance(outputs, list | tuple) else (outputs,)
+    returned = fx.node.map_arg(tuple(returned), lambda node: kept.get(node, node))
+    graph.output((*returned, *written.values()))
+    return fx.GraphModule(module, graph), tuple(written)
+
+
 def to_prim_graph(
     module: fx.GraphModule,
     fake_inputs: Sequence[Any],
@@ -26,6 +56,7 @@ def to_prim_graph(
     *,
     backward: bool = False,
     static_inputs: frozenset[int] = frozenset(),
+    writes: tuple[int, ...] = (),
 ) -> PrimGraph:
     """Decomposes ``module`` with ``table`` and records what the caller was promised about the outputs.
 
@@ -35,6 +66,7 @@ def to_prim_graph(
         table: ATen overload to decomposition.
         backward: whether the graph is a backward graph.
         static_inputs: indices of inputs that are the same tensors at every call.
+        writes: inputs to which the last outputs are written (``PrimGraph.writes``).
     """
     module = torch_private.without_effect_tokens(module)
     layouts = _output_layouts(module, fake_inputs)
@@ -51,6 +83,7 @@ def to_prim_graph(
         output_layouts=layouts,
         backward=backward,
         static_inputs=static_inputs,
+        writes=writes,
     )
     _flatten_outputs(graph)
     _check_outputs(module, graph)

@@ -46,7 +46,7 @@ class Compiled:
         kernels: the backend's kernels by prim.
         lowered: loop kernels as lowered, by node.
         emitted: how they are launched; some work in place by then.
-        in_place: result to the one (or the donated input) whose memory it takes.
+        in_place: result to the one (or the input) whose memory it takes.
         runtime: of the session's device.
         emitter: None where the backend has none.
     """

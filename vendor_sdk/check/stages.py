@@ -58,9 +58,10 @@ class Checked:
                 return run(inputs)
             try:
                 checked = check.tried()
+                given = list(inputs)
                 outputs = run(inputs)
                 if checked:
-                    check.after(outputs)
+                    check.after([*outputs, *(given[index] for index in check.writes)])
             except WrongResultError as error:
                 tell(error)
                 raise
@@ -79,6 +80,11 @@ class _Check:
         self.values: dict[str, Any] = {}
         """of the stage before, by name"""
         self.outputs: list[Any] = []
+
+    @property
+    def writes(self) -> tuple[int, ...]:
+        """Inputs that the call writes to."""
+        return self.checked.compiled.graph.writes if self.checked.compiled is not None else ()
 
     def tried(self) -> bool:
         """``before``, as far as it gets: what raises in an interpreter or a kernel mostly raises in the call too."""

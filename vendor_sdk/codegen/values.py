@@ -50,7 +50,7 @@ class Values:
 
     Args:
         allocated: whether the SDK allocates a node's results.
-        in_place: result to the one (or the donated placeholder) whose memory it takes.
+        in_place: result to the one (or the placeholder) whose memory it takes.
     """
 
     def __init__(
@@ -83,10 +83,18 @@ class Values:
         return node.name if single or not self.allocated(node) else f"{node.name}_{index}"
 
     def root(self, slot: Slot) -> Slot:
-        """The first result in the memory of ``slot``, or the donated placeholder that it belongs to."""
+        """The first result in the memory of ``slot``, or the placeholder that it belongs to."""
         while slot in self.in_place:
             slot = self.in_place[slot]
         return slot
+
+    def written_at(self, value: fx.Node) -> Slot | None:
+        """The placeholder in whose memory a value was made, if there is one."""
+        slots = self.shares.of(value)
+        if len(slots) != 1 or slots[0] not in self.in_place:
+            return None
+        root = self.root(slots[0])
+        return root if root[0].op == "placeholder" else None
 
     def where(self, slot: Slot) -> Where:
         """Where the bytes of an allocated result are."""

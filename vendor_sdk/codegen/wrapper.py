@@ -149,6 +149,7 @@ class _Writer:
         self.shown: set[Slot] = set()
         self.defined: set[str] = set()
         self.framed = False
+        self.in_place = [node for node, value in graph.written if values.written_at(value) == (node, 0)]
         self.dies = self._deaths()
 
     def write(self) -> Wrapper:
@@ -247,7 +248,7 @@ class _Writer:
                         last[self.values.variable(where.owner)] = node
                     if self.values.allocated(slot[0]):
                         last[self.values.variable(slot)] = node
-        for value in self.graph.outputs:
+        for value in (*self.graph.outputs, *(node for node, _ in self.graph.written)):
             if isinstance(value, fx.Node):
                 last.pop(self.values.name(value), None)
                 for slot in self.values.shares.of(value):
@@ -296,9 +297,14 @@ class _Writer:
             if segment.entry is None or (source, 0) in self.values.users
         }
         for node in self.graph.placeholders:
-            if node in indexed:
+            if node in indexed and node not in self.in_place:
                 strides = self.text.tuple(node.meta["val"].stride())
                 self._line(f"{node.name} = RT.as_traced({node.name}, {strides})", node)
+        if self.in_place:
+            names = "".join(f"{node.name}, " for node in self.in_place)
+            strides = "".join(f"{self.text.tuple(node.meta['val'].stride())}, " for node in self.in_place)
+            self._line(f"GIVEN = ({names})")
+            self._line(f"{names}= WRITTEN = RT.for_writing(GIVEN, ({strides}))")
         for node in self.order:
             if node in self.emitted:
                 for symbol in self.emitted[node].kernel.symbols:
@@ -351,7 +357,7 @@ class _Writer:
         owners: dict[fx.Node, list[tuple[str, int]]] = {}
         for index, node in enumerate(self.graph.placeholders):
             owners[node] = [("input", index)]
-        for index, value in enumerate(self.graph.outputs):
+        for index, value in enumerate(self.graph.returned):
             if not isinstance(value, fx.Node) or not isinstance(value.meta["val"], torch.Tensor) or not layouts:
                 returned.append(self.text.value(value))
                 continue
@@ -363,13 +369,29 @@ class _Writer:
             name = self.values.name(value)
             # An input handed back (torch's effect tokens are None here), or memory that the SDK has just allocated so.
             if not fresh and (value.op == "placeholder" or self._as_promised(value, layout.strides)):
-                returned.append(name)
+                returned.append(f"GIVEN[{self.in_place.index(value)}]" if value in self.in_place else name)
                 continue
             returned.append(f"RT.output({name}, {self.text.tuple(layout.strides)}, {fresh})")
         if self.framed:
             # Nothing of this call is read in the frame any more; an exception leaves the frame to the garbage collector.
             self._line("FRAMES.give(F)" if self.frames.idle is None else "IDLE.append(F)")
-        self._line(f"return [{', '.join(returned)}]", self.graph.graph.output_node())
+        end = self.graph.graph.output_node()
+        if not self.graph.writes:
+            self._line(f"return [{', '.join(returned)}]", end)
+            return
+        # What is returned must not see what is written, nor one written value another.
+        self._line(f"R = [{', '.join(returned)}]", end)
+        targets = {node for node, _ in self.graph.written}
+        copied = [(node, value) for node, value in self.graph.written if node not in self.in_place]
+        for number, (_, value) in enumerate(copied):
+            name = self.values.name(value)
+            read = [node.name for node, _ in self.values.shares.of(value) if node in targets]
+            self._line(f"W{number} = " + (f"RT.own({name}, {', '.join(read)})" if read else name), end)
+        for number, (node, _) in enumerate(copied):
+            self._line(f"RT.write({node.name}, W{number})", end)
+        if self.in_place:
+            self._line("RT.wrote(GIVEN, WRITTEN)", end)
+        self._line("return R", end)
 
     def _as_promised(self, value: fx.Node, strides: Sequence[Any]) -> bool:
         slots = self.values.shares.of(value)

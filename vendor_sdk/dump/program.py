@@ -70,6 +70,7 @@ if __name__ == "__main__":
         backward={graph.backward!r},
         static_inputs={sorted(graph.static_inputs)!r},
         donated_inputs={sorted(graph.donated_inputs)!r},
+        writes={list(graph.writes)!r},
     )
 """
     text = _HEADER.format(backend=backend, imports="\n".join(sorted(imports))) + "\n\n" + "\n\n".join(classes) + "\n" + body

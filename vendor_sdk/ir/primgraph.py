@@ -6,7 +6,8 @@ Rules, checked by ``PrimGraph.verify``:
    node, transfers, or *foreign* operators (no row; they always run on the host).
 2. Every node but the output carries ``meta["val"]``: a fake tensor, a ``SymInt``, ``SymFloat`` or ``SymBool``, a Python number,
    ``None``, or a tuple of them.
-3. The graph is functional: no node mutates an argument. Values are logical tensors: shape and dtype count, strides do not
+3. The graph is functional: no node mutates an argument; what the caller wants written into inputs are its last outputs
+   (``writes``). Values are logical tensors: shape and dtype count, strides do not
    (whatever is no view is row-major contiguous), except at placeholders (the caller's strides) and at outputs
    (``output_layouts``).
 4. Tensor constants are placeholders whose value is in ``constants``; they follow the caller's inputs.
@@ -55,6 +56,8 @@ class PrimGraph:
         static_inputs: indices of inputs that stay the same tensors from call to call (parameters, buffers).
         donated_inputs: indices of inputs that nobody reads after the call (activations saved for a backward graph): their
             memory may be written over.
+        writes: inputs that the last outputs are written to, in the order of those outputs, once every input and output has been
+            read; those outputs are not returned.
     """
 
     module: fx.GraphModule
@@ -63,6 +66,7 @@ class PrimGraph:
     backward: bool = False
     static_inputs: frozenset[int] = frozenset()
     donated_inputs: frozenset[int] = frozenset()
+    writes: tuple[int, ...] = ()
 
     @property
     def graph(self) -> fx.Graph:
@@ -77,6 +81,19 @@ class PrimGraph:
         """Nodes, Python numbers or ``None``, in order."""
         (output,) = (node for node in self.graph.nodes if node.op == "output")
         return list(output.args[0])
+
+    @property
+    def returned(self) -> list[Any]:
+        """The outputs that the caller gets."""
+        outputs = self.outputs
+        return outputs[: len(outputs) - len(self.writes)]
+
+    @property
+    def written(self) -> list[tuple[fx.Node, fx.Node]]:
+        """Inputs and what is written to each, in order."""
+        outputs, placeholders = self.outputs, self.placeholders
+        values = outputs[len(outputs) - len(self.writes) :]
+        return [(placeholders[index], value) for index, value in zip(self.writes, values, strict=True)]
 
     def calls(self) -> Iterator[fx.Node]:
         """The ``call_function`` nodes in order."""

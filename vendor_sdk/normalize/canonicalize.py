@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def canonicalize(graph: PrimGraph) -> PrimGraph:
-    """Storage-relative strides made logical, constants folded, no-ops removed, common subexpressions merged, dead code dropped."""
+    """Strides made logical, constants folded, no-ops removed, common subexpressions merged, dead code dropped."""
     _logical_as_strided(graph)
     fold_constants(graph)
     _drop_copies(graph)

@@ -45,7 +45,11 @@ def _uniform(argument: Any) -> Number | None:
     """The number that ``argument`` is in every element, where that is known."""
     if isinstance(argument, bool | int | float):
         return argument
-    if isinstance(argument, fx.Node) and argument.target is aten.full.default and isinstance(argument.args[1], bool | int | float):
+    if (
+        isinstance(argument, fx.Node)
+        and argument.target is aten.full.default
+        and isinstance(argument.args[1], bool | int | float)
+    ):
         return argument.args[1]
     return None
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from vendor_sdk import torch_private
 from vendor_sdk.normalize.algebra import ALGEBRA
 from vendor_sdk.normalize.elementwise import ELEMENTWISE
+from vendor_sdk.normalize.foreach import FOREACH
 from vendor_sdk.normalize.positions import POSITIONS
 from vendor_sdk.normalize.rules import Rule, aten, named
 from vendor_sdk.normalize.sampling import SAMPLING
@@ -73,7 +74,7 @@ def _rules() -> dict[OpOverload, Rule]:
     table = {key: rule for key, rule in torch_rules.items() if key not in BY_TARGET}
     for target, composite in COMPOSITE_BY_TARGET.items():
         table[target] = composite.targets[target]
-    for rules in (_derived(), VARIANTS, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING):
+    for rules in (_derived(), VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING):
         table.update(rules)
     return table
 

@@ -1,17 +1,19 @@
-"""In place: which results take over the memory of an operand that dies there."""
+"""In place: which results take over the memory of an operand that dies there, or of the input that they are written to."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
 
+from vendor_sdk import torch_private
 from vendor_sdk.ir.inplace import may_overwrite, overwrite
 from vendor_sdk.ir.loop import LoopKernel
 from vendor_sdk.ir.memory import Slot
-from vendor_sdk.ir.primgraph import PrimGraph
+from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
 from vendor_sdk.plan.liveness import Aliases, kept, results
 from vendor_sdk.plan.order import Steps
 
@@ -30,18 +32,19 @@ def work_in_place(
     kernels: Mapping[fx.Node, tuple[LoopKernel, Sequence[fx.Node]]],
     *,
     allocated: Callable[[fx.Node], bool],
-    donated: Collection[fx.Node],
 ) -> tuple[dict[Slot, Slot], dict[fx.Node, Rewritten]]:
-    """Result to the result (or donated placeholder) whose memory it takes, and the kernels rewritten for that.
+    """Result to the result (or placeholder) whose memory it takes, and the kernels rewritten for that.
+
+    Placeholders whose memory may be taken are donated ones, and those that a result is to be written to.
 
     Args:
         kernels: kernel and inputs of each emitted node; params are the inputs, then the results.
         allocated: whether the SDK allocates a node's results.
-        donated: placeholders whose memory the caller gives away.
     """
     shares = Aliases(steps)
-    outputs = {slot for value in graph.outputs if isinstance(value, fx.Node) for slot in shares.of(value)}
-    escaping = outputs | kept(steps, shares)
+    outputs = [value for value in graph.outputs if isinstance(value, fx.Node)]
+    handed_back = _handed_back(graph)
+    escaping = {slot for value in outputs if value not in handed_back for slot in shares.of(value)} | kept(steps, shares)
     last: dict[Slot, int] = {}
     shown: set[Slot] = set()  # what a kernel of unknown inside has seen: its result may be the operand itself
     for step, node in enumerate(steps.order):
@@ -50,10 +53,32 @@ def work_in_place(
                 last[slot] = step
                 if not allocated(node) and not shares.shows(node):
                     shown.add(slot)
-    of_caller = {(node, 0) for node in donated}  # results in donated memory join it
+    of_caller = {(graph.placeholders[index], 0) for index in graph.donated_inputs}  # results in donated memory join it
+    goals = {slot: goal for slot, goal in _goals(graph, shares).items() if goal not in escaping | shown and allocated(slot[0])}
     taken: dict[Slot, Slot] = {}
     rewritten: dict[fx.Node, Rewritten] = {}
+
+    def owner_of(source: fx.Node, slot: Slot, step: int, inputs: Sequence[fx.Node]) -> Slot | None:
+        """The operand whose memory a result may have, as far as others are concerned."""
+        owners = shares.of(source)
+        if len(owners) != 1 or last[owners[0]] != step or owners[0] in taken.values() or owners[0] in escaping:
+            return None
+        (owner,) = owners
+        if sum(owner in shares.of(other) for other in inputs) != 1 or not _whole(source, owner):
+            return None
+        if slot in goals:
+            return owner if owner == goals[slot] else None
+        if owner in of_caller:
+            return None if slot in escaping or owner in shown else owner
+        if not allocated(owner[0]) or owner[0].op != "call_function" or (slot in escaping and owner in shown):
+            return None
+        return owner
+
     for step, node in enumerate(steps.order):
+        for index, tensor in enumerate(results(node) if allocated(node) else ()):
+            goal = goals.get((node, index)) if tensor is not None else None
+            if goal is not None and last.get(goal, -1) < step:
+                taken[node, index] = goal  # nobody reads there any more
         if node not in kernels:
             continue
         kernel, inputs = kernels[node]
@@ -62,20 +87,10 @@ def work_in_place(
         for position, index in enumerate(filled):
             slot = (node, index)
             result = kernel.params[len(inputs) + position]
-            for source in list(inputs):
-                owners = shares.of(source)
-                if len(owners) != 1 or last[owners[0]] != step or owners[0] in taken.values() or owners[0] in escaping:
-                    continue
-                (owner,) = owners
-                if owner in of_caller:
-                    if slot in escaping or owner in shown:
-                        continue
-                elif not allocated(owner[0]) or owner[0].op != "call_function" or (slot in escaping and owner in shown):
-                    continue
-                if sum(owner in shares.of(other) for other in inputs) != 1 or not _whole(source, owner):
-                    continue
+            for source in list(inputs) if slot not in taken else ():
+                owner = owner_of(source, slot, step, inputs)
                 operand = kernel.params[inputs.index(source)]
-                if may_overwrite(kernel, operand.name, result.name):
+                if owner is not None and may_overwrite(kernel, operand.name, result.name):
                     kernel = overwrite(kernel, operand.name, result.name)
                     inputs.remove(source)
                     taken[slot] = owner
@@ -86,6 +101,38 @@ def work_in_place(
                     rewritten[node] = Rewritten(kernel, tuple(inputs))
                     break
     return taken, rewritten
+
+
+def _handed_back(graph: PrimGraph) -> set[fx.Node]:
+    """Written inputs that are outputs only as the caller's own tensors: these show what was written, not what was there."""
+    written = {node for node, _ in graph.written}
+    placed = [(value, index) for index, value in enumerate(graph.outputs) if value in written]
+    number = {node: index for index, node in enumerate(graph.placeholders)}
+    copied = {
+        value
+        for value, index in placed
+        if index >= len(graph.returned) or ("input", number[value]) not in graph.output_layouts[index].alias_of
+    }
+    return {value for value, _ in placed} - copied
+
+
+def _goals(graph: PrimGraph, shares: Aliases) -> dict[Slot, Slot]:
+    """Results that are only to be written to one input each, which lies in memory as the result would: result to input."""
+    counts = Counter(slot for value in graph.outputs if isinstance(value, fx.Node) for slot in shares.of(value))
+    storages = Counter(torch_private.storage_key(t) for node in graph.placeholders for t in tensors_of(node.meta["val"]))
+    goals = {}
+    for placeholder, value in graph.written:
+        slots = shares.of(value)
+        there = placeholder.meta["val"]
+        if (
+            len(slots) == 1
+            and counts[slots[0]] == 1
+            and _whole(value, slots[0])
+            and storages[torch_private.storage_key(there)] == 1
+            and torch_private.surely_contiguous(there)
+        ):
+            goals[slots[0]] = (placeholder, 0)
+    return goals
 
 
 def _whole(source: fx.Node, owner: Slot) -> bool:

@@ -36,7 +36,7 @@ def plan_memory(
 
     Args:
         allocated: whether the SDK allocates a node's results (emitted and destination kernels), rather than the node itself.
-        in_place: result to the result or donated input whose memory it takes over.
+        in_place: result to the result or input whose memory it takes over.
         known: shape symbols whose value is known before the first step; what depends on others is allocated when it is made.
         arena: whether the backend's memory can be planned at all; otherwise every buffer has memory of its own.
     """
@@ -64,7 +64,7 @@ def plan_memory(
                 if slot in escaping:
                     buffers[number].home = Home.BLOCK
             elif source is not None:
-                continue  # the memory of a donated input
+                continue  # the memory of an input
             else:
                 number = len(buffers)
                 nbytes = _nbytes(tensor, known)

@@ -32,19 +32,28 @@ SHARE = 256
 
 @dataclass(frozen=True)
 class Item:
-    """Something to place: ``size`` bytes that live from ``first`` to ``last``, inclusive."""
+    """Something to place: ``size`` bytes that live from ``first`` to ``last``, inclusive. The last ``unused`` are padding."""
 
     size: int
     first: int
     last: int
+    unused: int = 0
 
 
 @dataclass(frozen=True)
 class Room:
-    """Memory with an end of its own use: from each ``(step, bytes)`` of ``fills`` on, so many bytes at its front are taken."""
+    """Memory with an end of its own use: from each ``(step, bytes)`` of ``fills`` on, so many bytes at its front are taken.
+
+    A block has the bytes of its tensor: the last ``unused`` of its ``size`` are not there at all.
+    """
 
     size: int
     fills: tuple[tuple[int, int], ...]
+    unused: int = 0
+
+    def limit(self, item: Item) -> int:
+        """Where the padded ``item`` must end."""
+        return self.size - max(self.unused - item.unused, 0)
 
     def free_from(self, last: int) -> int:
         """The first byte that is free for what lives until step ``last``."""
@@ -93,8 +102,12 @@ def _lay_out(plan: MemoryPlan, sizes: Sequence[int], borrow: bool, together: Col
         fills.append((plan.buffers[n].first, bank_bytes))
     alone = [n for n, b in enumerate(plan.buffers) if b.home is Home.BLOCK and n not in in_bank and sizes[n]]
     blocks = [n for n in alone if plan.buffers[n].first > 0] if borrow else []
-    items = [Item(sizes[n], plan.buffers[n].first, plan.buffers[n].last) for n in inside]
-    rooms = [Room(sizes[n], ((plan.buffers[n].first, sizes[n]),)) for n in blocks]
+
+    def unused(n: int) -> int:
+        return sizes[n] - (plan.buffers[n].nbytes.value or 0) if borrow else 0
+
+    items = [Item(sizes[n], plan.buffers[n].first, plan.buffers[n].last, unused(n)) for n in inside]
+    rooms = [Room(sizes[n], ((plan.buffers[n].first, sizes[n]),), unused(n)) for n in blocks]
     bank = Room(bank_bytes, tuple(fills))
     if bank_bytes and borrow and not joint:
         blocks.append(BANK)
@@ -213,10 +226,10 @@ def _place(
         fitting = range(bisect_left(widths, item.size), len(by_size))
         for position in (*fitting[:ROOMS], *fitting[ROOMS:][-1:]):  # the largest too: it may be the bank
             index = by_size[position]
-            start = rooms[index].free_from(item.last)
-            if rooms[index].size - start < item.size:
+            start, limit = rooms[index].free_from(item.last), rooms[index].limit(item)
+            if limit - start < item.size:
                 continue
-            hole = _hole(taken.get(index, []), item.size, rooms[index].size, start)
+            hole = _hole(taken.get(index, []), item.size, limit, start)
             if hole is not None and (best is None or hole[0] < best[0]):
                 best = (hole[0], index, hole[1])
             if best is not None and best[0] == item.size:

@@ -106,7 +106,7 @@ class CompiledGraph:
         return self.frames.layout(*(sizes[name] for name in self.frames.symbols))
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Runs the graph; inputs are left as they were.
+        """Runs the graph; inputs are left as they were, save those that it writes to (``graph.writes``).
 
         Raises:
             KernelError: a vendor kernel raised, or returned something else than the prim's rule says.

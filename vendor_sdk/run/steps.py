@@ -13,6 +13,7 @@ from vendor_sdk.run.blocks import shaped, tensors_over_block, warm_empty
 from vendor_sdk.run.memory import DeviceMemory
 
 Shape = tuple[int, ...]
+Tensors = tuple[torch.Tensor, ...]
 Expected = tuple[Shape, torch.dtype]
 
 
@@ -36,6 +37,9 @@ class Runtime(Protocol):
     def bank(self, nbytes: int, *parts: tuple[int, Shape, torch.dtype]) -> list[torch.Tensor]: ...
     def own(self, value: Any, *operands: torch.Tensor) -> Any: ...
     def seeds(self, count: int) -> list[int]: ...
+    def for_writing(self, given: Tensors, strides: Sequence[Shape]) -> Tensors: ...
+    def write(self, target: torch.Tensor, value: torch.Tensor) -> None: ...
+    def wrote(self, given: Tensors, written: Tensors) -> None: ...
 
 
 class TorchRuntime:
@@ -112,6 +116,24 @@ class TorchRuntime:
 
     def seeds(self, count: int) -> list[int]:
         return draw_seeds(count)
+
+    def for_writing(self, given: Tensors, strides: Sequence[Shape]) -> Tensors:
+        """Inputs that kernels will write to, with the strides the graph was traced with: ``given`` itself where it has them."""
+        if all(value.stride() == expected for value, expected in zip(given, strides, strict=True)):
+            return given
+        return tuple(self.as_traced(value, expected) for value, expected in zip(given, strides, strict=True))
+
+    def write(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        """Copies ``value`` into an input of the call."""
+        target.detach().copy_(value)
+
+    def wrote(self, given: Tensors, written: Tensors) -> None:
+        """Brings what kernels wrote into the inputs; whoever kept something made of their old values can tell."""
+        if written is not given:
+            for target, value in zip(given, written, strict=True):
+                if value is not target:
+                    self.write(target, value)
+        torch.autograd.graph.increment_version(given)
 
     def output(self, value: torch.Tensor, strides: Shape, fresh: bool) -> torch.Tensor:
         """An output with the promised strides, in storage of its own when ``fresh``."""
@@ -220,10 +242,19 @@ class OwnMemoryRuntime:
         raise AssertionError("device values have allocations of their own")
 
     def own(self, value: Any, *operands: torch.Tensor) -> Any:
-        raise AssertionError("device values are immutable")
+        return self.host.own(value, *operands)
 
     def seeds(self, count: int) -> list[int]:
         return draw_seeds(count)
+
+    def write(self, target: torch.Tensor, value: torch.Tensor) -> None:
+        self.host.write(target, value)
+
+    def for_writing(self, given: Tensors, strides: Sequence[Shape]) -> Tensors:
+        raise AssertionError("kernels of a chip with memory of its own write to no input")
+
+    def wrote(self, given: Tensors, written: Tensors) -> None:
+        raise AssertionError("kernels of a chip with memory of its own write to no input")
 
     def output(self, value: torch.Tensor, strides: Shape, fresh: bool) -> torch.Tensor:
         return self.host.output(value, strides, fresh)

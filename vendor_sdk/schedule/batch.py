@@ -9,7 +9,7 @@ from torch import fx
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.primgraph import map_nodes, tensors_of
-from vendor_sdk.schedule.group import Group, count
+from vendor_sdk.schedule.group import Group, count, results
 from vendor_sdk.schedule.reach import Reach
 
 SMALL = 1 << 16
@@ -46,22 +46,20 @@ def _fits(group: Group) -> bool:
 
 
 def _signature(group: Group) -> Any:
-    """What the group computes, whatever the sizes."""
+    """What the group computes, whatever the sizes: elementwise on matrices or on vectors, it is a loop over one range."""
     numbers = {node: place for place, node in enumerate(group.members)}
 
     def operand(node: fx.Node) -> str:
         return f"%{numbers[node]}" if node in numbers else str([t.dtype for t in tensors_of(node.meta["val"])])
 
-    return tuple(
-        (node.target, str(map_nodes((node.args, node.kwargs), lambda n: operand(n))), len(group.rows)) for node in group.members
-    )
+    return tuple((node.target, str(map_nodes((node.args, node.kwargs), lambda n: operand(n)))) for node in group.members)
 
 
 def _may_share(batch: list[Group], group: Group, reach: Reach, limits: Limits) -> bool:
     first = batch[0]
     if len(batch) >= limits.nests or (len(batch) + 1) * group.statements > limits.statements * limits.nests:
         return False
-    if (len(batch) + 1) * (len(group.inputs) + len(group.members)) > limits.buffers:
+    if (len(batch) + 1) * (len(group.inputs) + results(group)) > limits.buffers:
         return False
     if reach.depends(first.unit, group.unit) or reach.depends(group.unit, first.unit):
         return False

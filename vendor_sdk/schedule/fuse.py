@@ -18,7 +18,7 @@ from vendor_sdk.lower.build import result_of
 from vendor_sdk.lower.summary import Read, Summary
 from vendor_sdk.lower.view import flatten
 from vendor_sdk.schedule.batch import batch
-from vendor_sdk.schedule.group import AGAIN, Group, Joined, Shape, absorb, fit, loops_of
+from vendor_sdk.schedule.group import AGAIN, Group, Joined, Shape, absorb, fit, loops_of, results
 from vendor_sdk.schedule.reach import Reach
 from vendor_sdk.schedule.space import moved, names, plain
 
@@ -338,8 +338,8 @@ class _Pass:
             return "something between them runs elsewhere"
         if home.statements + other.statements > self.limits.statements:
             return f"more than {self.limits.statements} statements"
-        if len(home.inputs) + len(other.inputs) + len(home.members) + len(other.members) > self.limits.buffers:
-            return f"more than {self.limits.buffers} buffers, perhaps"
+        if len({*home.inputs, *other.inputs}) + results(home) + results(other) > self.limits.buffers:
+            return f"more than {self.limits.buffers} buffers"
         place = home.members[node]
         own = {name: i for v, i in zip(summary.variables, place, strict=True) if (name := plain(v))}
         if node in home.reduced:

@@ -76,6 +76,11 @@ class Joined:
     columns: Mapping[str, Int] | None = None
 
 
+def results(group: Group) -> int:
+    """How many members' values are stored: something outside reads them (a view counts as outside)."""
+    return sum(any(user not in group.members for user in member.users) for member in group.members)
+
+
 def count(sizes: Mapping[str, Int]) -> Int:
     return ix.product(sizes.values())
 
