@@ -1,7 +1,7 @@
 """The stages in order: the table of contents of the compiler.
 
 capture     Dynamo and AOTAutograd give an ATen graph; it becomes a prim graph          capture/graph.py
-normalize   composites recognised, copies dropped, equal nodes merged                   normalize/
+normalize   composites recognised, constants folded, equal nodes merged                 normalize/
 legalize    what the backend does not want to see is spelled out                        normalize/legalize.py
 place       who runs each node, with the reason; decompose or host where nobody does    partition/place.py
 partition   nodes on the graph route join into partitions                               partition/segments.py
