@@ -6,12 +6,13 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from vendor_sdk.contract import backend, device, emitter, graph, hookspecs, kernel
-from vendor_sdk.ir import loop
+from vendor_sdk.ir import loop, loop_ops
+from vendor_sdk.ir.loop_ops import COMBINE, OPS, CombineOp, LoopOp
 from vendor_sdk.prims import row
 from vendor_sdk.prims.bounds import Accumulated, Bound, Distribution, Exact, Ulp
 from vendor_sdk.prims.opset import COMPOSITES, OPSET, OPSET_VERSION
@@ -36,6 +37,7 @@ CLASSES = (
     device.DeviceProperties,
     device.MemoryStats,
     emitter.Emitter,
+    emitter.Limits,
     graph.GraphCompiler,
 )
 
@@ -92,7 +94,32 @@ def hooks_page() -> str:
     introduction = HOOKS_INTRODUCTION.format(contract=".".join(map(str, backend.CONTRACT_VERSION)), opset=OPSET_VERSION)
     sections = [GENERATED, introduction, _paragraphs((hookspecs.__doc__ or "").partition("\n\n")[2])]
     sections += ["## The hooks", *map(_hook, hookspecs.HOOKS), "## The classes", *map(_class, CLASSES)]
-    sections += ["## Loop IR", f"```text\n{inspect.cleandoc(loop.__doc__ or '')}\n```"]
+    return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+LOOPS_INTRODUCTION = """\
+# Loops
+
+What an emitter gets (`Emitter.emit`) is a `LoopKernel`: plain data, which prints as Python (`print(kernel)`) and reads back.
+`VENDOR_SDK_DEBUG=dir` writes every kernel of a model in this form. `Emitter.ops` names the operations below that the emitter has:
+a prim whose loops need another one is decomposed further, or runs on the host.
+"""
+
+
+def loops_page() -> str:
+    """``docs/loops.md``."""
+    sections = [GENERATED, LOOPS_INTRODUCTION, "## Grammar", f"```text\n{inspect.cleandoc(loop.__doc__ or '')}\n```"]
+    sections += [f"## Operations of `Compute` ({len(OPS)})", _paragraphs((loop_ops.__doc__ or "").partition("\n\n")[2])]
+    sections += [_table(OP_COLUMNS, OPS.values())]
+    sections += [
+        f"## Operations of `Reduce` and `Scan` ({len(COMBINE)})",
+        "An emitter has them under two keys, `reduce.NAME` and `scan.NAME`. Over nothing they give the identity.",
+        _table(COMBINE_COLUMNS, COMBINE.values()),
+        "## Keys of an emitter",
+        _paragraphs((emitter.Emitter.__doc__ or "").partition("\n\n")[2]),
+        f"`Store` has the modes {', '.join(f'`{mode}`' for mode in get_args(loop.StoreMode))}. All but the first have a key, "
+        "`store.MODE`:\nother iterations may store to the same place at the same time.",
+    ]
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
 
@@ -116,7 +143,7 @@ def prims_page() -> str:
     return "\n\n".join(sections) + "\n"
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"hooks.md": hooks_page, "prims.md": prims_page}
+PAGES: Mapping[str, Callable[[], str]] = {"hooks.md": hooks_page, "loops.md": loops_page, "prims.md": prims_page}
 """File name under ``docs`` to what writes it."""
 
 
@@ -175,6 +202,20 @@ COMPOSITE_COLUMNS: Mapping[str, Callable[[row.Composite], str]] = {
     "Operators": lambda composite: ", ".join(f"`{target}`" for target in composite.targets),
     "Dtypes": lambda composite: dtypes_text(composite.dtypes),
     "Bound": lambda composite: bound_text(composite.bound),
+}
+
+
+OP_COLUMNS: Mapping[str, Callable[[LoopOp], str]] = {
+    "Op": lambda op: f"`{op.name}`",
+    "Operands": lambda op: f"{op.arity} {op.kind}",
+    "Result": lambda op: op.result,
+    "Meaning": lambda op: op.meaning,
+}
+COMBINE_COLUMNS: Mapping[str, Callable[[CombineOp], str]] = {
+    "Op": lambda op: f"`{op.name}`",
+    "Operands": lambda op: op.kind if op.results == 1 else f"{op.kind}, and int64 positions",
+    "Meaning": lambda op: op.meaning,
+    "In": lambda op: " and ".join(where for where, has in (("`Reduce`", op.reduce), ("`Scan`", op.scan)) if has is not None),
 }
 
 

@@ -40,14 +40,14 @@ class Emitter(abc.ABC):
 
     ``ops`` is the capability list: a prim whose lowering needs a loop-level op that is not a key is decomposed, or runs on the
     host. Nothing else says what an emitter can do, so no second list can drift.
+
+    Three more keys name shapes of kernels, without which the scheduler builds none such: ``"nest"`` (a nest whose body holds
+    inner nests next to reductions: a whole row in one iteration, as fused softmax needs), ``"local"`` (buffers of one
+    iteration) and ``"contraction"`` (a template for matrix products and convolutions, see ``vendor_sdk.contraction``).
     """
 
     ops: Mapping[str, Any]
-    """Loop-level op (``"add"``, ``"exp"``, ``"reduce.sum"``) to whatever the emitter keeps for it, usually target text.
-
-    Three keys name shapes of kernels: ``"nest"`` (a nest whose body holds inner nests next to reductions: a whole row in one
-    iteration, as fused softmax needs), ``"local"`` (buffers of one iteration) and ``"contraction"`` (a template for matrix
-    products, see ``vendor_sdk.ir.contraction``)."""
+    """Loop-level op (``"add"``, ``"exp"``, ``"reduce.sum"``) to whatever the emitter keeps for it, usually target text."""
     limits: Limits = Limits()
 
     @abc.abstractmethod
