@@ -101,7 +101,7 @@ LOOPS_INTRODUCTION = """\
 # Loops
 
 What an emitter gets (`Emitter.emit`) is a `LoopKernel`: plain data, which prints as Python (`print(kernel)`) and reads back.
-`VENDOR_SDK_DEBUG=dir` writes every kernel of a model in this form. `Emitter.ops` names the operations below that the emitter has:
+`VENDOR_SDK_DEBUG=dir` writes every kernel of a model in this form. `Emitter.ops` names the operations that the emitter has:
 a prim whose loops need another one is decomposed further, or runs on the host.
 """
 
