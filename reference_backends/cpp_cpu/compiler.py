@@ -153,26 +153,31 @@ def _begin(source: str) -> Path | Future[Path]:
 
 
 def _compile(key: str, source: str) -> Path:
+    with tempfile.TemporaryDirectory(prefix="cpp_cpu-") as folder:
+        return ARTIFACTS.keep(key, _library(key, source, Path(folder)).read_bytes(), _SUFFIX)
+
+
+def _library(key: str, source: str, folder: Path) -> Path:
+    """Compiles ``source`` in ``folder``."""
     path = compiler()
     if path is None:
         raise CompilerError("cpp_cpu: no C++ compiler on PATH", fix="install g++ or clang++, or set CXX to one")
-    with tempfile.TemporaryDirectory(prefix="cpp_cpu-") as folder:
-        text, library = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
-        text.write_text(source)
-        try:
-            done = subprocess.run(
-                [path, *FLAGS, str(text), "-o", str(library)], capture_output=True, text=True, check=False, timeout=600
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompilerError(f"cpp_cpu: {path} did not run", why=str(error)) from error
-        if done.returncode != 0:
-            raise CompilerError(
-                f"cpp_cpu: {path} refused generated code",
-                why=done.stderr.strip()[-4000:],
-                where=str(_refused(key, source)),
-                fix="report this with the source file; it is a defect of the emitter unless the compiler is older than g++ 10",
-            )
-        return ARTIFACTS.keep(key, library.read_bytes(), _SUFFIX)
+    text, library = folder / "kernels.cpp", folder / "kernels.so"
+    text.write_text(source)
+    try:
+        done = subprocess.run(
+            [path, *FLAGS, str(text), "-o", str(library)], capture_output=True, text=True, check=False, timeout=600
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilerError(f"cpp_cpu: {path} did not run", why=str(error)) from error
+    if done.returncode != 0:
+        raise CompilerError(
+            f"cpp_cpu: {path} refused generated code",
+            why=done.stderr.strip()[-4000:],
+            where=str(_refused(key, source)),
+            fix="report this with the source file; it is a defect of the emitter unless the compiler is older than g++ 10",
+        )
+    return library
 
 
 def _refused(key: str, source: str) -> Path:
@@ -186,18 +191,14 @@ def _refused(key: str, source: str) -> Path:
     return path
 
 
-ATTEMPTS = 8
-"""How often a library is built again that other processes prune before it is loaded."""
-
-
 def load(source: str, path: Path | None = None) -> ctypes.CDLL:
     """``source`` compiled and loaded; see ``build``. ``path``: where it was built already."""
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return loaded(path or build(source))
-        except FileNotFoundError:  # Another process pruned the cache between the two.
-            path = None
-    return loaded(build(source))
+    try:
+        return loaded(path or build(source))
+    except FileNotFoundError:
+        # Another process pruned the cache between the two, and may do so again: this library is for this process alone.
+        with tempfile.TemporaryDirectory(prefix="cpp_cpu-") as folder:
+            return loaded(_library(key_of(source), source, Path(folder)))
 
 
 def loaded(path: Path) -> ctypes.CDLL:
