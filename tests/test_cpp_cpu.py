@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch
 from reference_backends.cpp_cpu import compiler
 from reference_backends.cpp_cpu.emitter import OPS, CppEmitter
 from reference_backends.cpp_cpu.kernels import KERNELS
+from tests.chips import use_chip
 from tests.lowered import Call, call, chain
 from vendor_sdk import Kernel, load, pipeline, torch_private
 from vendor_sdk.capture.graph import trace
@@ -333,3 +335,27 @@ def test_the_same_seed_draws_the_same_numbers() -> None:
     first = KERNELS["randperm"](50)
     torch.manual_seed(0)
     assert torch.equal(KERNELS["randperm"](50), first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("window", [(2, 2, 0, 1), (3, 2, 1, 1), (3, 1, 1, 2), (5, 3, 2, 1)])
+def test_max_pools(window: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    """Values are torch's, NaN above all; so are positions, the first of equals (of several NaN torch takes the last)."""
+    use_chip("cpp_cpu")
+    kernel, stride, padding, dilation = window
+    x = torch.randint(-2, 3, (2, 3, 37, 41)).to(dtype)
+    if dtype.is_floating_point:
+        x[0, 0] = -torch.inf
+        x[1][torch.rand(3, 37, 41) < 0.05] = torch.nan
+
+    def pooled(x: torch.Tensor, indices: bool) -> Any:
+        return torch.nn.functional.max_pool2d(x, kernel, stride, padding, dilation, True, indices)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(pooled, backend="cpp_cpu")
+    values, positions = pooled(x, True)
+    ours, found = compiled(x, True)
+    for each in (ours, compiled(x, False)):
+        torch.testing.assert_close(each, values, rtol=0, atol=0, equal_nan=True)
+    number = values == values
+    assert torch.equal(found[number], positions[number])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -13,6 +15,8 @@ from vendor_sdk.lower.copy import all_of, inside
 from vendor_sdk.lower.view import flatten
 
 _BIG = 2**62
+WRITTEN_OUT = 16
+"""Elements up to which a window is written out rather than looped over."""
 
 
 class Window:
@@ -132,7 +136,7 @@ def _max(n: int) -> Lowering:
         with k.nest(k.outputs[0].shape) as i:
             lead, o = i[: len(i) - n], i[len(i) - n :]
 
-            def element(r: tuple[Int, ...]) -> list[tuple[str, Value, Value]]:
+            def element(r: tuple[Int, ...]) -> tuple[Value, Value]:
                 position = w.at(o, r)
                 mask = w.valid(position)
                 value = k.load(source, (*lead, *position), mask, _lowest(k.dtype(source)))
@@ -140,14 +144,41 @@ def _max(n: int) -> Lowering:
                 if mask is not None:
                     # Padding never wins, not even against elements as small as its value.
                     flat = k.compute("where", mask, flat, k.const(_BIG, torch.int64))
-                return [("argmax", k.convert(value, dtype), flat)]
+                return k.convert(value, dtype), flat
 
-            (best,) = k.reduce(w.sizes, element)
-            assert isinstance(best, tuple)
-            k.store(0, i, best[0])
-            k.store(1, i, best[1])
+            best, place = _largest(k, w.kernel, element)
+            k.store(0, i, best)
+            k.store(1, i, place)
 
     return lowering
+
+
+def _largest(
+    k: Builder, window: Sequence[int], element: Callable[[tuple[Int, ...]], tuple[Value, Value]]
+) -> tuple[Value, Value]:
+    """The largest value of a window, NaN above all, and the first position that has it. A small window is written out, so that
+    neighbouring windows run in the lanes of a vector and a position that nobody reads costs nothing."""
+    if math.prod(window) > WRITTEN_OUT:
+        (best,) = k.reduce([ix.wrap(size) for size in window], lambda r: [("argmax", *element(r))])
+        assert isinstance(best, tuple)
+        return best
+    found: tuple[Value, Value] | None = None
+    for offset in itertools.product(*(range(size) for size in window)):
+        value, place = element(tuple(map(ix.wrap, offset)))
+        if found is None:
+            found = value, place
+            continue
+        best, first = found
+        takes = k.compute("gt", value, best)
+        if value.dtype.is_floating_point:
+            number = k.compute("eq", best, best)
+            takes = k.compute("bitor", takes, k.compute("bitand", k.compute("ne", value, value), number))
+        # Padding may stand first; equal elements come in the order of their positions.
+        earlier = k.compute("bitand", k.compute("eq", value, best), k.compute("lt", place, first))
+        takes = k.compute("bitor", takes, earlier)
+        found = k.compute("max", best, value), k.compute("where", takes, place, first)
+    assert found is not None
+    return found
 
 
 def _max_backward(n: int) -> Lowering:

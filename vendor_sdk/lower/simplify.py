@@ -1,18 +1,55 @@
-"""Fewer, longer loops: ranges of size one go, neighbours that every access walks as one are merged."""
+"""Fewer, longer loops with no more in them than is used: values that nobody reads go, ranges of size one too, and neighbours
+that every access walks as one are merged."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from vendor_sdk.ir.loop import Nest, Reduce, Scan, Stmt
-from vendor_sdk.ir.ranges import merge
-from vendor_sdk.lower.build import Lowered
+from vendor_sdk.ir import index as ix
+from vendor_sdk.ir.loop import Accumulator, Compute, Const, Index, Load, Nest, Reduce, Scalar, Scan, Stmt
+from vendor_sdk.ir.ranges import merge, reads
+from vendor_sdk.lower.build import TRAPS, Lowered
+
+REPORTS = TRAPS | {"wrap_index"}
+"""Ops that may report an error, which nobody needs to read."""
 
 
 def simplify(lowered: Lowered) -> Lowered:
     kernel = lowered.kernel
-    body = tuple(nest for nest in map(_nest, kernel.body) if isinstance(nest, Nest))
+    body = tuple(nest for nest in map(_nest, live(kernel.body, set())) if isinstance(nest, Nest))
     return replace(lowered, kernel=replace(kernel, body=body))
+
+
+def live(body: tuple[Stmt, ...], used: set[str]) -> tuple[Stmt, ...]:
+    """``body`` without values that nobody reads, but for those that may report an error; adds what it reads to ``used``."""
+    kept: list[Stmt] = []
+    for stmt in reversed(body):
+        if isinstance(stmt, Load | Const | Scalar | Index | Compute):
+            if stmt.to not in used and not (isinstance(stmt, Compute) and stmt.op in REPORTS):
+                continue
+            used |= reads(stmt)
+        elif isinstance(stmt, Scan):
+            used |= {name for accumulator in stmt.accumulators for name in accumulator.args}
+            used |= set(ix.symbols(stmt.range.size))
+            then = live(stmt.then, used)
+            stmt = replace(stmt, body=live(stmt.body, used), then=then)
+        elif isinstance(stmt, Reduce | Nest):
+            if isinstance(stmt, Reduce):
+                stmt = replace(stmt, accumulators=tuple(_without_position(a, used) for a in stmt.accumulators))
+                used |= {name for accumulator in stmt.accumulators for name in accumulator.args}
+            used |= {name for r in stmt.ranges for name in ix.symbols(r.size)}
+            stmt = replace(stmt, body=live(stmt.body, used))
+        else:
+            used |= reads(stmt)
+        kept.append(stmt)
+    return tuple(reversed(kept))
+
+
+def _without_position(a: Accumulator, used: set[str]) -> Accumulator:
+    """The largest element alone, where nobody asks which it is."""
+    if len(a.to) == 1 or a.to[1] in used:
+        return a
+    return replace(a, op=a.op.removeprefix("arg"), to=a.to[:1], args=a.args[:1])
 
 
 def _nest(stmt: Stmt) -> Stmt:
