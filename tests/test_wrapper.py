@@ -301,3 +301,47 @@ def test_tensors_may_outlive_the_interpreter() -> None:
         "x = warm_empty((1 << 20,), torch.float32); y = x[5:]; torch.kept = x; import builtins; builtins.kept = y"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def attention(x: torch.Tensor, w: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Queries, keys and values are slices of one product, as in GPT-2."""
+    q, k, v = (part.view(2, -1, 4, 16).transpose(1, 2) for part in (x @ w).split(64, -1))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+    return out.transpose(1, 2).flatten(2) + x
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_native_kernels_run_inside_segments(masked: bool, linked: bool) -> None:
+    x, w = torch.randn(2, 24, 64), torch.randn(64, 192) / 8
+    given = (x, w, torch.randn(2, 1, 1, 24)) if masked else (x, w)
+    compiled = build(attention if masked else lambda x, w: attention(x, w), *given)
+    assert compiled.native_calls == linked
+    assert not any("permute" in line for line in compiled.source.splitlines()), "views are strides of the launch"
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*given), [attention(*given)], rtol=1e-4, atol=1e-5)
+        poison(compiled)
+
+
+def test_native_kernels_get_symbolic_sizes(linked: bool) -> None:
+    torch._dynamo.reset()
+    found: list[Any] = []
+    dynamic = torch.compile(attention, backend="cpp_cpu", dynamic=True)
+    w = torch.randn(64, 192) / 8
+    with recording(found.append), torch.no_grad():
+        for rows in (24, 7, 130):
+            x, mask = torch.randn(2, rows, 64), torch.randn(2, 1, 1, rows)
+            torch.testing.assert_close(dynamic(x, w), attention(x, w), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(dynamic(x, w, mask), attention(x, w, mask), rtol=1e-4, atol=1e-5)
+    assert [graph.native_calls for graph in found] == [int(linked)] * 2
+
+
+def test_a_kernel_runs_from_python_where_views_have_no_strides(linked: bool) -> None:
+    """Keys that are repeated for a group of queries, and then merged with them, lie nowhere."""
+
+    def grouped(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        repeated = k[:, :, None].expand(2, 2, 2, 24, 16).reshape(2, 4, 24, 16)
+        out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, repeated, repeated)[0]
+        return out
+
+    q, k = torch.randn(2, 4, 24, 16), torch.randn(2, 2, 24, 16)
+    torch.testing.assert_close(build(grouped, q, k)(q, k), [grouped(q, k)], rtol=1e-4, atol=1e-5)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vendor_sdk.contract.emitter import Emitter, Launch, Limits
     from vendor_sdk.contract.graph import GraphCompiler
     from vendor_sdk.contract.hookspecs import HOOKS, hookimpl
-    from vendor_sdk.contract.kernel import Kernel, destination
+    from vendor_sdk.contract.kernel import Kernel, NativeCall, Operand, destination
     from vendor_sdk.contract.loader import LoadedBackend, Session, extend, load, register, unregister
     from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
     from vendor_sdk.contract.program import Entry, Program, StepError
@@ -74,7 +74,7 @@ _HOMES = {
     "vendor_sdk.contract.emitter": "Emitter Launch Limits",
     "vendor_sdk.contract.graph": "GraphCompiler",
     "vendor_sdk.contract.hookspecs": "HOOKS hookimpl",
-    "vendor_sdk.contract.kernel": "Kernel destination",
+    "vendor_sdk.contract.kernel": "Kernel NativeCall Operand destination",
     "vendor_sdk.contract.loader": "LoadedBackend Session extend load register unregister",
     "vendor_sdk.contract.placement": "Kind NodePlacement Placement Route",
     "vendor_sdk.contract.program": "Entry Program StepError",
@@ -156,8 +156,10 @@ __all__ = [
     "LoweringError",
     "MemoryPolicy",
     "MemoryStats",
+    "NativeCall",
     "NodeContext",
     "NodePlacement",
+    "Operand",
     "Option",
     "OptionError",
     "Placement",

@@ -32,7 +32,7 @@ from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.capture.graph import trace as trace_function
 from vendor_sdk.check import Compiled
 from vendor_sdk.codegen.values import Values
-from vendor_sdk.codegen.wrapper import EmittedCall, Wrapper, generate
+from vendor_sdk.codegen.wrapper import STORAGE_ARGUMENTS, EmittedCall, NativeLaunch, Wrapper, generate
 from vendor_sdk.contract.backend import Decline, NodeContext, Support
 from vendor_sdk.contract.device import Device, TorchDevice
 from vendor_sdk.contract.kernel import Kernel
@@ -48,6 +48,7 @@ from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.rewrite import erase, inline
 from vendor_sdk.lower import LOWERINGS, VIEWS, Layout, Lowered, lower, lower_group
 from vendor_sdk.lower.build import contiguous_strides
+from vendor_sdk.lower.native import LoweredCall, native_call
 from vendor_sdk.normalize.canonicalize import canonicalize, drop_dead
 from vendor_sdk.normalize.decompose import capture_table, prim_table
 from vendor_sdk.normalize.legalize import legalize
@@ -303,9 +304,10 @@ def _wrap(
     loaded = session.loaded
     policy = loaded.backend.memory
     arena = policy.arena and state.memory is None
+    native = {} if session.emitter is None or state.memory is not None else _native_calls(graph, loaded)
 
     def allocated(node: fx.Node) -> bool:
-        if node in lowered:
+        if node in lowered or node in native:
             return True
         placement = node.meta.get("placement") if node.op == "call_function" else None
         if placement is None or placement.route is not Route.KERNEL or node.target is operator.getitem:
@@ -313,6 +315,8 @@ def _wrap(
         return loaded.kernels[prim_name(node)].destination
 
     def reads(node: fx.Node) -> list[fx.Node]:
+        if node in native:
+            return list(native[node].inputs)
         if node not in lowered:
             return list(node.all_input_nodes)
         numbers = [n for n in node.all_input_nodes if not tensors_of(n.meta.get("val"))]
@@ -350,7 +354,7 @@ def _wrap(
         graph,
         state.runtime,
         loaded.kernels,
-        emitted,
+        {**emitted, **{node: NativeLaunch(one.call.launch, one.inputs, one.call.numbers) for node, one in native.items()}},
         functools.partial(_host_operator, loaded),
         steps=steps.order,
         values=Values(plan, Aliases(steps), allocated, in_place),
@@ -362,6 +366,19 @@ def _wrap(
     )
     watch.compiled(compiled, wrapper.source, wrapper.namespace)
     return wrapper, frames, {node: call.kernel for node, call in emitted.items()}
+
+
+def _native_calls(graph: PrimGraph, loaded: LoadedBackend) -> dict[fx.Node, LoweredCall]:
+    """Nodes on the kernel route whose kernels are launched like emitted ones."""
+    layout = functools.partial(_layout, own_memory=False)
+    found: dict[fx.Node, LoweredCall] = {}
+    for node in graph.calls():
+        placement = node.meta.get("placement")
+        if placement is not None and placement.route is Route.KERNEL and node.target is not operator.getitem:
+            call = native_call(node, loaded.kernels[prim_name(node)], layout, STORAGE_ARGUMENTS)
+            if call is not None:
+                found[node] = call
+    return found
 
 
 def _watch(session: Session, backward: bool) -> Watch:

@@ -148,7 +148,7 @@ template <class A, class T> static void join(const Problem &p, const Results<A, 
 
 template <class A, class T> static int32_t forward(void *const *buffers, const int64_t *numbers) {
   enum { N = Lanes<A>::count, LINES = 2 * N };
-  const Problem p = problem_of(numbers, buffers[2], buffers[3], buffers[4], buffers[5], sizeof(T));
+  const Problem p = problem_of<T>(numbers, buffers[0], buffers[1], buffers[2], buffers[3]);
   const int64_t *rest = numbers + PROBLEM_NUMBERS, heads = p.batch * p.shared, lines = heads * p.lines;
   if (lines == 0) return OK;
   const bool few = p.lines <= FEW;
@@ -156,7 +156,7 @@ template <class A, class T> static int32_t forward(void *const *buffers, const i
   const int64_t groups = ceil_div(tiles, per_item), wanted = ceil_div(ITEMS, heads * groups);
   const int64_t splits = max_int(1, min_int(wanted, p.keys / SPLIT)), items = heads * groups * splits;
   const int64_t span = round_up(ceil_div(p.keys, splits), KEYS);
-  Results<A, T> results{(T *)buffers[0], buffers[1], rest, rest + 4, rest[8] != 0, nullptr};
+  Results<A, T> results{(T *)buffers[4], buffers[5], rest, rest + 4, rest[8] != 0, nullptr};
   if (splits > 1 && !(results.parts = (A *)__builtin_malloc(splits * lines * (p.depth + 2) * sizeof(A)))) return OUT_OF_MEMORY;
   const bool parallel = lines * p.keys * (p.width + p.depth) > 65536;
   int32_t status = OK;
@@ -181,6 +181,6 @@ template <class A, class T> static int32_t forward(void *const *buffers, const i
   return status;
 }
 
-// buffers: out, logsumexp, query, key, value, mask (null without). numbers: the problem's, four strides of out, four of logsumexp (the
+// buffers: query, key, value, mask (anything without), out, logsumexp. numbers: the problem's, four strides of out, four of logsumexp (the
 // last unused), whether logsumexp is float64 (float32 otherwise).
 #define ATTENTION(A, T, name) extern "C" int32_t attention_forward_##name(void *const *buffers, const int64_t *numbers) { return forward<A, T>(buffers, numbers); }

@@ -1,4 +1,4 @@
-"""Attention kernels: what ``attention.cpp`` and ``attention_backward.cpp`` compute, called with torch's arguments.
+"""Attention kernels: what ``attention.cpp`` and ``attention_backward.cpp`` compute, as launches.
 
 Queries, keys and values have shape (batch, heads, rows, width) and any strides; no score matrix is ever held. Halves are
 computed in float32. Memory beyond the results: blocks of 128 keys per thread (and, backward, the gradient of one head's
@@ -7,17 +7,18 @@ queries in the computation dtype); where a few heads are split into spans of key
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import struct
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from reference_backends.cpp_cpu import compiler
+from reference_backends.cpp_cpu.program import CompiledFunction
 from reference_backends.cpp_cpu.units import library
-from vendor_sdk import Decline, Kernel, NodeContext, TensorInfo, destination
+from vendor_sdk import Decline, Kernel, NativeCall, NodeContext, Operand, TensorInfo
 
 Tensor = torch.Tensor
 
@@ -28,7 +29,6 @@ _ELEMENTS = {
     torch.float16: ("float", "f16"),
 }
 """C++ types of accumulators and elements."""
-_STATUS = {2: IndexError, 3: MemoryError}
 _DROPOUT = {"scaled_dot_product_attention": 3, "scaled_dot_product_attention_backward": 6}
 """Position of ``dropout_p`` in the arguments."""
 _DIRECTION = {
@@ -37,6 +37,8 @@ _DIRECTION = {
 }
 """File of each composite's kernel."""
 COMPOSITES = frozenset(_DROPOUT)
+_NO_MASK, _BOOL_MASK, _WIDE_MASK, _OWN_MASK = range(4)
+"""``MaskKind`` of attention_tile.h."""
 
 
 def _source(direction: str, dtype: torch.dtype) -> str:
@@ -54,97 +56,121 @@ def prepare(node: NodeContext) -> None:
 
 
 @functools.cache
-def _function(direction: str, dtype: torch.dtype) -> Callable[..., int]:
+def _function(direction: str, dtype: torch.dtype) -> CompiledFunction:
     """The entry point for one dtype."""
-    name = str(dtype).removeprefix("torch.")
     prefix = direction if direction.endswith("backward") else f"{direction}_forward"
-    function = getattr(compiler.load(_source(direction, dtype)), f"{prefix}_{name}")
-    function.restype = ctypes.c_int32
-    return function  # type: ignore[no-any-return]
+    name = f"{prefix}_{str(dtype).removeprefix('torch.')}"
+    return CompiledFunction(lambda: compiler.load(_source(direction, dtype)), name)
 
 
-def _call(direction: str, tensors: tuple[Tensor | None, ...], dtype: torch.dtype, numbers: list[int]) -> None:
-    buffers = (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
-    status = _function(direction, dtype)(buffers, (ctypes.c_int64 * len(numbers))(*numbers))
-    if status:
-        raise _STATUS[status](f"cpp_cpu: {direction}: no memory for a work area")
-
-
-def _prepared_mask(mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor | None, int]:
-    """The mask in a dtype that the C++ reads, and which: 1 bool, 2 the accumulators', 3 the operands' own."""
+def _mask_kind(mask: Operand | None, dtype: torch.dtype) -> int | None:
+    """How the C++ reads a mask; None: not in its dtype."""
     if mask is None:
-        return None, 0
+        return _NO_MASK
     if mask.dtype == torch.bool:
-        return mask, 1
-    if mask.dtype == dtype:
-        return mask, 3
-    return mask.to(torch.float64 if dtype == torch.float64 else torch.float32), 2
+        return _BOOL_MASK
+    return _OWN_MASK if mask.dtype == dtype else _WIDE_MASK if mask.dtype == _wide(dtype) else None
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _problem(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, kind: int, scale: float | None
-) -> list[int]:
+    query: Operand, key: Operand, value: Operand, causal: bool, mask: Operand | None, scale: float | None
+) -> list[Any] | None:
+    """The numbers of ``problem_of``; None where they are not known while compiling."""
     batch, heads, rows, width = query.shape
-    shared, keys = key.shape[1], key.shape[2]
+    shared, keys, depth = key.shape[1], key.shape[2], value.shape[3]
+    kind = _mask_kind(mask, query.dtype)
+    if kind is None or not isinstance(heads, int) or not isinstance(shared, int) or not isinstance(width, int):
+        return None
     if heads % max(shared, 1):
         raise RuntimeError(f"attention: {heads} heads of queries do not divide among {shared} heads of keys")
     if scale is None:
         scale = 1 / math.sqrt(width) if width else 0.0
     (bits,) = struct.unpack("q", struct.pack("d", scale))
-    at: tuple[int, ...] = (0, 0, 0, 0)
+    at: list[Any] = [0] * 5
     if mask is not None:
-        whole = mask.expand(batch, heads, rows, keys)
-        at = tuple(stride if size > 1 else 0 for size, stride in zip(whole.shape, whole.stride(), strict=True))
-    sizes = (batch, heads, shared, rows, keys, width, value.shape[3])
-    return [*sizes, kind, int(causal), bits, *query.stride(), *key.stride(), *value.stride(), *at]
+        steps = [0 if size == 1 else step for size, step in zip(mask.shape, mask.strides, strict=True)]
+        at = [*[0] * (4 - len(steps)), *steps, mask.offset]
+    numbers = [batch, heads, shared, rows, keys, width, depth, kind, int(causal), bits]
+    for operand in (query, key, value):
+        numbers += [*operand.strides, operand.offset]
+    return [*numbers, *at]
 
 
-@destination
 def _forward(
-    out: Tensor,
-    logsumexp: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    out: Operand,
+    logsumexp: Operand,
+    query: Operand,
+    key: Operand,
+    value: Operand,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    attn_mask: Tensor | None = None,
+    attn_mask: Operand | None = None,
     scale: float | None = None,
-) -> None:
-    mask, kind = _prepared_mask(attn_mask, query.dtype)
-    numbers = _problem(query, key, value, is_causal, mask, kind, scale)
-    numbers += (*out.stride(), *logsumexp.stride(), 0, logsumexp.dtype == torch.float64)
-    _call("attention", (out, logsumexp, query, key, value, mask), query.dtype, numbers)
+) -> NativeCall | None:
+    numbers = _problem(query, key, value, is_causal, attn_mask, scale)
+    if numbers is None:
+        return None
+    numbers += [*out.strides, *logsumexp.strides, 0, int(logsumexp.dtype == torch.float64)]
+    return NativeCall(_function("attention", query.dtype), (query, key, value, attn_mask or query), tuple(numbers))
 
 
-@destination
 def _backward(
-    grad_query: Tensor,
-    grad_key: Tensor,
-    grad_value: Tensor,
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
+    grad_query: Operand,
+    grad_key: Operand,
+    grad_value: Operand,
+    grad: Operand,
+    query: Operand,
+    key: Operand,
+    value: Operand,
+    out: Operand,
+    logsumexp: Operand,
     dropout_p: float,
     is_causal: bool,
     *,
-    attn_mask: Tensor | None = None,
+    attn_mask: Operand | None = None,
     scale: float | None = None,
-) -> None:
-    mask, kind = _prepared_mask(attn_mask, query.dtype)
-    numbers = _problem(query, key, value, is_causal, mask, kind, scale)
-    for tensor in (grad, out):
-        numbers += tensor.stride()
-    numbers += (*logsumexp.stride(), 0)
-    for tensor in (grad_query, grad_key, grad_value):
-        numbers += tensor.stride()
-    numbers.append(logsumexp.dtype == torch.float64)
-    tensors = (grad_query, grad_key, grad_value, grad, query, key, value, out, logsumexp, mask)
-    _call("attention_backward", tensors, query.dtype, numbers)
+) -> NativeCall | None:
+    numbers = _problem(query, key, value, is_causal, attn_mask, scale)
+    if numbers is None:
+        return None
+    for operand in (grad, out):
+        numbers += [*operand.strides, operand.offset]
+    numbers += [*logsumexp.strides, 0, logsumexp.offset]
+    for result in (grad_query, grad_key, grad_value):
+        numbers += result.strides
+    numbers.append(int(logsumexp.dtype == torch.float64))
+    operands = (grad, query, key, value, out, logsumexp, attn_mask or query)
+    return NativeCall(_function("attention_backward", query.dtype), operands, tuple(numbers))
+
+
+def _kernel(native: Callable[..., NativeCall | None]) -> Kernel:
+    """The kernel with its form for tensors, derived from the native one."""
+
+    def call(*args: Any, attn_mask: Tensor | None = None, scale: float | None = None) -> None:
+        tensors: dict[int, Tensor] = {}
+
+        def operand(argument: Any) -> Any:
+            if not isinstance(argument, Tensor):
+                return argument
+            found = Operand(argument.dtype, tuple(argument.shape), argument.stride(), 0)
+            tensors[id(found)] = argument
+            return found
+
+        if attn_mask is not None and attn_mask.dtype not in (torch.bool, args[0].dtype):
+            attn_mask = attn_mask.to(_wide(args[0].dtype))
+        operands = [operand(argument) for argument in args]
+        found = native(*operands, attn_mask=operand(attn_mask), scale=scale)
+        assert found is not None, "sizes of tensors are numbers"
+        given = {id(each) for each in found.operands}
+        results = [tensors[id(each)] for each in operands[:3] if isinstance(each, Operand) and id(each) not in given]
+        found.launch([*(tensors[id(each)] for each in found.operands), *results], found.numbers)  # type: ignore[arg-type]
+
+    return Kernel(call, destination=True, native=native)
 
 
 def declined(node: NodeContext) -> Decline | None:
@@ -162,7 +188,7 @@ def declined(node: NodeContext) -> Decline | None:
 
 
 KERNELS: Mapping[str, Kernel] = {
-    "scaled_dot_product_attention": _forward,
-    "scaled_dot_product_attention_backward": _backward,
+    "scaled_dot_product_attention": _kernel(_forward),
+    "scaled_dot_product_attention_backward": _kernel(_backward),
 }
 """Composite to kernel."""

@@ -142,7 +142,7 @@ template <class A, class T> static void store_queries(const Problem &p, const Ba
 
 template <class A, class T> static int32_t backward(void *const *buffers, const int64_t *numbers) {
   enum { LINES = Accumulators<A>::LINES };
-  const Problem p = problem_of(numbers, buffers[4], buffers[5], buffers[6], buffers[9], sizeof(T));
+  const Problem p = problem_of<T>(numbers, buffers[1], buffers[2], buffers[3], buffers[6]);
   const int64_t *rest = numbers + PROBLEM_NUMBERS, heads = p.batch * p.shared, lines = heads * p.lines, tiles = ceil_div(p.lines, LINES);
   if (heads == 0) return OK;
   const int64_t splits = max_int(1, min_int(ceil_div(ITEMS, heads), p.keys / SPLIT));
@@ -151,8 +151,11 @@ template <class A, class T> static int32_t backward(void *const *buffers, const 
   if (splits > 1) parts = (A *)__builtin_malloc(heads * splits * part * sizeof(A) + VECTOR_BYTES);
   int32_t status = by_line && (parts || splits == 1) ? OK : OUT_OF_MEMORY;
   A *aligned = (A *)round_up((int64_t)parts, VECTOR_BYTES);
-  const Backward<A, T> g{(T *)buffers[0], (T *)buffers[1], (T *)buffers[2], (const T *)buffers[3], (const T *)buffers[7], buffers[8],
-                         rest, rest + 4, rest + 8, rest + 12, rest + 16, rest + 20, rest[24] != 0, by_line, by_line + lines, by_line + 2 * lines};
+  const int64_t *grad_at = rest, *out_at = rest + 5, *logsumexp_at = rest + 10, *results_at = rest + 15;
+  const bool wide = rest[27] != 0;
+  const char *logsumexp = (const char *)buffers[5] + (wide ? sizeof(double) : sizeof(float)) * logsumexp_at[4];
+  const Backward<A, T> g{(T *)buffers[7], (T *)buffers[8], (T *)buffers[9], beginning<T>(buffers[0], grad_at), beginning<T>(buffers[4], out_at), logsumexp,
+                         grad_at, out_at, logsumexp_at, results_at, results_at + 4, results_at + 8, wide, by_line, by_line + lines, by_line + 2 * lines};
   const bool parallel = lines * p.keys * (p.width + p.depth) > 32768;
   if (status == OK)
 #pragma omp parallel if (parallel)
@@ -186,6 +189,7 @@ template <class A, class T> static int32_t backward(void *const *buffers, const 
   return status;
 }
 
-// buffers: gradients of query, key and value, then grad, query, key, value, out, logsumexp, mask (null without). numbers: the problem's,
-// four strides each of grad, out, logsumexp (the last unused) and of the three gradients, whether logsumexp is float64.
+// buffers: grad, query, key, value, out, logsumexp, mask (anything without), then gradients of query, key and value. numbers: the
+// problem's; of grad, out and logsumexp four strides (the last of logsumexp unused) and where it begins; four strides of each gradient;
+// whether logsumexp is float64.
 #define ATTENTION(A, T, name) extern "C" int32_t attention_backward_##name(void *const *buffers, const int64_t *numbers) { return backward<A, T>(buffers, numbers); }

@@ -32,21 +32,25 @@ struct Problem {
   double scale;
 };
 
-// numbers: batch, heads, key heads, rows, keys, width, depth (width of values), mask kind, causal, scale (bits of a double), then four
-// strides each of query, key, value and mask (0 where it broadcasts).
-static Problem problem_of(const int64_t *n, const void *q, const void *k, const void *v, const void *mask, int64_t element) {
+// The first element of an operand: four strides and its distance from the beginning of the buffer are `at`.
+template <class T> INLINE const T *beginning(const void *buffer, const int64_t *at) { return (const T *)buffer + at[4]; }
+
+// numbers: batch, heads, key heads, rows, keys, width, depth (width of values), mask kind, causal, scale (bits of a double), then of
+// query, key, value and mask each four strides (0 where the mask broadcasts) and where in its buffer it begins.
+template <class T> static Problem problem_of(const int64_t *n, const void *q, const void *k, const void *v, const void *mask) {
   Problem p{n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
   p.group = p.shared ? p.heads / p.shared : 0;
   p.lines = p.group * p.rows;
   p.mask_kind = n[7];
   p.causal = n[8];
   p.scale = bits<double>(n[9]);
-  p.q_at = n + 10; p.k_at = n + 14; p.v_at = n + 18; p.mask_at = n + 22;
-  p.q = q; p.k = k; p.v = v; p.mask = (const char *)mask;
-  p.mask_bytes = p.mask_kind == BOOL_MASK ? 1 : p.mask_kind == OWN_MASK ? element : element < 4 ? 4 : element;
+  p.q_at = n + 10; p.k_at = n + 15; p.v_at = n + 20; p.mask_at = n + 25;
+  p.mask_bytes = p.mask_kind == BOOL_MASK ? 1 : p.mask_kind == OWN_MASK ? sizeof(T) : max_int(sizeof(T), 4);
+  p.q = beginning<T>(q, p.q_at); p.k = beginning<T>(k, p.k_at); p.v = beginning<T>(v, p.v_at);
+  p.mask = (const char *)mask + p.mask_bytes * p.mask_at[4];
   return p;
 }
-enum { PROBLEM_NUMBERS = 26 };
+enum { PROBLEM_NUMBERS = 30 };
 
 template <class T> INLINE T *offset(T *base, const int64_t *stride, int64_t a, int64_t b, int64_t c) { return base + a * stride[0] + b * stride[1] + c * stride[2]; }
 // Distance of packed rows: whole vectors and blocks; not a power of two that would put the rows of a block into one set of the cache.

@@ -47,33 +47,45 @@ def flat(kernel: LoopKernel, ctypes_of: Mapping[torch.dtype, str]) -> str:
     )
 
 
-class CompiledKernel:
-    """A launch (``vendor_sdk.Launch``) of one compiled kernel.
+class CompiledFunction:
+    """A launch (``vendor_sdk.Launch``) of a compiled function of the common signature.
 
-    Attributes:
-        address: of its function of the common signature.
+    Args:
+        library: gives what the function stands in; asked when the function is needed, since compilers may still be at work.
+        name: of the function.
     """
 
-    def __init__(self, library: ctypes.CDLL, kernel: LoopKernel) -> None:
-        function = getattr(library, f"flat_{kernel.name}")
-        function.restype = ctypes.c_int32
-        self._function, self._library = function, library
-        self._floats = tuple(s.dtype == torch.float64 for s in kernel.symbols)
-        self._pointers = ctypes.c_void_p * len(kernel.params)
-        self._numbers = ctypes.c_int64 * len(kernel.symbols)
-        self.address: int = ctypes.cast(function, ctypes.c_void_p).value or 0
+    def __init__(self, library: Callable[[], ctypes.CDLL], name: str) -> None:
+        self._library, self._name = library, name
 
-    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int | float]) -> None:
-        numbers = [_bits(value) if is_float else int(value) for value, is_float in zip(symbols, self._floats, strict=True)]
-        status = self._function(self._pointers(*[b.data_ptr() for b in buffers]), self._numbers(*numbers))
+    @functools.cached_property
+    def _function(self) -> Any:
+        function = getattr(self._library(), self._name)
+        function.restype = ctypes.c_int32
+        return function
+
+    @functools.cached_property
+    def address(self) -> int:
+        """Of the function."""
+        return ctypes.cast(self._function, ctypes.c_void_p).value or 0
+
+    def __call__(self, buffers: Sequence[Any], numbers: Sequence[int | float]) -> None:
+        words = [_bits(number) if isinstance(number, float) else int(number) for number in numbers]
+        pointers = [buffer.data_ptr() for buffer in buffers]
+        status = self._function((ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(words))(*words))
         if status:
             raise ERRORS[status]()
+
+
+def kernel_function(library: ctypes.CDLL, kernel: LoopKernel) -> CompiledFunction:
+    """The launch of an emitted kernel, whose text ``flat`` follows."""
+    return CompiledFunction(lambda: library, f"flat_{kernel.name}")
 
 
 def link(given: program.Program) -> program.Entry | None:
     """The program as one callable; ``None`` where a launch is not compiled here or torch's tensors are laid out otherwise."""
     library = _library()
-    if library is None or not all(isinstance(step.launch, CompiledKernel) for step in given.steps):
+    if library is None or not all(isinstance(step.launch, CompiledFunction) for step in given.steps):
         return None
     table = [
         len(given.inputs),

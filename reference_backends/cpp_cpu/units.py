@@ -53,14 +53,14 @@ def library(name: str) -> str:
     return (Path(__file__).parent / name).read_text()
 
 
-def compiled(kernels: Sequence[tuple[LoopKernel, str]]) -> list[launching.CompiledKernel]:
+def compiled(kernels: Sequence[tuple[LoopKernel, str]]) -> list[launching.CompiledFunction]:
     """The kernels with their texts (``KernelText``), compiled and loaded."""
     units = [_unit(kernel, text) for kernel, text in kernels]
     try:
         libraries = _libraries(units)
     except FileNotFoundError:  # Another process pruned the cache between look-up and loading.
         libraries = _libraries(units)
-    return [launching.CompiledKernel(libraries[unit.key], unit.kernel) for unit in units]
+    return [launching.kernel_function(libraries[unit.key], unit.kernel) for unit in units]
 
 
 def _unit(kernel: LoopKernel, text: str) -> Unit:

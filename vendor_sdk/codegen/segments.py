@@ -1,4 +1,4 @@
-"""Native segments: consecutive emitted launches as one ``Program``, which the emitter may link into one call."""
+"""Native segments: consecutive launches as one ``Program``, which the emitter may link into one call."""
 
 from __future__ import annotations
 
@@ -13,8 +13,29 @@ from vendor_sdk.codegen.text import Text
 from vendor_sdk.codegen.values import Arena, InBank, Values, tensor_of
 from vendor_sdk.contract.emitter import Launch
 from vendor_sdk.contract.program import Argument, Buffer, Entry, Number, Offset, Program, Result, Step
-from vendor_sdk.ir.loop import LoopKernel
+from vendor_sdk.ir.index import Int
+from vendor_sdk.ir.loop import LoopKernel, Symbol
 from vendor_sdk.ir.memory import Slot
+
+
+@dataclass(frozen=True)
+class NativeLaunch:
+    """How the wrapper launches a native kernel of the backend.
+
+    Attributes:
+        launch: the compiled kernel.
+        inputs: nodes whose buffers it gets, in order; those of the node's results follow.
+        numbers: what else it gets.
+    """
+
+    launch: Launch
+    inputs: tuple[fx.Node, ...]
+    numbers: tuple[int | float | Int, ...]
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes that it touches; None: unknown."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -31,10 +52,28 @@ class EmittedCall:
     kernel: LoopKernel
     inputs: tuple[fx.Node, ...]
 
+    @property
+    def numbers(self) -> tuple[Symbol, ...]:
+        """The kernel's symbols."""
+        return self.kernel.symbols
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes that it touches; None where sizes are symbolic."""
+        total = 0
+        for param in self.kernel.params:
+            if param.size.value is None:
+                return None
+            total += param.size.value * param.dtype.itemsize
+        return total
+
+
+LaunchedCall = EmittedCall | NativeLaunch
+
 
 @dataclass
 class Segment:
-    """A run of emitted steps.
+    """A run of launches.
 
     Attributes:
         nodes: the steps.
@@ -60,14 +99,14 @@ class Segments:
     Args:
         values: where each value is.
         text: writes sizes.
-        emitted: the launch of each emitted node.
+        launched: the launch of each node that has one.
         seeds: variable of each seed symbol, by node and symbol.
         as_traced, allocate: see ``Program``.
     """
 
     values: Values
     text: Text
-    emitted: Mapping[fx.Node, EmittedCall]
+    launched: Mapping[fx.Node, LaunchedCall]
     seeds: Callable[[fx.Node, str], str]
     as_traced: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
     allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -108,14 +147,18 @@ class _Builder:
         )
 
     def _step(self, node: fx.Node) -> Step:
-        call = self.of.emitted[node]
+        call = self.of.launched[node]
         buffers = [self._operand(source) for source in call.inputs]
         buffers += [self._allocated(slot) for slot in results_of(node)]
-        numbers: list[Number] = []
-        for symbol in call.kernel.symbols:
-            name = self.of.seeds(node, symbol.name) if symbol.role == "seed" else symbol.name
-            numbers.append(self._argument(name, symbol.dtype == torch.float64))
-        return Step(call.launch, tuple(buffers), tuple(numbers))
+        return Step(call.launch, tuple(buffers), tuple(self._number(node, number) for number in call.numbers))
+
+    def _number(self, node: fx.Node, number: Symbol | Int | float) -> Number:
+        if isinstance(number, Symbol):
+            name = self.of.seeds(node, number.name) if number.role == "seed" else number.name
+            return self._argument(name, number.dtype == torch.float64)
+        if isinstance(number, Int):
+            return number.value if number.value is not None else self._argument(self.of.text.index(number), False)
+        return number
 
     def _operand(self, source: fx.Node) -> Buffer:
         values = self.of.values
@@ -163,13 +206,8 @@ class _Builder:
         return Result(tensor.dtype, tuple(map(self._size, tensor.shape)))
 
     def _nbytes(self) -> int | None:
-        total = 0
-        for node in self.nodes:
-            for param in self.of.emitted[node].kernel.params:
-                if param.size.value is None:
-                    return None
-                total += param.size.value * param.dtype.itemsize
-        return total
+        sizes = [self.of.launched[node].nbytes for node in self.nodes]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def results_of(node: fx.Node) -> list[Slot]:
@@ -179,11 +217,11 @@ def results_of(node: fx.Node) -> list[Slot]:
     return [(node, index) for index, tensor in enumerate(values) if tensor is not None]
 
 
-def runs(order: Sequence[fx.Node], emitted: Mapping[fx.Node, Any]) -> list[list[fx.Node]]:
-    """The steps cut into runs of consecutive emitted ones; every other step stands alone."""
+def runs(order: Sequence[fx.Node], launched: Mapping[fx.Node, Any]) -> list[list[fx.Node]]:
+    """The steps cut into runs of consecutive launches; every other step stands alone."""
     found: list[list[fx.Node]] = []
     for node in order:
-        if node in emitted and found and found[-1][0] in emitted:
+        if node in launched and found and found[-1][0] in launched:
             found[-1].append(node)
         else:
             found.append([node])

@@ -11,7 +11,7 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.errors import GraphError
-from vendor_sdk.ir.index import from_size, symbols, to_python
+from vendor_sdk.ir.index import Int, from_size, symbols, to_python
 
 
 class Text:
@@ -40,12 +40,16 @@ class Text:
         """A size, stride or offset: ``int`` or ``torch.SymInt``."""
         if isinstance(value, int):
             return repr(value)
-        names: Iterable[str]
         try:
-            expression = from_size(value)
-            names, text = symbols(expression), to_python(expression)
+            return self.index(from_size(value))
         except ValueError:  # outside the index algebra, as the padded statistics of some attention operators are
-            names, text = torch_private.size_text(value)
+            return self._bound(value, *torch_private.size_text(value))
+
+    def index(self, expression: Int) -> str:
+        """An expression over shape symbols."""
+        return self._bound(expression, symbols(expression), to_python(expression))
+
+    def _bound(self, value: Any, names: Iterable[str], text: str) -> str:
         missing = sorted(set(names) - self.bound)
         if missing:
             raise GraphError(f"size {value} depends on {', '.join(missing)}, which no input of the graph determines")

@@ -17,18 +17,19 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
-from vendor_sdk.codegen.segments import EmittedCall, Segment, Segments, results_of, runs
+from vendor_sdk.codegen.segments import EmittedCall, LaunchedCall, NativeLaunch, Segment, Segments, results_of, runs
 from vendor_sdk.codegen.text import Text
 from vendor_sdk.codegen.values import Arena, InBank, Inside, Values, is_view, tensor_of
 from vendor_sdk.contract.kernel import Kernel
 from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.contract.program import Entry, Program
-from vendor_sdk.ir.index import bounds, from_size, wrap
+from vendor_sdk.ir.index import Int, bounds, from_size, wrap
+from vendor_sdk.ir.loop import Symbol
 from vendor_sdk.ir.memory import Slot
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.transfer import to_device, to_host
 
-__all__ = ["STORAGE_ARGUMENTS", "EmittedCall", "FrameTensor", "Frames", "Runtime", "Wrapper", "generate"]
+__all__ = ["STORAGE_ARGUMENTS", "EmittedCall", "FrameTensor", "Frames", "NativeLaunch", "Runtime", "Wrapper", "generate"]
 
 
 class Runtime(Protocol):
@@ -100,7 +101,7 @@ def generate(
     graph: PrimGraph,
     runtime: Runtime,
     kernels: Mapping[str, Kernel],
-    emitted: Mapping[fx.Node, EmittedCall],
+    launched: Mapping[fx.Node, LaunchedCall],
     host: Callable[[fx.Node], Callable[..., Any]],
     *,
     steps: Sequence[fx.Node],
@@ -113,14 +114,14 @@ def generate(
     Args:
         runtime: allocation, transfers, views and checks for the session's device.
         kernels: the backend's kernels by prim.
-        emitted: how each node on the emitter route is launched.
+        launched: how each emitted node, and each with a native kernel, is launched.
         host: the operator that runs a host node.
         steps: the nodes that run, in order.
         values: the memory plan.
         link: makes one native call of several launches, or declines.
         frames: gives each call its arena.
     """
-    return _Writer(graph, runtime, kernels, emitted, host, steps, values, link, frames).write()
+    return _Writer(graph, runtime, kernels, launched, host, steps, values, link, frames).write()
 
 
 class _Writer:
@@ -129,14 +130,14 @@ class _Writer:
         graph: PrimGraph,
         runtime: Runtime,
         kernels: Mapping[str, Kernel],
-        emitted: Mapping[fx.Node, EmittedCall],
+        launched: Mapping[fx.Node, LaunchedCall],
         host: Callable[[fx.Node], Callable[..., Any]],
         steps: Sequence[fx.Node],
         values: Values,
         link: Callable[[Program], Entry | None],
         frames: Frames,
     ) -> None:
-        self.graph, self.runtime, self.kernels, self.emitted, self.host = graph, runtime, kernels, emitted, host
+        self.graph, self.runtime, self.kernels, self.launched, self.host = graph, runtime, kernels, launched, host
         self.order, self.values, self.link, self.frames = steps, values, link, frames
         self.lines: list[str] = []
         self.nodes: dict[int, Sequence[fx.Node]] = {}
@@ -175,15 +176,15 @@ class _Writer:
     # Segments, and who needs what as a tensor
 
     def _segments(self) -> list[Segment | fx.Node]:
-        """The steps, with consecutive emitted ones linked; each segment knows which memory is new in it."""
+        """The steps, with consecutive launches linked; each segment knows which memory is new in it."""
         builder = Segments(
-            self.values, self.text, self.emitted, self._seed, self.runtime.as_traced, self.runtime.empty, self.allocated
+            self.values, self.text, self.launched, self._seed, self.runtime.as_traced, self.runtime.empty, self.allocated
         )
         found: list[Segment | fx.Node] = []
         self.allocated.update(slot for slot, _ in self.values.banked())
         data_dependent = self.text.bound
-        for run in runs(self.order, self.emitted):
-            if run[0] in self.emitted:
+        for run in runs(self.order, self.launched):
+            if run[0] in self.launched:
                 self.text.bound = data_dependent | self._later_symbols()
                 segment = builder.build(run)
                 segment.entry = self.link(segment.program)
@@ -228,7 +229,7 @@ class _Writer:
         self.frames.want(tensors)
 
     def _reads(self, node: fx.Node) -> list[fx.Node]:
-        call = self.emitted.get(node)
+        call = self.launched.get(node)
         return list(node.all_input_nodes) if call is None else list(call.inputs)
 
     def _seed(self, node: fx.Node, symbol: str) -> str:
@@ -293,7 +294,7 @@ class _Writer:
             for segment in segments
             if isinstance(segment, Segment)
             for node in segment.nodes
-            for source in self.emitted[node].inputs
+            for source in self.launched[node].inputs
             if segment.entry is None or (source, 0) in self.values.users
         }
         for node in self.graph.placeholders:
@@ -306,9 +307,9 @@ class _Writer:
             self._line(f"GIVEN = ({names})")
             self._line(f"{names}= WRITTEN = RT.for_writing(GIVEN, ({strides}))")
         for node in self.order:
-            if node in self.emitted:
-                for symbol in self.emitted[node].kernel.symbols:
-                    if symbol.role == "seed":
+            if node in self.launched:
+                for symbol in self.launched[node].numbers:
+                    if isinstance(symbol, Symbol) and symbol.role == "seed":
                         self._seed(node, symbol.name)
         if self.seeds:
             # In the order of the program, whatever was fused: then so are the random numbers.
@@ -540,13 +541,16 @@ class _Writer:
 
     def _launch(self, node: fx.Node) -> None:
         """One launch from Python."""
-        call = self.emitted[node]
+        call = self.launched[node]
         inputs = [self._value(source) for source in call.inputs]
-        numbers = "".join(
-            f"{self._seed(node, symbol.name) if symbol.role == 'seed' else symbol.name}, " for symbol in call.kernel.symbols
-        )
+        numbers = "".join(f"{self._number_of(node, number)}, " for number in call.numbers)
         launch = self.text.constant(call.launch)
         self._allocate_and_call(node, lambda outs: f"{launch}(({', '.join([*inputs, *outs])},), ({numbers}))")
+
+    def _number_of(self, node: fx.Node, number: Symbol | Int | float) -> str:
+        if isinstance(number, Symbol):
+            return self._seed(node, number.name) if number.role == "seed" else number.name
+        return self.text.index(number) if isinstance(number, Int) else self._value(number)
 
     def _allocate_and_call(self, node: fx.Node, call: Callable[[list[str]], str]) -> None:
         """Allocates the results of ``node``, then fills them."""

@@ -6,8 +6,40 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from vendor_sdk.contract.emitter import Launch
+from vendor_sdk.ir.index import Int
+
 if TYPE_CHECKING:
     import torch
+
+Size = int | Int
+"""A number known while compiling, or an expression over shape symbols."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """Where a native kernel finds a tensor: element ``index`` lies ``offset + sum(index * strides)`` elements behind the first
+    of its buffer. Two operands may lie in one buffer."""
+
+    dtype: torch.dtype
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size
+
+
+@dataclass(frozen=True)
+class NativeCall:
+    """One call of a native kernel, made like a launch of the emitter's, and in one native call with those around it.
+
+    Attributes:
+        launch: ``launch(buffers, numbers)``, of the kind that ``Emitter.compile`` returns.
+        operands: those whose buffers it gets, in order (one may be there twice); buffers of the results follow.
+        numbers: what else it gets. Floats are passed as float64, all others as int64.
+    """
+
+    launch: Launch
+    operands: tuple[Operand, ...]
+    numbers: tuple[Size | float, ...]
 
 
 @dataclass(frozen=True)
@@ -23,11 +55,15 @@ class Kernel:
         destination: when True the SDK allocates the results, contiguous, and passes them first, one argument each; the kernel
             fills them and returns None. When False the kernel returns its results (a tuple for several).
         dtypes: what it is for: a node with a tensor of another dtype takes the backend's other routes. None: any.
+        native: for backends with an emitter on a ``TorchDevice``: the same kernel as a launch of compiled code. Called once for
+            each node, with what ``call`` gets but an ``Operand`` for each tensor (results, which are contiguous, first); views
+            above the operands are in their strides. None, or the answer None: ``call`` runs.
     """
 
     call: Callable[..., Any]
     destination: bool = False
     dtypes: frozenset[torch.dtype] | None = None
+    native: Callable[..., NativeCall | None] | None = None
 
 
 def destination(call: Callable[..., None]) -> Kernel:

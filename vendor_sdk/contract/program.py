@@ -59,9 +59,9 @@ class Step:
     """One launch.
 
     Attributes:
-        launch: what ``Emitter.compile`` returned for the kernel.
-        buffers: in the order of ``LoopKernel.params``.
-        numbers: in the order of ``LoopKernel.symbols``; float64 ones are floats.
+        launch: what ``Emitter.compile`` returned for the kernel, or a native kernel's own (``NativeCall.launch``).
+        buffers: in the order of ``LoopKernel.params``; of a native kernel its operands, then the node's results.
+        numbers: in the order of ``LoopKernel.symbols`` or ``NativeCall.numbers``; float64 ones are floats.
     """
 
     launch: Callable[..., None]
