@@ -338,6 +338,21 @@ def test_compiled_functions(name: str, graphs: list[CompiledGraph]) -> None:
         assert (mine - wanted).abs().max().item() <= allowed
 
 
+def test_repeated_heads_are_read_where_they_lie(graphs: list[CompiledGraph]) -> None:
+    """As transformers repeats the keys and values of a group."""
+
+    def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        repeated = [x[:, :, None].expand(2, 2, 3, 40, 16).reshape(2, 6, 40, 16) for x in (k, v)]
+        return F.scaled_dot_product_attention(q, *repeated, is_causal=True)
+
+    operands = [torch.randn(2, 40, n, 16).transpose(1, 2) for n in (6, 2, 2)]
+    ours = torch.compile(grouped, backend="cpp_cpu")(*operands)
+    torch.testing.assert_close(ours, grouped(*operands))
+    assert kept(graphs) == BOTH[:1]
+    (graph,) = graphs
+    assert (graph.launches, graph.native_calls) == (1, 1)
+
+
 def test_without_gradients(graphs: list[CompiledGraph]) -> None:
     query = torch.randn(2, 3, 40, 16)
     ours = torch.compile(F.scaled_dot_product_attention, backend="cpp_cpu")(query, query, query)

@@ -14,6 +14,7 @@ import torch
 
 from vendor_sdk import torch_private
 from vendor_sdk.prims.bounds import Accumulated
+from vendor_sdk.prims.recognize import recognize_shared_heads
 from vendor_sdk.prims.row import FLOATS, Composite
 from vendor_sdk.prims.samples import Effort, Sample, SampleContext, draw
 from vendor_sdk.prims.widen import cast, computation_dtype, number
@@ -232,6 +233,7 @@ ATTENTION_ROWS: tuple[Composite, ...] = (
         name="scaled_dot_product_attention",
         summary="softmax(scale * query @ key.T + mask) @ value; also the logarithm of each row's sum of exponentials",
         targets={aten._scaled_dot_product_flash_attention_for_cpu.default: attention},
+        recognize=recognize_shared_heads,
         bound=Accumulated(terms=_terms, magnitude=_magnitude, constant=4),
         samples=_samples,
         source="Vaswani et al., Attention Is All You Need, 2017, equation 1",

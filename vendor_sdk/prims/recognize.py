@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from vendor_sdk import torch_private
+
 aten = torch.ops.aten
 
 
@@ -145,3 +147,43 @@ def recognize_cross_entropy(module: fx.GraphModule) -> int:
         users[0].replace_all_uses_with(_insert(node, aten.cross_entropy_loss.default, args, users[0].meta["val"]))
         found += 1
     return found
+
+
+@_pass
+def recognize_shared_heads(module: fx.GraphModule) -> int:
+    """Attention on keys and values that were repeated for each group of queries, ``view(expand(unsqueeze(x, 2)))``, to
+    attention on ``x``: the operator takes fewer heads of keys than of queries."""
+    found = 0
+    for node in _calls(module, aten._scaled_dot_product_flash_attention_for_cpu.default):
+        query, key, value, *rest = _args(node)
+        shared = [_unrepeated(key), _unrepeated(value)]
+        if shared[0] is None or shared[1] is None or _value(shared[0]).shape[1] != _value(shared[1]).shape[1]:
+            continue
+        call = _insert(node, node.target, (query, *shared, *rest), node.meta["val"])
+        call.kwargs = node.kwargs
+        node.replace_all_uses_with(call)
+        found += 1
+    return found
+
+
+def _unrepeated(repeated: Any) -> fx.Node | None:
+    """``x`` of shape (batch, heads, rows, width) of ``view(expand(unsqueeze(x, 2), [batch, heads, times, rows, width]))``."""
+    expanded = _below_copies(_args(repeated)[0]) if _is(repeated, aten.view.default) else None
+    single = _args(expanded)[0] if _is(expanded, aten.expand.default) else None
+    if not _is(single, aten.unsqueeze.default) or _args(single)[1] != 2:
+        return None
+    x: fx.Node = _args(single)[0]
+    batch, heads, *rest = _value(x).shape
+    many = _value(expanded).shape
+    whole = (batch, heads * many[2], *rest)
+    wide = (batch, heads, many[2], *rest)
+    same = [*zip(_value(repeated).shape, whole, strict=False), *zip(many, wide, strict=False)]
+    if len(_value(repeated).shape) != 4 or not all(torch_private.surely_equal(a, b) for a, b in same):
+        return None
+    return x
+
+
+def _below_copies(node: Any) -> Any:
+    while _is(node, aten.clone.default):
+        node = _args(node)[0]
+    return node
