@@ -139,11 +139,15 @@ def gathers(body: Sequence[loop.Stmt], variable: str) -> bool:
     """Whether most of the work is access to elements apart from each other, which vectors do not help."""
     _, inside, varying = hoist(body, variable)
     accesses = [s for s in inside if isinstance(s, loop.Load | loop.Store)]
-    single = [
-        s for s in accesses if not stride_is(s.index, variable, 0, 1) or index.symbols(s.index).keys() & (varying - {variable})
-    ]
+    single = [s for s in accesses if not _together(s, variable) or index.symbols(s.index).keys() & (varying - {variable})]
     raising = [s for s in inside if isinstance(s, loop.Compute) and s.op in LANE_BY_LANE]
     return len(single) + len(raising) > min(6, max(2, len(inside) // 8))
+
+
+def _together(s: loop.Load | loop.Store, variable: str) -> bool:
+    """Whether lanes touch one element, neighbouring ones, or what two vectors give when they are shuffled (``load_second``)."""
+    shuffled = isinstance(s, loop.Load) and s.dtype.itemsize == 4
+    return stride_is(s.index, variable, 0, 1, *((2,) if shuffled else ()))
 
 
 def light(body: Sequence[loop.Stmt]) -> bool:

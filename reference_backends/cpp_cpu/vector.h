@@ -224,6 +224,9 @@ template <class T, class L, class F> INLINE vec<T> per_lane(L live, F f) {
   return load(lane, Full());
 }
 template <class T, class L> INLINE vec<T> load_where(B mask, const T *p, vec<T> other, L live) {
+#if MASKED_MOVES
+  if constexpr (sizeof(T) == 4) return vec<T>((Part<T>)__builtin_ia32_loaddqusi512_mask((const int *)p, (Mask)other.v, (uint16_t)lane_bits(mask & alive(live))));
+#endif
   if (every(mask | !alive(live))) return load(p, live);
   if (!some(mask & alive(live))) return other;
   for (int l = 0; l < live.n; ++l) if (mask[l]) other.set(l, p[l]);
@@ -244,6 +247,46 @@ template <class P> INLINE P shuffle(P a, P b, P take) {
 #else
   return __builtin_shuffle(a, b, take);
 #endif
+}
+// Every second element from p on: `a` begins at p, `b` LANES - 1 elements later, so that nothing behind the last of them is read.
+template <class T> INLINE vec<T> every_second(Mask a, Mask b) {
+  Mask take;
+  for (int l = 0; l < LANES; ++l) take[l] = l < HALF ? 2 * l : 2 * l + 1;
+  return vec<T>((Part<T>)shuffle(a, b, take));
+}
+INLINE void load_both(const void *p, Full, Mask *both) {
+  both[0] = load_pack<Mask>(p);
+  both[1] = load_pack<Mask>((const int32_t *)p + LANES - 1);
+}
+INLINE void load_both(const void *p, Tail t, Mask *both) {
+  both[0] = load_pack<Mask>(p, (int)min_int(2 * t.n - 1, LANES));
+  both[1] = load_pack<Mask>((const int32_t *)p + LANES - 1, 2 * t.n - LANES);
+}
+template <class T, class L> INLINE vec<T> load_second(const T *p, L live) {
+  if constexpr (sizeof(T) == 4) {
+    Mask both[2];
+    load_both(p, live, both);
+    return every_second<T>(both[0], both[1]);
+  } else return per_lane<T>(live, [&](int l) { return p[2 * l]; });
+}
+// Eight bits with a zero behind each.
+INLINE uint32_t spread(uint32_t bits) {
+  bits = (bits | bits << 4) & 0x0f0f;
+  bits = (bits | bits << 2) & 0x3333;
+  return (bits | bits << 1) & 0x5555;
+}
+template <class T, class L> INLINE vec<T> load_second_where(B mask, const T *p, vec<T> other, L live) {
+#if MASKED_MOVES
+  if constexpr (sizeof(T) == 4) {
+    const uint32_t bits = lane_bits(mask & alive(live));
+    const Mask a = __builtin_ia32_loaddqusi512_mask((const int *)p, Mask{}, (uint16_t)spread(bits & 255));
+    const Mask b = __builtin_ia32_loaddqusi512_mask((const int *)p + LANES - 1, Mask{}, (uint16_t)(spread(bits >> HALF) << 1));
+    return select(mask, every_second<T>(a, b), other);
+  }
+#endif
+  if (every(mask | !alive(live))) return load_second(p, live);
+  for (int l = 0; l < live.n; ++l) if (mask[l]) other.set(l, p[2 * l]);
+  return other;
 }
 // Rows of four-byte elements to columns: `to[c * to_pitch + r] = from[r * from_pitch + c]` for LANES rows and columns. In each step,
 // neighbouring blocks of two rows exchange halves.

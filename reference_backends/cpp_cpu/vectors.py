@@ -135,10 +135,14 @@ class Vectors(Statements):
 
     def contiguous(self, position: index.Int) -> bool:
         """Whether neighbouring lanes touch neighbouring elements."""
+        return self.walks(position, 1)
+
+    def walks(self, position: index.Int, by: int) -> bool:
+        """Whether neighbouring lanes touch elements ``by`` apart."""
         if index.symbols(position).keys() & (self.varying - {self.along}):
             return False
         step = index.stride(position, self.along)
-        return step is not None and step == 1
+        return step is not None and step == by
 
     def lanes(self, position: index.Int, *others: str) -> str:
         """Declarations that give a lane's own variable and values their plain names."""
@@ -167,18 +171,19 @@ class Vectors(Statements):
 
     def vector_load(self, s: loop.Load) -> str:
         element = index.to_c(s.index)
-        if not self.contiguous(s.index):
+        step = "" if self.contiguous(s.index) else "_second" if self.walks(s.index, 2) else None
+        if step is None:
             text = f"{s.param}[{element}]"
             if s.mask is None:
                 return self.per_lane(s.dtype, s.index, text)
             assert s.other is not None
             return self.per_lane(s.dtype, s.index, f"{s.mask} ? {text} : {s.other}", s.mask, s.other)
         if s.mask is None:
-            return f"load({s.param} + {self.sum(element)}, live)"
+            return f"load{step}({s.param} + {self.sum(element)}, live)"
         assert s.other is not None
         if s.mask in self.varying:
-            return f"load_where({s.mask}_v, {s.param} + {self.sum(element)}, {self.operand(s.other)}, live)"
-        return f"{s.mask} ? load({s.param} + {self.sum(element)}, live) : {self.operand(s.other)}"
+            return f"load{step}_where({s.mask}_v, {s.param} + {self.sum(element)}, {self.operand(s.other)}, live)"
+        return f"{s.mask} ? load{step}({s.param} + {self.sum(element)}, live) : {self.operand(s.other)}"
 
     def sum(self, element: str) -> str:
         """An index expression as the second operand of a sum."""

@@ -24,14 +24,14 @@ LONGEST = 60
 
 
 def apply(graph: PrimGraph, schedule: Schedule, folds: Callable[[fx.Node], bool]) -> None:
-    """Replaces the members of each group by one call of a ``Fused``, in place. Groups of one prim that reads memory alone stay
-    as they are."""
+    """Replaces the members of each group by one call of a ``Fused``, in place. Groups of one prim that reads memory alone,
+    and all of whose results are read, stay as they are."""
     position = {node: place for place, node in enumerate(graph.graph.nodes)}
     copied = {*schedule.inlined}
     done = {*schedule.inlined}
     for groups in schedule.kernels:
         nodes = [node for group in groups for node in group.members]
-        if len(nodes) > 1 or _reads_inlined(nodes[0], copied, folds):
+        if len(nodes) > 1 or _reads_inlined(nodes[0], copied, folds) or _partly_read(nodes[0]):
             call = _replace(graph, groups, copied, folds, position)
             done |= set(nodes)
             position[call] = max(position[node] for node in nodes)
@@ -40,6 +40,12 @@ def apply(graph: PrimGraph, schedule: Schedule, folds: Callable[[fx.Node], bool]
     _drop(graph, done)
     order(graph, position, folds)
     graph.module.recompile()
+
+
+def _partly_read(node: fx.Node) -> bool:
+    """Whether nobody reads some of a prim's results: a group stores the others alone."""
+    value = node.meta["val"]
+    return isinstance(value, list | tuple) and len({user.args[1] for user in node.users}) < len(tensors_of(value))
 
 
 def _reads_inlined(node: fx.Node, inlined: set[fx.Node], folds: Callable[[fx.Node], bool]) -> bool:
