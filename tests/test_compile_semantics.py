@@ -13,6 +13,7 @@ from torch import nn
 
 from tests.toys import register_toys
 from vendor_sdk.pipeline import recording
+from vendor_sdk.run.compiled import CompiledGraph
 
 BACKENDS = ("toy", "cpp_cpu", "toychip", "onnxruntime")
 
@@ -163,6 +164,38 @@ def test_output_strides_are_the_traced_ones(backend: str) -> None:
     for got, expected in zip(torch.compile(f, backend=backend)(x), f(x), strict=True):
         assert got.stride() == expected.stride()
         torch.testing.assert_close(got, expected)
+
+
+def test_outputs_are_stored_in_the_promised_order() -> None:
+    """By the kernel that computes them, which reads across memory instead; as tensors that may be written to like any other."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.t() + y, y.t().contiguous(), (x.softmax(-1).t() * 2 + y).relu(), x @ y
+
+    x, y = torch.randn(37, 37), torch.randn(37, 37)
+    graphs: list[CompiledGraph] = []
+    torch._dynamo.reset()
+    with recording(graphs.append):
+        got = torch.compile(f, backend="cpp_cpu")(x, y)
+    (graph,) = graphs
+    assert "RT.output" not in graph.wrapper.source
+    for value, expected in zip(got, f(x, y), strict=True):
+        assert (value.stride(), value._is_view()) == (expected.stride(), False)
+        torch.testing.assert_close(value, expected)
+    got[0].mul_(torch.ones(37, requires_grad=True))
+
+    def images(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 2, x.contiguous(memory_format=torch.channels_last) + 1, x.permute(0, 2, 3, 1).contiguous()
+
+    for shape in ((2, 3, 5, 7), (2, 1, 5, 7), (1, 4, 1, 3)):
+        for layout in (torch.contiguous_format, torch.channels_last):
+            for dynamic in (False, True):
+                torch._dynamo.reset()
+                image = torch.randn(shape).contiguous(memory_format=layout)
+                got = torch.compile(images, backend="cpp_cpu", dynamic=dynamic)(image)
+                for value, expected in zip(got, images(image), strict=True):
+                    assert value.stride() == expected.stride()
+                    torch.testing.assert_close(value, expected)
 
 
 def test_strided_inputs(backend: str) -> None:

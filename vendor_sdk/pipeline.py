@@ -4,6 +4,7 @@ capture     Dynamo and AOTAutograd give an ATen graph; it becomes a prim graph  
 normalize   composites recognised, constants folded, equal nodes merged                 normalize/
 legalize    what the backend does not want to see is spelled out                        normalize/legalize.py
 place       who runs each node, with the reason; decompose or host where nobody does    partition/place.py
+            outputs that the caller was promised in another order of memory             partition/outputs.py
 partition   nodes on the graph route join into partitions                               partition/segments.py
 transfer    copies between host and device become nodes                                 partition/transfers.py
 schedule    nodes on the emitter route join into fused groups                           schedule/
@@ -52,6 +53,7 @@ from vendor_sdk.lower.native import LoweredCall, native_call
 from vendor_sdk.normalize.canonicalize import canonicalize, drop_dead
 from vendor_sdk.normalize.decompose import capture_table, prim_table
 from vendor_sdk.normalize.legalize import legalize
+from vendor_sdk.partition.outputs import store_as_promised
 from vendor_sdk.partition.place import place
 from vendor_sdk.partition.segments import join_segments
 from vendor_sdk.partition.transfers import insert_transfers
@@ -139,6 +141,7 @@ def compile_prim_graph(graph: PrimGraph, session: Session, watch: Watch | None =
         watch.stage("legalized", graph)
         placements = place(graph, _Routes(session))
         drop_dead(graph)
+        _store_as_promised(graph, session)
         graph = _after("place", graph, loaded)
         watch.stage("placed", graph)
         if session.graph_compiler is not None:
@@ -258,6 +261,18 @@ def _recognize(graph: PrimGraph, composites: Iterable[str]) -> None:
         if traced is not None:
             dead |= inline(graph, node, PrimGraph(traced), inputs)[1]
     erase(graph, dead)
+
+
+def _store_as_promised(graph: PrimGraph, session: Session) -> None:
+    """Outputs leave a device of its own through transfers; elsewhere the emitter may write them as the caller wants them."""
+    if session.emitter is None or isinstance(session.device, Device):
+        return
+    routes = _Routes(session)
+
+    def emitted(node: fx.Node) -> bool:
+        return routes.route(node, prim_name(node)) is Route.EMITTER
+
+    store_as_promised(graph, emitted)
 
 
 def _schedule(graph: PrimGraph, session: Session) -> Schedule:

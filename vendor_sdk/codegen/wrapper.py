@@ -394,7 +394,22 @@ class _Writer:
             self._line("RT.wrote(GIVEN, WRITTEN)", end)
         self._line("return R", end)
 
+    def _promised(self, node: fx.Node) -> Sequence[Any] | None:
+        """The strides of an output that is a permutation of what a kernel stored for it."""
+        if prim_name(node) != "permute" or list(node.users) != [self.graph.graph.output_node()]:
+            return None
+        for value, layout in zip(self.graph.outputs, self.graph.output_layouts, strict=False):
+            if value is node and layout.strides is not None and self._as_promised(node, layout.strides):
+                return layout.strides
+        return None
+
     def _as_promised(self, value: fx.Node, strides: Sequence[Any]) -> bool:
+        """Whether a value, or what it is a permutation of, is memory of this call that lies in the promised order."""
+        if is_view(value) and prim_name(value) == "permute":
+            source, dims = value.args
+            assert isinstance(source, fx.Node)
+            order = [dim % len(strides) for dim in dims]  # type: ignore[union-attr, operator]
+            return self._as_promised(source, [strides[order.index(dim)] for dim in range(len(strides))])
         slots = self.values.shares.of(value)
         if len(slots) != 1 or not self.values.allocated(slots[0][0]) or is_view(value) or _on_device(value):
             return False
@@ -484,6 +499,9 @@ class _Writer:
         arguments = self.text.arguments(node.args, node.kwargs)
         if _on_device(node):
             self._line(f"{node.name} = RT.view({prim_name(node)!r}, {arguments})", node)
+        elif (strides := self._promised(node)) is not None:
+            lying = f"{self.text.tuple(node.meta['val'].shape)}, {self.text.tuple(strides)}"
+            self._line(f"{node.name} = RT.lying({self._value(node.args[0])}, {lying})", node)
         elif prim_name(node) == "view":
             self._line(f"{node.name} = {self._value(node.args[0])}.reshape({self._value(node.args[1])})", node)
         elif prim_name(node) == "as_strided":

@@ -130,20 +130,25 @@ def _lease(nbytes: int) -> Any:
     return lease
 
 
-def shaped(flat: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor over the bytes of ``flat`` (or of the storage it is at the start of) from byte ``offset``.
+def shaped(
+    flat: torch.Tensor, offset: int, shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """A tensor over the bytes of ``flat`` (or of the storage it is at the start of) from byte ``offset``: with ``strides``, in
+    elements, or contiguous.
 
     No view in the sense of autograd: a tensor of its own on the same storage.
     """
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
+    if strides is None:
+        steps, step = [], 1
+        for size in reversed(shape):
+            steps.append(step)
+            step *= max(size, 1)
+        strides = tuple(reversed(steps))
     start = flat.storage_offset() * flat.dtype.itemsize + offset
     # Tensors made in inference mode could not be written to outside of it, and frames outlive the mode.
     with torch.inference_mode(False):
         empty = torch.empty(0, dtype=dtype, device=flat.device)
-        return empty.set_(flat.untyped_storage(), start // dtype.itemsize, shape, tuple(reversed(strides)))
+        return empty.set_(flat.untyped_storage(), start // dtype.itemsize, shape, strides)
 
 
 def warm_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -34,6 +34,7 @@ class Runtime(Protocol):
     def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> Any: ...
     def output(self, value: Any, strides: Shape, fresh: bool) -> torch.Tensor: ...
     def part(self, owner: torch.Tensor, offset: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor: ...
+    def lying(self, value: torch.Tensor, shape: Shape, strides: Shape) -> torch.Tensor: ...
     def bank(self, nbytes: int, *parts: tuple[int, Shape, torch.dtype]) -> list[torch.Tensor]: ...
     def own(self, value: Any, *operands: torch.Tensor) -> Any: ...
     def seeds(self, count: int) -> list[int]: ...
@@ -57,6 +58,10 @@ class TorchRuntime:
     def part(self, owner: torch.Tensor, offset: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
         """A contiguous tensor inside the memory of ``owner``, from byte ``offset``: for values that live before ``owner``'s."""
         return shaped(owner, offset, shape, dtype)
+
+    def lying(self, value: torch.Tensor, shape: Shape, strides: Shape) -> torch.Tensor:
+        """The memory of a contiguous tensor as one that lies otherwise; no view in the sense of autograd."""
+        return shaped(value, 0, shape, value.dtype, strides)
 
     def bank(self, nbytes: int, *parts: tuple[int, Shape, torch.dtype]) -> list[torch.Tensor]:
         """Flat memory, then contiguous tensors in it, each (offset, shape, dtype) with a storage of its own; the memory is free
@@ -138,7 +143,9 @@ class TorchRuntime:
     def output(self, value: torch.Tensor, strides: Shape, fresh: bool) -> torch.Tensor:
         """An output with the promised strides, in storage of its own when ``fresh``."""
         if value.stride() != strides:
-            return _with_strides(value, strides)
+            # Where a dimension of one element lies makes no difference.
+            same = all(size == 1 or a == b for size, a, b in zip(value.shape, value.stride(), strides, strict=True))
+            return self.lying(value, tuple(value.shape), strides) if same and not fresh else _with_strides(value, strides)
         return (
             torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value) if fresh else value
         )
@@ -237,6 +244,9 @@ class OwnMemoryRuntime:
 
     def part(self, owner: torch.Tensor, offset: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
         raise AssertionError("device values have allocations of their own")
+
+    def lying(self, value: torch.Tensor, shape: Shape, strides: Shape) -> torch.Tensor:
+        return self.host.lying(value, shape, strides)
 
     def bank(self, nbytes: int, *parts: tuple[int, Shape, torch.dtype]) -> list[torch.Tensor]:
         raise AssertionError("device values have allocations of their own")
