@@ -6,7 +6,7 @@ along memory: the factors' along whichever of their variables the loads are cont
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,10 @@ SHORT = 64
 """Steps below which the product of a matrix and a vector is left to the plain reduction."""
 LONG = 64
 """Elements of a stretch beyond which a longer one is no better."""
+PACK = 16
+"""Products of a left factor's element in whose time it is packed."""
+STRETCH = 128
+"""Steps that must lie at one distance for a factor to be read where it lies: blocks of the sum end where they do."""
 
 Access = type[loop.Load] | type[loop.Store]
 Run = Callable[[str, str], None]
@@ -54,7 +58,7 @@ def write(text: KernelText, c: contraction.Contraction) -> None:
     text.kernel = replace(kernel, scratch=(*kernel.scratch, *given))
     text.out.open("")
     if c.is_matrix_product:
-        _matrices(text, _oriented(c))
+        _matrices(text, _oriented(c, text.symbols))
     else:
         _vector(text, c)
     text.out.close()
@@ -72,7 +76,7 @@ def _ease(body: Sequence[loop.Stmt], ranges: Sequence[loop.Range], access: Acces
     return length / min(costs, default=1)
 
 
-def _oriented(c: contraction.Contraction) -> contraction.Contraction:
+def _oriented(c: contraction.Contraction, symbols: Container[str]) -> contraction.Contraction:
     """The factors exchanged where that fills tiles better, or where results lie along the left factor's variables."""
     rows, columns, steps = (contraction.sizes(r).value for r in (c.m, c.n, c.k))
     along_rows, along_columns = (_ease(c.epilogue, r, loop.Store) for r in (c.rows, c.columns))
@@ -80,18 +84,23 @@ def _oriented(c: contraction.Contraction) -> contraction.Contraction:
         return c.exchanged() if along_rows > along_columns else c
     # Results finished across memory cost one lane after the other, as if for so many more steps of the sum.
     apart = 16 * len(c.epilogue) / max(steps or 1, 1)
-    as_it_is = _tiled(rows, columns) * (1 + (apart if along_rows > along_columns else 0))
-    other_way = _tiled(columns, rows) * (1 + (apart if along_columns > along_rows else 0))
+    as_it_is = _tiled(rows, columns) * (1 + (apart if along_rows > along_columns else 0) + _packed(c.left, columns, symbols))
+    other_way = _tiled(columns, rows) * (1 + (apart if along_columns > along_rows else 0) + _packed(c.right, rows, symbols))
     return c.exchanged() if other_way < as_it_is else c
+
+
+def _packed(left: contraction.Factor, columns: int, symbols: Container[str]) -> float:
+    """What packing the left factor adds to the products with it, as a part of them."""
+    return 0 if _lie(left, symbols) is not None else PACK / columns
 
 
 def _tiled(rows: int, columns: int) -> float:
     """Products computed for a result of this size in tiles of AVX-512, as a measure of time."""
-    panels, rest = divmod(rows, 14)
-    whole, tail = divmod(columns, 32)
-    # A tile of few rows waits for its own sums; one of a single vector has half the arithmetic to its loads.
-    height = panels * 14 + (max(rest, 4) if rest else 0)
-    width = whole * 32 + (0 if not tail else 20 if tail <= 16 else 32)
+    panels, rest = divmod(rows, 7)
+    whole, tail = divmod(columns, 64)
+    # A tile of few rows waits for its columns, one of few columns for its rows.
+    height = panels * 7 + (max(rest, 3) if rest else 0)
+    width = whole * 64 + (0 if not tail else 24 if tail <= 16 else (tail + 15) // 16 * 16)
     return height * width
 
 
@@ -165,27 +174,51 @@ def _fill(text: KernelText, c: contraction.Contraction, f: contraction.Factor, k
         _runs(text, inner.ranges, inner.first, inner.count, _stretch(text, f, inner.ranges, window))
         walk.close()
     _close(text)
-    address = _address(text, c, f, kind) if along else ""
+    address = _address(text, c, f, kind)
     return f"{{&{fill}, fill_with<decltype({fill}), {kind}>, {'true' if along else 'false'}{address}}}"
 
 
-def _address(text: KernelText, c: contraction.Contraction, f: contraction.Factor, kind: str) -> str:
-    """Writes the lambda that tells where a factor lies that is a tensor along the steps of the sum, and gives the rest of the
-    text of its ``Factor``; "" for any other."""
+@dataclass(frozen=True)
+class _Lie:
+    """How a factor lies that is a tensor as it stands: rows and steps of the sum are ``row`` and ``step`` elements apart, steps for
+    ``stretch`` of them. One of the two distances is 1."""
+
+    row: index.Int
+    step: index.Int
+    stretch: index.Int
+
+
+def _lie(f: contraction.Factor, symbols: Container[str]) -> _Lie | None:
+    """None for a factor that is computed, or that lies otherwise; ``symbols`` are those that the kernel knows."""
     load = f.body[0]
-    if len(f.body) > 1 or not isinstance(load, loop.Load) or load.mask or len(f.free) != 1 or len(f.reduced) != 1:
+    if len(f.body) > 1 or not isinstance(load, loop.Load) or load.mask or len(f.free) != 1 or not f.reduced:
+        return None
+    last = f.reduced[-1]
+    row, step = index.stride(load.index, f.free[0].var), index.stride(load.index, last.var)
+    if row is None or step is None or 1 not in (row.value, step.value):
+        return None
+    if len(f.reduced) > 1 and (last.size.value is None or last.size.value < STRETCH):
+        return None
+    known = all(name in symbols for distance in (row, step) for name in index.symbols(distance))
+    return _Lie(row, step, last.size) if known else None
+
+
+def _address(text: KernelText, c: contraction.Contraction, f: contraction.Factor, kind: str) -> str:
+    """Writes the lambda that tells where a factor lies that is a tensor as it stands, and gives the rest of the text of its
+    ``Factor``; "" for any other."""
+    lie, load = _lie(f, text.symbols), f.body[0]
+    if lie is None:
         return ""
-    (row,), (step,) = f.free, f.reduced
-    along, distance = index.stride(load.index, step.var), index.stride(load.index, row.var)
-    if along is None or along.value != 1 or distance is None or not index.symbols(distance).keys() <= text.symbols.keys():
-        return ""
+    assert isinstance(load, loop.Load)
     address = text.fresh("address")
     text.out.open(f"const auto {address} = [=](int64_t batch, int64_t first, int64_t from)")
     _split(text, "batch", c.batch)
-    text.out(f"const int64_t {row.var} = first, {step.var} = from;")
+    text.out(f"const int64_t {f.free[0].var} = first;")
+    _split(text, "from", f.reduced)
     text.out(f"return {load.param} + ({index.to_c(load.index)});")
     text.out.close(after=";")
-    return f", address_with<decltype({address}), {kind}>, &{address}, {index.to_c(distance)}"
+    distances = f"{index.to_c(lie.row)}, {index.to_c(lie.step)}, max_int({index.to_c(lie.stretch)}, 1)"
+    return f", address_with<decltype({address}), {kind}>, &{address}, {distances}"
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 // A kernel's generated part fills blocks of its two factors, whatever they are computed from, and finishes tiles of the result;
 // everything between is here, and is compiled once for each element type, however many products a graph has.
 //
-// The left factor is packed once, in panels of `rows` rows, and shared by all threads; each thread then takes panels of columns,
-// packs a block of the right factor that fits its first cache levels, and runs it against all panels of the left one. Every
-// element of the result is summed in one order, whatever the number of threads.
+// The left factor is read where it lies when it is a tensor along its rows or along the sum; a factor that is computed is packed in
+// panels, shared by all threads. Each thread takes panels of columns, packs a block of the right factor that fits its first cache
+// levels, and runs it against all panels of the left one. What a thread packs and sums is on its stack. Every element of the result
+// is summed in one order, whatever the number of threads.
 
 #if defined __AVX512F__
-enum { VECTOR_BYTES = 64, TILE_ROWS = 14, TILE_VECTORS = 2 };
+enum { VECTOR_BYTES = 64, TILE_ROWS = 7, TILE_VECTORS = 4 };
 #elif defined __AVX2__ && defined __FMA__
 enum { VECTOR_BYTES = 32, TILE_ROWS = 6, TILE_VECTORS = 2 };
 #else
@@ -42,10 +43,16 @@ template <> SPECIALISED Floats multiply_add(Floats a, Floats b, Floats c) { retu
 template <> SPECIALISED Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return (Doubles)__builtin_ia32_vfmaddpd256(a, b, c); }
 #endif
 
-// tile[i][j] = (fresh ? 0 : tile[i][j]) + the sum of a[.][i] * b[.][j] over `k` steps, for a tile of M rows and N vectors. Sums of
+// Where the rows of a left tile are: row r, step s at data[r * row + s * step]; `rows` of them, those beyond are anything.
+template <class T> struct Tile {
+  const T *data;
+  int64_t row, step, rows;
+};
+
+// tile[i][j] = (fresh ? 0 : tile[i][j]) + the sum of a[i][.] * b[.][j] over `k` steps, for a tile of M rows and N vectors. Sums of
 // sums: the rounding errors of a long sum grow with its blocks instead of with its terms.
 template <class T, int M, int N>
-static __attribute__((noinline)) void tile_product(const T *RESTRICT a, int64_t stride, const T *RESTRICT b, int64_t k, T *RESTRICT tile, bool fresh) {
+static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RESTRICT b, int64_t k, T *RESTRICT tile, bool fresh) {
   typedef typename Lane<T>::Vector V;
   enum { L = Lane<T>::COUNT };
   V sum[M][N];
@@ -53,13 +60,17 @@ static __attribute__((noinline)) void tile_product(const T *RESTRICT a, int64_t 
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) sum[i][j] = V{};
-  for (; k > 0; --k, a += stride, b += N * L) {
+  const T *row[M];
+#pragma GCC unroll 32
+  for (int i = 0; i < M; ++i) row[i] = a.data + (i < a.rows ? i : 0) * a.row;
+  const int64_t step = a.step;
+  for (int64_t at = 0; k > 0; --k, at += step, b += N * L) {
     V right[N];
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) right[j] = *(const V *)(b + j * L);
 #pragma GCC unroll 32
     for (int i = 0; i < M; ++i) {
-      const V left = a[i] - V{};
+      const V left = row[i][at] - V{};
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) sum[i][j] = multiply_add(left, right[j], sum[i][j]);
     }
@@ -151,10 +162,11 @@ template <class T> struct Factor {
   const void *context;
   void (*fill)(const void *context, int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, T *to, int64_t pitch);
   bool along;
-  // Where the factor is a tensor that lies along the sum: the address of a row's step `from`, rows being `distance` apart. Or null.
+  // Where the factor is a tensor whose rows or steps lie together: the address of row `first`, step `from`. Or null. Rows are `row`
+  // apart and steps `step`, for as long as `from` stays below the same multiple of `stretch`.
   const T *(*address)(const void *context, int64_t batch, int64_t first, int64_t from);
   const void *address_context;
-  int64_t distance;
+  int64_t row, step, stretch;
 };
 
 template <class T> struct Product {
@@ -163,10 +175,11 @@ template <class T> struct Product {
   const void *context;
   // Computes the results of a tile at (row, column) from sums[r * pitch + c].
   void (*finish)(const void *context, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *sums, int64_t pitch);
-  int64_t rows;  // Of a tile.
-  // Tiles of TILE_VECTORS vectors and of one, and the same with as few rows as the last ones have.
-  void (*wide)(const T *, int64_t, const T *, int64_t, T *, bool), (*last_wide)(const T *, int64_t, const T *, int64_t, T *, bool);
-  void (*narrow)(const T *, int64_t, const T *, int64_t, T *, bool), (*last_narrow)(const T *, int64_t, const T *, int64_t, T *, bool);
+  int64_t rows;    // Of a tile.
+  int64_t narrow;  // Columns of a narrow one.
+  // Tiles of TILE_VECTORS vectors and of fewer, and the same with as few rows as the last ones have.
+  void (*wide)(const Tile<T> &, const T *, int64_t, T *, bool), (*last_wide)(const Tile<T> &, const T *, int64_t, T *, bool);
+  void (*slim)(const Tile<T> &, const T *, int64_t, T *, bool), (*last_slim)(const Tile<T> &, const T *, int64_t, T *, bool);
 };
 
 template <class F, class T>
@@ -182,19 +195,30 @@ static void finish_with(const void *f, int64_t batch, int64_t row, int64_t rows,
   (*(const F *)f)(batch, row, rows, column, columns, sums, pitch);
 }
 
-// Rows of a tile, and of the last one, where the number of rows is known: few panels are of equal height, many of the greatest.
-constexpr int tile_rows(int64_t m) {
-  const int64_t panels = (m + TILE_ROWS - 1) / TILE_ROWS;
-  return m <= 0 ? 1 : panels <= 8 ? (int)((m + panels - 1) / panels) : TILE_ROWS;
+// Rows of a tile, and of the last one, where the number of rows is known: those that compute least in vain. A tile of fewer than
+// three rows waits for its columns.
+constexpr int last_of(int64_t m, int rows) { return (int)(m - (m - 1) / rows * rows); }
+constexpr int64_t cost_of(int64_t m, int rows) {
+  const int last = last_of(m, rows), height = rows < 3 ? 3 : rows;
+  return 10 * ((m - 1) / rows * height + (last < 3 ? 3 : last)) + (m + rows - 1) / rows;
 }
-constexpr int last_rows(int64_t m) { return m <= 0 ? 1 : (int)(m - (m - 1) / tile_rows(m) * tile_rows(m)); }
-constexpr int64_t WIDE = TILE_VECTORS * VECTOR_BYTES;
+constexpr int tile_rows(int64_t m) {
+  if (m <= TILE_ROWS) return m <= 0 ? 1 : (int)m;
+  int best = TILE_ROWS;
+  for (int rows = TILE_ROWS - 1; rows > TILE_ROWS / 2; --rows)
+    if (cost_of(m, rows) < cost_of(m, best)) best = rows;
+  return best;
+}
+constexpr int last_rows(int64_t m) { return m <= 0 ? 1 : last_of(m, tile_rows(m)); }
 // Tiles for m rows and n columns, -1 where that is known only at run time.
 template <int64_t M, int64_t N, class T> static void use_tiles(Product<T> &p) {
-  constexpr int rows = tile_rows(M), last = last_rows(M);
-  constexpr bool has_narrow = N < 0 || (N % (WIDE / (int)sizeof(T)) > 0 && N % (WIDE / (int)sizeof(T)) <= Lane<T>::COUNT);
+  constexpr int rows = tile_rows(M), last = last_rows(M), width = TILE_VECTORS * Lane<T>::COUNT;
+  constexpr int slim = N < 0 ? TILE_VECTORS / 2 : (int)((N % width + Lane<T>::COUNT - 1) / Lane<T>::COUNT);
   p.rows = rows, p.wide = tile_product<T, rows, TILE_VECTORS>, p.last_wide = tile_product<T, last, TILE_VECTORS>;
-  if constexpr (has_narrow) p.narrow = tile_product<T, rows, 1>, p.last_narrow = tile_product<T, last, 1>;
+  if constexpr (slim > 0 && slim < TILE_VECTORS) {
+    p.narrow = slim * Lane<T>::COUNT;
+    p.slim = tile_product<T, rows, slim>, p.last_slim = tile_product<T, last, slim>;
+  }
 }
 // The tile that wastes least, for a number of rows known only at run time.
 template <int64_t N, class T> static void choose_tiles(Product<T> &p) {
@@ -206,28 +230,12 @@ template <int64_t N, class T> static void choose_tiles(Product<T> &p) {
 
 INLINE int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
-// Memory that a thread keeps from call to call: freshly mapped pages would cost more than the packing itself.
-struct Workspace {
-  char *memory = nullptr;
-  int64_t bytes = 0;
-  void *get(int64_t wanted) {
-    if (wanted > bytes) {
-      free(memory);
-      bytes = parts(wanted, 1 << 16) * (1 << 16);
-      memory = (char *)aligned_alloc(64, bytes);
-      if (!memory) bytes = 0;
-    }
-    return memory;
-  }
-  ~Workspace() { free(memory); }
-};
-static thread_local Workspace workspace;
-
 enum : int64_t {
-  DEPTH = 512,                  // Steps of the sum in one block of the right factor.
+  DEPTH = 256,                  // Steps of the sum in one block of the right factor.
+  HEIGHT = 512,                 // Rows whose sums a thread keeps while it goes through the blocks.
   STRIP = 128,                  // Steps that are filled before they are transposed.
-  LEFT_BYTES = 4 << 20,         // Of packed left factor.
-  SUM_BYTES = 4 << 20,          // Of sums so far.
+  LEFT_BYTES = 2 << 20,         // Of packed left factor.
+  SUM_BYTES = 2 << 20,          // Of sums of all rows and columns so far, while parts of the left factor are packed.
   PARALLEL_PRODUCTS = 1 << 17,  // Fewer are not worth other threads.
   SEPARATE_PRODUCTS = 1 << 28,  // Of a batch that one thread may take alone.
 };
@@ -247,12 +255,12 @@ static __attribute__((noinline)) void pack(const Factor<T> &factor, int64_t batc
   for (int64_t group = 0; group < width; group += L) {
     const int64_t rows = max_int(0, min_int(count - group, L));
     int64_t start = 0;
-    if (factor.address && rows == L) {
+    if (factor.address && factor.step == 1 && factor.stretch - from % factor.stretch >= depth && rows == L) {
       const T *source = factor.address(factor.address_context, batch, first + group, from);
       for (; start + L <= depth; start += L) {
         V block[L];
 #pragma GCC unroll 64
-        for (int r = 0; r < L; ++r) block[r] = *(const Unaligned *)(source + r * factor.distance + start);
+        for (int r = 0; r < L; ++r) block[r] = *(const Unaligned *)(source + r * factor.row + start);
         exchange_rows<L / 2, L>(block);
 #pragma GCC unroll 64
         for (int r = 0; r < L; ++r) *(Unaligned *)(to + (start + r) * width + group) = block[r];
@@ -279,87 +287,129 @@ static __attribute__((noinline)) void pack(const Factor<T> &factor, int64_t batc
   }
 }
 
-// One batch's product, in blocks of the left factor. `Team`: all threads of the enclosing parallel region work on it together, with
-// panels of columns cut into groups of rows where there are too few of them for all; 0 threads otherwise.
+// One batch's product, in blocks of the left factor: `height` panels of rows, and where it is packed, `depth` steps. The panels of
+// columns of a block are tasks, cut into `groups` of rows where there are too few of them for all threads.
 template <class T> struct Blocks {
   const Product<T> &p;
-  int64_t panels, stride, height, depth, columns, groups;
+  int64_t panels, height, depth, columns, groups, block, unit;
+  int64_t pitch, per_group;  // Of packed rows: panels share a group of whole vectors.
   T *left, *sums;
 
   enum { L = Lane<T>::COUNT, WIDTH = L * TILE_VECTORS };
 
   Blocks(const Product<T> &product, int64_t threads) : p(product) {
-    panels = parts(p.m, p.rows);
-    stride = parts(p.rows, L) * L;
-    columns = parts(p.n, WIDTH);
-    // The left factor in blocks that fit: of some steps for all rows, where the sums so far can be kept, so that the right factor is
-    // packed once; of all steps for some rows otherwise.
-    const int64_t step_bytes = stride * (int64_t)sizeof(T), steps = max_int(p.k, 1);
-    height = p.m * p.n * (int64_t)sizeof(T) <= SUM_BYTES ? panels : max_int(LEFT_BYTES / (steps * step_bytes), 8);
-    height = parts(panels, parts(panels, min_int(height, panels)));
-    depth = parts(p.k, parts(steps, max_int(LEFT_BYTES / (height * step_bytes), DEPTH)));
+    panels = parts(p.m, p.rows), columns = parts(p.n, WIDTH);
+    per_group = max_int(L / p.rows, 1), pitch = parts(p.rows, L) * L;
+    const int64_t steps = max_int(p.k, 1);
+    unit = direct() ? min_int(p.left.stretch, steps) : steps;
+    depth = steps, height = panels;
+    if (!direct()) {
+      // Packed, of some steps for all rows, where the sums so far can be kept, so that the right factor is packed once; of all steps
+      // for some rows otherwise.
+      const int64_t step_bytes = pitch * (int64_t)sizeof(T), all = parts(panels, per_group);
+      if (p.m * p.n * (int64_t)sizeof(T) > SUM_BYTES)
+        height = min_int(panels, max_int(LEFT_BYTES / (steps * step_bytes), 4) * per_group);
+      else depth = parts(steps, parts(steps, max_int(LEFT_BYTES / (all * step_bytes), DEPTH)));
+    }
+    block = parts(unit, parts(unit, DEPTH));
+    if (block < steps && !split()) height = min_int(height, max_int(HEIGHT / p.rows, 1));
+    height = parts(panels, parts(panels, height));
+    if (!direct()) height = min_int(parts(height, per_group) * per_group, parts(panels, per_group) * per_group);
     groups = columns >= 4 * threads ? 1 : min_int(height, parts(4 * threads, columns));
   }
 
   static int64_t lines(int64_t elements) { return parts(elements * (int64_t)sizeof(T), 64) * 64; }
-  int64_t left_bytes() const { return lines(height * stride * depth); }
+  bool direct() const { return p.left.address; }
   bool split() const { return depth < p.k; }
+  int64_t left_bytes() const { return direct() ? 0 : lines(parts(height, per_group) * pitch * depth); }
   int64_t shared_bytes() const { return left_bytes() + (split() ? lines(height * columns * p.rows * WIDTH) : 0); }
-  int64_t own_bytes() const { return lines(DEPTH * WIDTH + parts(height, groups) * p.rows * WIDTH); }
+  // Of a block of the right factor, and of the tiles that are summed over several blocks.
+  int64_t own_bytes() const {
+    const int64_t tiles = split() ? 0 : block < p.k ? parts(height, groups) : 1;
+    return lines(min_int(block, depth) * WIDTH + tiles * p.rows * WIDTH);
+  }
   void use(char *memory) { left = (T *)memory, sums = (T *)(memory + left_bytes()); }
 
-  void pack_left(int64_t batch, int64_t first_panel, int64_t panel, int64_t from, int64_t steps) const {
-    const int64_t row = (first_panel + panel) * p.rows;
-    pack(p.left, batch, row, min_int(p.rows, p.m - row), stride, from, steps, left + panel * stride * steps);
+  void pack_left(int64_t batch, int64_t first_panel, int64_t group, int64_t from, int64_t steps) const {
+    const int64_t row = (first_panel + group * per_group) * p.rows;
+    pack(p.left, batch, row, min_int(per_group * p.rows, p.m - row), pitch, from, steps, left + group * pitch * steps);
+  }
+
+  Tile<T> tile_at(int64_t batch, int64_t first_panel, int64_t panel, int64_t from, int64_t steps, int64_t start) const {
+    const int64_t row = (first_panel + panel) * p.rows, rows = min_int(p.rows, p.m - row);
+    if (direct()) return {p.left.address(p.left.address_context, batch, row, from + start), p.left.row, p.left.step, rows};
+    return {left + panel / per_group * pitch * steps + start * pitch + panel % per_group * p.rows, 1, pitch, rows};
   }
 
   // Panels [begin, end) of the left block against one panel of columns.
   void multiply(int64_t batch, int64_t first_panel, int64_t begin, int64_t end, int64_t column, int64_t from, int64_t steps, T *own) const {
-    T *const right = own, *const own_sums = own + DEPTH * WIDTH;
-    const int64_t first = column * WIDTH, count = min_int(WIDTH, p.n - first), width = count <= L ? L : WIDTH;
-    const auto product = count <= L ? p.narrow : p.wide, last_product = count <= L ? p.last_narrow : p.last_wide;
+    T *const right = own, *const own_sums = own + min_int(block, depth) * WIDTH;
+    const int64_t first = column * WIDTH, count = min_int(WIDTH, p.n - first), width = count <= p.narrow ? p.narrow : WIDTH;
+    const auto product = count <= p.narrow ? p.slim : p.wide, last_product = count <= p.narrow ? p.last_slim : p.last_wide;
     T *const tiles = split() ? sums + (column * height + begin) * p.rows * WIDTH : own_sums;
+    const int64_t apart = split() || block < p.k ? p.rows * WIDTH : 0;
     const bool last = from + steps >= p.k;
-    if (steps <= 0) __builtin_memset(tiles, 0, (end - begin) * p.rows * WIDTH * sizeof(T));
-    const int64_t block = max_int(parts(steps, max_int(parts(steps, DEPTH), 1)), 1);
-    for (int64_t start = 0; start < steps || start == 0; start += block) {
-      const int64_t length = min_int(block, steps - start);
-      if (length) pack(p.right, batch, first, count, width, from + start, length, right);
+    if (steps <= 0) __builtin_memset(tiles, 0, p.rows * WIDTH * sizeof(T));
+    for (int64_t start = 0, length; start < steps || start == 0; start += length) {
+      length = min_int(min_int(block, steps - start), unit - (from + start) % unit);
+      if (steps > 0) pack(p.right, batch, first, count, width, from + start, length, right);
       for (int64_t panel = begin; panel < end; ++panel) {
-        T *const tile = tiles + (panel - begin) * p.rows * WIDTH;
+        T *const tile = tiles + (panel - begin) * apart;
         const auto run = first_panel + panel + 1 < panels ? product : last_product;
-        if (length) run(left + panel * stride * steps + start * stride, stride, right, length, tile, from + start == 0);
+        if (steps > 0) run(tile_at(batch, first_panel, panel, from, steps, start), right, length, tile, from + start == 0);
         if (last && start + length >= steps) {
           const int64_t row = (first_panel + panel) * p.rows;
           p.finish(p.context, batch, row, min_int(p.rows, p.m - row), first, count, tile, width);
         }
       }
+      if (steps <= 0) break;
     }
   }
 
+  // Task `number` of a block of rows.
+  void task(int64_t batch, int64_t first_panel, int64_t number, int64_t from, int64_t steps, T *own) const {
+    const int64_t here = min_int(height, panels - first_panel), share = parts(here, groups), begin = number % groups * share;
+    if (begin < here) multiply(batch, first_panel, begin, min_int(begin + share, here), number / groups, from, steps, own);
+  }
+
   template <bool Team> void run(int64_t batch, T *own) const {
+    const int64_t tasks = columns * groups;
+    if (direct()) {
+      const int64_t all = parts(panels, height) * tasks;
+      if (Team) {
+#pragma omp for schedule(dynamic) nowait
+        for (int64_t number = 0; number < all; ++number) task(batch, number / tasks * height, number % tasks, 0, p.k, own);
+      } else {
+        for (int64_t number = 0; number < all; ++number) task(batch, number / tasks * height, number % tasks, 0, p.k, own);
+      }
+      return;
+    }
     for (int64_t first_panel = 0; first_panel < panels; first_panel += height) {
-      const int64_t here = min_int(height, panels - first_panel), share = parts(here, groups);
+      const int64_t packed = parts(min_int(height, panels - first_panel), per_group);
       for (int64_t from = 0; from < p.k || from == 0; from += max_int(depth, 1)) {
         const int64_t steps = min_int(depth, p.k - from);
         if (Team) {
 #pragma omp for schedule(dynamic)
-          for (int64_t panel = 0; panel < here; ++panel) pack_left(batch, first_panel, panel, from, steps);
+          for (int64_t group = 0; group < packed; ++group) pack_left(batch, first_panel, group, from, steps);
 #pragma omp for schedule(dynamic)
-          for (int64_t task = 0; task < columns * groups; ++task) {
-            const int64_t begin = task % groups * share;
-            if (begin < here)
-              multiply(batch, first_panel, begin, min_int(begin + share, here), task / groups, from, steps, own);
-          }
+          for (int64_t number = 0; number < tasks; ++number) task(batch, first_panel, number, from, steps, own);
         } else {
-          for (int64_t panel = 0; panel < here; ++panel) pack_left(batch, first_panel, panel, from, steps);
-          for (int64_t column = 0; column < columns; ++column)
-            multiply(batch, first_panel, 0, here, column, from, steps, own);
+          for (int64_t group = 0; group < packed; ++group) pack_left(batch, first_panel, group, from, steps);
+          for (int64_t number = 0; number < tasks; ++number) task(batch, first_panel, number, from, steps, own);
         }
       }
     }
   }
 };
+
+// Memory for the packed left factor, while it is needed.
+struct Shared {
+  char *memory;
+  explicit Shared(int64_t bytes) : memory((char *)aligned_alloc(64, max_int(bytes, 64))) {}
+  ~Shared() { free(memory); }
+};
+
+INLINE char *aligned_to_line(void *memory) { return (char *)(((__UINTPTR_TYPE__)memory + 63) / 64 * 64); }
 
 template <class T> static int32_t matrix_product(const Product<T> &p) {
   if (p.batches <= 0 || p.m <= 0 || p.n <= 0) return OK;
@@ -371,23 +421,24 @@ template <class T> static int32_t matrix_product(const Product<T> &p) {
     bool failed = false;
 #pragma omp parallel firstprivate(blocks) num_threads(threads) if (threads > 1)
     {
-      char *const memory = (char *)workspace.get(blocks.shared_bytes() + blocks.own_bytes());
-      blocks.use(memory);
+      const Shared shared(blocks.shared_bytes());
+      T *const own = (T *)aligned_to_line(__builtin_alloca(blocks.own_bytes() + 64));
+      blocks.use(shared.memory);
 #pragma omp for schedule(dynamic)
       for (int64_t batch = 0; batch < p.batches; ++batch) {
-        if (memory) blocks.template run<false>(batch, (T *)(memory + blocks.shared_bytes()));
+        if (shared.memory) blocks.template run<false>(batch, own);
         else failed = true;
       }
     }
     return failed ? OUT_OF_MEMORY : OK;
   }
   Blocks<T> blocks(p, threads);
-  char *const memory = (char *)workspace.get(blocks.shared_bytes() + threads * blocks.own_bytes());
-  if (!memory) return OUT_OF_MEMORY;
-  blocks.use(memory);
+  const Shared shared(blocks.shared_bytes());
+  if (!shared.memory) return OUT_OF_MEMORY;
+  blocks.use(shared.memory);
 #pragma omp parallel num_threads(threads)
   {
-    T *const own = (T *)(memory + blocks.shared_bytes() + omp_get_thread_num() * blocks.own_bytes());
+    T *const own = (T *)aligned_to_line(__builtin_alloca(blocks.own_bytes() + 64));
     for (int64_t batch = 0; batch < p.batches; ++batch) blocks.template run<true>(batch, own);
   }
   return OK;
@@ -424,13 +475,13 @@ static void line_along(const VectorProduct<T> &p, int64_t batch, int64_t first, 
     const int64_t rows = min_int(ROWS, count - row);
     V sum[ROWS] = {};
     int64_t from = 0;
-    if (p.matrix.address && rows == ROWS) {
+    if (p.matrix.address && p.matrix.step == 1 && p.matrix.stretch >= p.k && rows == ROWS) {
       const T *source = p.matrix.address(p.matrix.address_context, batch, first + row, 0);
       for (; from + L <= p.k; from += L) {
         const V right = *(const V *)(vector + from);
 #pragma GCC unroll 4
         for (int r = 0; r < ROWS; ++r)
-          sum[r] = multiply_add((V)*(const Unaligned *)(source + r * p.matrix.distance + from), right, sum[r]);
+          sum[r] = multiply_add((V)*(const Unaligned *)(source + r * p.matrix.row + from), right, sum[r]);
       }
     }
     for (; from < p.k; from += LINE_STEPS) {
@@ -477,7 +528,8 @@ static void line_across(const VectorProduct<T> &p, int64_t batch, int64_t first,
 template <class T> static int32_t vector_product(const VectorProduct<T> &p) {
   if (p.batches <= 0 || p.n <= 0) return OK;
   const int64_t padded = parts(p.k, Lane<T>::COUNT) * Lane<T>::COUNT;
-  T *const vectors = (T *)workspace.get((p.batches * padded + 1) * (int64_t)sizeof(T));
+  const Shared shared(p.batches * padded * (int64_t)sizeof(T));
+  T *const vectors = (T *)shared.memory;
   if (!vectors) return OUT_OF_MEMORY;
   const int64_t line = p.matrix.along ? LINE : LINE_ACROSS, lines = parts(p.n, line);
   const bool parallel = p.batches * p.n * p.k >= PARALLEL_PRODUCTS;
