@@ -244,7 +244,7 @@ def test_no_memory_is_planned_for_what_an_input_can_hold(program: Callable[..., 
     assert "RT.write(" not in graph.source
 
 
-@pytest.mark.parametrize("program", [old_value_returned, written_value_returned, swapped])
+@pytest.mark.parametrize("program", [written_value_returned, swapped])
 def test_no_input_is_written_before_all_have_read_it(program: Callable[..., Any]) -> None:
     assert "RT.write(" in one_graph(program, r(32, 32), r(32, 32)).source
 

@@ -180,8 +180,8 @@ def _fill(text: KernelText, c: contraction.Contraction, f: contraction.Factor, k
 
 @dataclass(frozen=True)
 class _Lie:
-    """How a factor lies that is a tensor as it stands: rows and steps of the sum are ``row`` and ``step`` elements apart, steps for
-    ``stretch`` of them. One of the two distances is 1."""
+    """How a factor lies that is a tensor as it stands: its rows are ``row`` elements apart, and steps of the sum ``step``, for
+    ``stretch`` steps. One of the two distances is 1."""
 
     row: index.Int
     step: index.Int
