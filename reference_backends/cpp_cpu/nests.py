@@ -27,6 +27,13 @@ STACK_BYTES = 1 << 15
 """Largest buffer of one iteration that lives on the stack."""
 
 
+def shareable(s: loop.Stmt) -> bool:
+    """Whether all threads can work on one statement at once, if it is a loop at all."""
+    if isinstance(s, loop.Nest):
+        return plain(s.body) and not scatters(s.body)
+    return plain(s.body) if isinstance(s, loop.Reduce) else not isinstance(s, loop.Scan)
+
+
 class Nests(Columns):
     """Text of whole nests."""
 
@@ -153,7 +160,8 @@ class Nests(Columns):
         """A nest whose body holds loops: one iteration a thread at a time, or, where there are few, all threads in each."""
         count = index.product([r.size for r in nest.ranges])
         each = work(nest.body)
-        few = count.value is not None and count.value < FEW and (each.value is None or each.value >= LONG)
+        long = each.value is None or each.value >= LONG
+        few = count.value is not None and count.value < FEW and long and all(map(shareable, nest.body))
         if few or serial:
             self.out.open("")
             self.point_locals(nest.body, "0")
@@ -186,12 +194,12 @@ class Nests(Columns):
     def single_body(self, body: Sequence[loop.Stmt]) -> None:
         """One iteration whose loops all threads share."""
         for s in body:
-            if isinstance(s, loop.Reduce) and s.ranges and plain(s.body):
+            if isinstance(s, loop.Reduce) and s.ranges and shareable(s):
                 size = iterations(s.ranges, s.body)
                 if size.value is None or size.value >= GRAIN:
                     self.chunks(s, size)
                     continue
-            if isinstance(s, loop.Nest) and s.ranges and plain(s.body) and not scatters(s.body):
+            if isinstance(s, loop.Nest) and s.ranges and shareable(s):
                 self.pointwise(s)
                 continue
             self.statement(s)

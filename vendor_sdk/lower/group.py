@@ -30,7 +30,9 @@ from vendor_sdk.lower.view import flatten, is_view, unflatten
 from vendor_sdk.prims.opset import BY_TARGET
 
 CHUNK = 64
-"""Rows whose totals are summed one after the other before they join the others'."""
+"""Rows whose totals are summed one after the other before they join the others', where there are many."""
+FEWEST = 8
+"""Chunks that as many rows make at least: fewer would leave threads without work, more move more bytes of partial results."""
 PARTS = 8
 """Loops that one loop may be cut into."""
 SHORTEST = 16
@@ -348,7 +350,8 @@ def _chunks(count: Int) -> tuple[Int, Int]:
     """Rows a chunk, and how many chunks; a divisor of a known count where one is near."""
     if count.value is None:
         return ix.wrap(CHUNK), (count + (CHUNK - 1)) // CHUNK
-    for size in range(min(2 * CHUNK, count.value), CHUNK // 2, -1):
-        if size and count.value % size == 0:
+    aim = max(min(CHUNK, count.value // (2 * FEWEST)), 1)
+    for size in range(min(2 * aim, count.value), aim // 2, -1):
+        if count.value % size == 0:
             return ix.wrap(size), ix.wrap(count.value // size)
-    return ix.wrap(min(CHUNK, max(count.value, 1))), ix.wrap(-(-count.value // CHUNK))
+    return ix.wrap(aim), ix.wrap(-(-count.value // aim))
