@@ -282,6 +282,20 @@ def test_equal_kernels_are_compiled_once_in_a_graph_and_among_graphs(sources: li
     assert kernels_in(sources) == few, "the kernels of another graph are the same"
 
 
+def test_layers_that_differ_in_their_seeds_share_kernels(sources: list[str]) -> None:
+    def noisy(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(12):
+            x = torch.dropout(x @ w, 0.5, True)
+        return x
+
+    torch.manual_seed(0)
+    x, w = torch.ones(64, 16), torch.eye(16)
+    graph = compiled(noisy, x, w)
+    assert kernels_in(sources) <= 3
+    (out,) = graph(x, w)
+    assert out.count_nonzero().item() < out.numel() / 64, "every layer draws numbers of its own"
+
+
 def test_a_new_process_runs_no_compiler(root: Path) -> None:
     finished(started(MODEL, 2))
     silent = MODEL + "\nfrom reference_backends.cpp_cpu import compiler\nprint(compiler._pool.cache_info().currsize)"

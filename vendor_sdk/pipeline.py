@@ -407,8 +407,8 @@ def _emit(
         return {}
     emitter = session.emitter
     assert emitter is not None
-    # Kernels that are equal up to their names (the layers of a transformer) are emitted once; the first lends its name.
-    of = {node: loop_print.text(replace(kernel, name="")) for node, (kernel, _) in loops.items()}
+    # Kernels that are equal up to names (the layers of a transformer) are emitted once; the first lends its own.
+    of = {node: _content(kernel) for node, (kernel, _) in loops.items()}
     kernels: dict[str, LoopKernel] = {}
     for node, (kernel, _) in loops.items():
         kernels.setdefault(of[node], kernel)
@@ -417,6 +417,14 @@ def _emit(
     watch.emitted({kernel.name: texts[of[node]] for node, (kernel, _) in loops.items()})
     launches = dict(zip(kernels, emitter.compile(distinct), strict=True))
     return {node: EmittedCall(launches[of[node]], kernel, tuple(inputs)) for node, (kernel, inputs) in loops.items()}
+
+
+def _content(kernel: LoopKernel) -> str:
+    """What a kernel does, whatever it and its seeds are called."""
+    text = loop_print.text(replace(kernel, name=""))
+    for number, symbol in enumerate(s for s in kernel.symbols if s.role == "seed"):
+        text = text.replace(repr(symbol.name), repr(f"seed {number}"))
+    return text
 
 
 def _known_symbols(graph: PrimGraph) -> set[str]:

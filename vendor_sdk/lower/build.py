@@ -660,9 +660,14 @@ class Builder:
         for name, s in sizes.items():
             if name not in self._depth:
                 symbols[name] = Symbol(name, torch.int64, "size", s.lower, s.upper)
-        ordered = tuple(sorted(symbols.values(), key=operator.attrgetter("name")))
+        ordered = tuple(sorted(symbols.values(), key=_place))
         kernel = LoopKernel(self.name, params, ordered, tuple(self._nests), (*self._scratch.values(), *self._buffers))
         return Lowered(kernel, tuple(self._inputs), tuple(self.outputs), tuple(s.name for s in ordered))
+
+
+def _place(symbol: Symbol) -> tuple[int, str]:
+    """Seeds come last, in the order in which they are drawn, so that equal layers have them in the same order."""
+    return (len(symbol.name), symbol.name) if symbol.role == "seed" else (0, symbol.name)
 
 
 FLOAT_FROM_HALF = (torch.float32,)
