@@ -282,6 +282,21 @@ def cat_relu(rows: int, left: int, right: int) -> Case:
     )
 
 
+def pair_maximum(rows: int, columns: int) -> Case:
+    """Windows of two elements, two apart, the first of each row half in the padding."""
+    k = Writer("pair_maximum")
+    x, y = k.param("x", rows * 2 * columns), k.out("y", rows * columns)
+    with k.nest(rows, columns) as (i, j):
+        there = k.op("ge", k.index(2 * j - 1), k.index(ix.ZERO))
+        left = k.load(x, 2 * columns * i + 2 * j - 1, there, k.const(-math.inf))
+        k.store(y, columns * i + j, k.op("max", left, k.load(x, 2 * columns * i + 2 * j)))
+
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool1d(x, 2, 2, 1)[:, :columns]
+
+    return Case(k.kernel(), (_rand(rows, 2 * columns),), (((rows, columns), F32),), eager)
+
+
 def adamw(sizes: Sequence[int]) -> Case:
     """One step for every parameter, a nest each: parameter, first and second moment change in place."""
     k = Writer("adamw")
@@ -660,6 +675,7 @@ def cases(elements: int, columns: int, dtype: torch.dtype = F32) -> Iterator[Cas
     yield batch_norm(max(elements // pixels // channels, 1), channels, pixels)
     yield layer_norm_backward(rows, columns)
     yield dropout(rows, columns)
+    yield pair_maximum(rows, columns)
     yield cat_relu(rows, columns // 2, columns - columns // 2)
     each = max(elements // 4 // 16, 1)
     yield adamw([each + 3 * n for n in range(16)])
