@@ -17,12 +17,13 @@ wrap        one Python function runs it all, native runs of launches linked     
 from __future__ import annotations
 
 import functools
+import hashlib
 import operator
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,17 +35,18 @@ from vendor_sdk.capture.graph import trace as trace_function
 from vendor_sdk.check import Compiled
 from vendor_sdk.codegen.values import Values
 from vendor_sdk.codegen.wrapper import STORAGE_ARGUMENTS, EmittedCall, NativeLaunch, Wrapper, generate
+from vendor_sdk.contract.artifacts import Artifacts
 from vendor_sdk.contract.backend import Decline, NodeContext, Support
 from vendor_sdk.contract.device import Device, TorchDevice
 from vendor_sdk.contract.kernel import Kernel
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
-from vendor_sdk.contract.placement import Kind, Placement, Route
+from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
 from vendor_sdk.errors import LoweringError, UnsupportedPrimError
-from vendor_sdk.ir import loop_print
+from vendor_sdk.ir import loop_print, pickled
 from vendor_sdk.ir.fused import Fused
 from vendor_sdk.ir.index import from_size
 from vendor_sdk.ir.loop import LoopKernel, required_ops
-from vendor_sdk.ir.memory import Slot
+from vendor_sdk.ir.memory import MemoryPlan, Slot
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.rewrite import erase, inline
 from vendor_sdk.lower import LOWERINGS, VIEWS, Layout, Lowered, lower, lower_group
@@ -68,7 +70,7 @@ from vendor_sdk.run.arena import Frames
 from vendor_sdk.run.compiled import CompiledGraph
 from vendor_sdk.run.memory import DeviceMemory
 from vendor_sdk.run.steps import OwnMemoryRuntime, Runtime, TorchRuntime
-from vendor_sdk.schedule import Schedule, schedule, usable
+from vendor_sdk.schedule import Refusal, Schedule, schedule, usable
 from vendor_sdk.watch import Watch
 
 Options = Mapping[str, Any]
@@ -79,30 +81,93 @@ def compile_dynamo(
 ) -> Callable[..., Any]:
     """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
     session = load(backend).session(options)
+    key = _stored_key(session) if _worth_storing(module) else None
+
+    def capture(captured: fx.GraphModule, fake_inputs: Sequence[Any], watch: Watch, backward: bool) -> PrimGraph:
+        static = frozenset() if backward else torch_private.static_input_indices()
+        functional, writes = without_writes(captured)
+        watch.aten(functional)
+        graph = to_prim_graph(
+            functional,
+            _fakes(captured, fake_inputs),
+            _table(session.loaded),
+            backward=backward,
+            static_inputs=static - set(writes),
+            writes=writes,
+        )
+        if backward:
+            graph.donated_inputs = torch_private.donated_input_indices(fake_inputs)
+        return graph
 
     def compiler(backward: bool) -> Callable[..., Any]:
-        def compile_captured(captured: fx.GraphModule, fake_inputs: Sequence[Any]) -> Callable[..., Any]:
-            static = frozenset() if backward else torch_private.static_input_indices()
+        def compile_captured(captured: fx.GraphModule, fake_inputs: Sequence[Any]) -> Any:
             watch = _watch(session, backward)
             with watch.failures():
-                functional, writes = without_writes(captured)
-                watch.aten(functional)
-                graph = to_prim_graph(
-                    functional,
-                    _fakes(captured, fake_inputs),
-                    _table(session.loaded),
-                    backward=backward,
-                    static_inputs=static - set(writes),
-                    writes=writes,
-                )
-            if backward:
-                graph.donated_inputs = torch_private.donated_input_indices(fake_inputs)
-            return compile_prim_graph(graph, session, watch).boxed()
+                graph = capture(captured, fake_inputs, watch, backward)
+            if key is None:
+                return compile_prim_graph(graph, session, watch).boxed()
+            with torch_private.real_tensors(), watch.failures():
+                decided = decide(graph, session, watch)
+                stored = _store(decided, session)
+                return finish(decided, session, watch).boxed(), stored
 
         return compile_captured
 
-    compile_pair = torch_private.aot_autograd(compiler(False), compiler(True), compiler(False), _capture_table())
+    compilers = compiler(False), compiler(True), compiler(False)
+    if key is None:
+        compile_pair = torch_private.aot_autograd(*compilers, _capture_table())
+    else:
+        restore = functools.partial(_restore, backend, dict(options or {}))
+        compile_pair = torch_private.cached_aot_autograd(*compilers, _capture_table(), restore, key)
     return compile_pair(module, example_inputs)  # type: ignore[no-any-return]
+
+
+WORTH_STORING = 100
+"""Calls in a graph of Dynamo from which AOTAutograd's cache is asked: its key takes torch 0.2 to 0.5 s, once a process, in which
+a smaller graph is compiled anew."""
+_ENTRY = ".graph"
+
+
+def _worth_storing(module: fx.GraphModule) -> bool:
+    """Whether a graph is large enough to be kept, and its key says everything about it."""
+    calls = sum(node.op in ("call_function", "call_method") for node in module.graph.nodes)
+    return calls >= WORTH_STORING and not torch_private.own_tensors(module)
+
+
+def _stored_key(session: Session) -> str | None:
+    """What beside a graph decides how it is compiled; None where that cannot be said, or debugging wants to see all stages."""
+    loaded = session.loaded
+    if loaded.identity is None or debug.directory() is not None or debug.checking() or debug.fuel() is not None:
+        return None
+    return _artifacts(loaded).key("options", repr(sorted(session.options.items())))
+
+
+def _artifacts(loaded: LoadedBackend) -> Artifacts:
+    return Artifacts(loaded.backend.name, lambda: f"{loaded.backend.version} {loaded.fingerprint} {loaded.identity}")
+
+
+def _store(decided: Decided, session: Session) -> str | None:
+    """Keeps what ``finish`` needs, under the key that is returned; None when no other process could read it."""
+    try:
+        content = pickled.dumps(replace(decided, lowered={}))
+    except pickled.NotPicklable:
+        return None
+    artifacts = _artifacts(session.loaded)
+    key = artifacts.key("graph", hashlib.sha256(content).hexdigest())
+    artifacts.keep(key, content, _ENTRY)
+    return key
+
+
+def _restore(backend: str, options: Options, key: str) -> Callable[..., Any] | None:
+    """The function of a stored graph; None when its artefact is gone."""
+    session = load(backend).session(options)
+    content = _artifacts(session.loaded).read(key, _ENTRY)
+    if content is None:
+        return None
+    decided: Decided = pickled.loads(content)
+    watch = _watch(session, decided.graph.backward)
+    with watch.failures():
+        return finish(decided, session, watch).boxed()
 
 
 def trace(function: Callable[..., Any], example_inputs: Sequence[torch.Tensor], *, composites: Iterable[str] = ()) -> PrimGraph:
@@ -130,44 +195,55 @@ def compile_graph(graph: PrimGraph, *, backend: str, options: Options | None = N
 
 def compile_prim_graph(graph: PrimGraph, session: Session, watch: Watch | None = None) -> CompiledGraph:
     """All stages after capture, in order. ``graph`` is consumed."""
-    loaded = session.loaded
     watch = watch or _watch(session, graph.backward)
     with torch_private.real_tensors(), watch.failures():
-        watch.captured(graph)
-        _recognize(graph, loaded.backend.composites)
-        graph = _after("normalize", canonicalize(graph), loaded)
-        watch.stage("normalized", graph)
-        graph = _after("legalize", legalize(graph, loaded.backend.legalize), loaded)
-        watch.stage("legalized", graph)
-        placements = place(graph, _Routes(session))
-        drop_dead(graph)
-        _store_as_promised(graph, session)
-        graph = _after("place", graph, loaded)
-        watch.stage("placed", graph)
-        if session.graph_compiler is not None:
-            join_segments(graph, session.graph_compiler)
-            watch.stage("partitioned", graph)
-        state = _state(session)
-        if state.memory is not None:
-            insert_transfers(graph, narrow_int64=loaded.backend.legalize.no_int64)
-            watch.stage("transferred", graph)
-        graph.verify()
-        for number, node in enumerate(node for node in graph.calls() if torch_private.draws_numbers(node.target)):
-            node.meta["seed"] = number
-        scheduled = _schedule(graph, session)
-        watch.scheduled(graph, scheduled)
-        lowered = _lower_all(graph, session, own_memory=state.memory is not None)
-        watch.lowered(lowered)
-        wrapper, frames, loops = _wrap(graph, lowered, session, state, watch)
+        return finish(decide(graph, session, watch), session, watch)
+
+
+def decide(graph: PrimGraph, session: Session, watch: Watch) -> Decided:
+    """The stages up to the text of the kernels."""
+    loaded = session.loaded
+    watch.captured(graph)
+    _recognize(graph, loaded.backend.composites)
+    graph = _after("normalize", canonicalize(graph), loaded)
+    watch.stage("normalized", graph)
+    graph = _after("legalize", legalize(graph, loaded.backend.legalize), loaded)
+    watch.stage("legalized", graph)
+    placements = place(graph, _Routes(session))
+    drop_dead(graph)
+    _store_as_promised(graph, session)
+    graph = _after("place", graph, loaded)
+    watch.stage("placed", graph)
+    if session.graph_compiler is not None:
+        join_segments(graph, session.graph_compiler)
+        watch.stage("partitioned", graph)
+    own_memory = _state(session).memory is not None
+    if own_memory:
+        insert_transfers(graph, narrow_int64=loaded.backend.legalize.no_int64)
+        watch.stage("transferred", graph)
+    graph.verify()
+    for number, node in enumerate(node for node in graph.calls() if torch_private.draws_numbers(node.target)):
+        node.meta["seed"] = number
+    scheduled = _schedule(graph, session)
+    watch.scheduled(graph, scheduled)
+    lowered = _lower_all(graph, session, own_memory=own_memory)
+    watch.lowered(lowered)
+    return _plan(graph, lowered, session, watch, placements=tuple(placements), refusals=tuple(scheduled.refusals))
+
+
+def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
+    """Compiles the kernels, which the backend may have from before, and writes the wrapper."""
+    state = _state(session)
+    wrapper, frames, loops = _wrap(decided, session, state, watch)
     compiled = CompiledGraph(
-        graph,
-        tuple(placements),
+        decided.graph,
+        decided.placements,
         wrapper,
-        loaded.backend.name,
+        session.loaded.backend.name,
         frames,
         state.memory,
         loops=loops,
-        refusals=scheduled.refusals,
+        refusals=decided.refusals,
         examined=watch.examined,
         tell=watch.tell,
     )
@@ -312,22 +388,59 @@ def _layout(node: fx.Node, *, own_memory: bool) -> Layout | None:
     return Layout(contiguous_strides([from_size(size) for size in value.shape]))
 
 
-def _wrap(
-    graph: PrimGraph, lowered: Mapping[fx.Node, Lowered], session: Session, state: _State, watch: Watch
-) -> tuple[Wrapper, Frames, dict[fx.Node, LoopKernel]]:
-    """Plans memory, emits the kernels (some of them in place) and writes the wrapper; the kernels come with it."""
-    loaded = session.loaded
+@dataclass
+class Decided:
+    """A graph after all stages that need no target compiler: what another process can go on from.
+
+    Attributes:
+        graph: placed and scheduled.
+        placements, refusals: see ``CompiledGraph``.
+        order: the nodes that run.
+        kernels: of each node on the emitter route that runs, with the nodes whose buffers it reads.
+        texts: target text of the distinct kernels.
+        text_of: node to its place in ``texts``.
+        in_place: result to the one whose memory it takes.
+        plan: buffers, with offsets where all sizes are static.
+        lowered: the kernels before any of them worked in place, for debugging; not stored.
+    """
+
+    graph: PrimGraph
+    placements: tuple[NodePlacement, ...]
+    refusals: tuple[Refusal, ...]
+    order: tuple[fx.Node, ...]
+    kernels: Mapping[fx.Node, tuple[LoopKernel, tuple[fx.Node, ...]]]
+    texts: Sequence[tuple[LoopKernel, str]]
+    text_of: Mapping[fx.Node, int]
+    in_place: Mapping[Slot, Slot]
+    plan: MemoryPlan
+    lowered: Mapping[fx.Node, Lowered]
+
+
+def _allocated(loaded: LoadedBackend, emitted: Container[fx.Node], node: fx.Node) -> bool:
+    """Whether the SDK allocates a node's results, rather than whoever runs it."""
+    if node in emitted:
+        return True
+    placement = node.meta.get("placement") if node.op == "call_function" else None
+    if placement is None or placement.route is not Route.KERNEL or node.target is operator.getitem:
+        return False
+    return loaded.kernels[prim_name(node)].destination
+
+
+def _plan(
+    graph: PrimGraph,
+    lowered: Mapping[fx.Node, Lowered],
+    session: Session,
+    watch: Watch,
+    *,
+    placements: tuple[NodePlacement, ...],
+    refusals: tuple[Refusal, ...],
+) -> Decided:
+    """Orders the steps, plans memory (some kernels then work in place) and emits the kernels."""
+    loaded, state = session.loaded, _state(session)
     policy = loaded.backend.memory
     arena = policy.arena and state.memory is None
-    native = {} if session.emitter is None or state.memory is not None else _native_calls(graph, loaded)
-
-    def allocated(node: fx.Node) -> bool:
-        if node in lowered or node in native:
-            return True
-        placement = node.meta.get("placement") if node.op == "call_function" else None
-        if placement is None or placement.route is not Route.KERNEL or node.target is operator.getitem:
-            return False
-        return loaded.kernels[prim_name(node)].destination
+    native = _native_calls(graph, session)
+    allocated = functools.partial(_allocated, loaded, {*lowered, *native})
 
     def reads(node: fx.Node) -> list[fx.Node]:
         if node in native:
@@ -361,30 +474,54 @@ def _wrap(
         sizes = plan.sizes({})
         together = bank_of(plan, sizes, policy.bank) if graph.backward and state.arena.type == "cpu" else ()
         plan.fixed = lay_out(plan, sizes, borrow=policy.borrow, together=together)
+    watch.planned(plan, [one.kernel for one in rewritten.values()])
+    texts, text_of = _emit(loops, session, watch)
+    return Decided(graph, placements, refusals, steps.order, loops, texts, text_of, in_place, plan, lowered)
+
+
+def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tuple[Wrapper, Frames, dict[fx.Node, LoopKernel]]:
+    """Compiles the kernels and writes the wrapper; the kernels come with it."""
+    loaded, graph, plan, emitter = session.loaded, decided.graph, decided.plan, session.emitter
+    emitted: dict[fx.Node, EmittedCall] = {}
+    if decided.texts:
+        assert emitter is not None
+        launches = emitter.compile(decided.texts)
+        for node, (kernel, inputs) in decided.kernels.items():
+            emitted[node] = EmittedCall(launches[decided.text_of[node]], kernel, inputs)
+    native = _native_calls(graph, session)
     # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
     frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena)
-    watch.planned(plan, [one.kernel for one in rewritten.values()])
-    emitted = _emit(loops, session, watch)
     wrapper = generate(
         graph,
         state.runtime,
         loaded.kernels,
         {**emitted, **{node: NativeLaunch(one.call.launch, one.inputs, one.call.numbers) for node, one in native.items()}},
         functools.partial(_host_operator, loaded),
-        steps=steps.order,
-        values=Values(plan, Aliases(steps), allocated, in_place),
-        link=session.emitter.link if session.emitter is not None and state.memory is None else lambda program: None,
+        steps=decided.order,
+        values=Values(plan, Aliases(), functools.partial(_allocated, loaded, {*decided.kernels, *native}), decided.in_place),
+        link=emitter.link if emitter is not None and state.memory is None else lambda program: None,
         frames=frames,
     )
     compiled = functools.partial(
-        Compiled, graph, steps.order, loaded.kernels, lowered, emitted, in_place, state.runtime, session.emitter
+        Compiled,
+        graph,
+        decided.order,
+        loaded.kernels,
+        decided.lowered,
+        emitted,
+        decided.in_place,
+        state.runtime,
+        emitter,
     )
     watch.compiled(compiled, wrapper.source, wrapper.namespace)
     return wrapper, frames, {node: call.kernel for node, call in emitted.items()}
 
 
-def _native_calls(graph: PrimGraph, loaded: LoadedBackend) -> dict[fx.Node, LoweredCall]:
+def _native_calls(graph: PrimGraph, session: Session) -> dict[fx.Node, LoweredCall]:
     """Nodes on the kernel route whose kernels are launched like emitted ones."""
+    loaded = session.loaded
+    if session.emitter is None or _state(session).memory is not None:
+        return {}
     layout = functools.partial(_layout, own_memory=False)
     found: dict[fx.Node, LoweredCall] = {}
     for node in graph.calls():
@@ -402,9 +539,10 @@ def _watch(session: Session, backward: bool) -> Watch:
 
 def _emit(
     loops: Mapping[fx.Node, tuple[LoopKernel, Sequence[fx.Node]]], session: Session, watch: Watch
-) -> dict[fx.Node, EmittedCall]:
+) -> tuple[list[tuple[LoopKernel, str]], dict[fx.Node, int]]:
+    """The distinct kernels with their target text, and which of them each node launches."""
     if not loops:
-        return {}
+        return [], {}
     emitter = session.emitter
     assert emitter is not None
     # Kernels that are equal up to names (the layers of a transformer) are emitted once; the first lends its own.
@@ -412,11 +550,11 @@ def _emit(
     kernels: dict[str, LoopKernel] = {}
     for node, (kernel, _) in loops.items():
         kernels.setdefault(of[node], kernel)
-    distinct = [(kernel, emitter.emit(kernel)) for kernel in kernels.values()]
-    texts = {content: text for content, (_, text) in zip(kernels, distinct, strict=True)}
-    watch.emitted({kernel.name: texts[of[node]] for node, (kernel, _) in loops.items()})
-    launches = dict(zip(kernels, emitter.compile(distinct), strict=True))
-    return {node: EmittedCall(launches[of[node]], kernel, tuple(inputs)) for node, (kernel, inputs) in loops.items()}
+    texts = [(kernel, emitter.emit(kernel)) for kernel in kernels.values()]
+    numbers = {content: number for number, content in enumerate(kernels)}
+    text_of = {node: numbers[content] for node, content in of.items()}
+    watch.emitted({kernel.name: texts[text_of[node]][1] for node, (kernel, _) in loops.items()})
+    return texts, text_of
 
 
 def _content(kernel: LoopKernel) -> str:

@@ -18,11 +18,15 @@ from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._dynamo.source import ConstantSource
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, FXGraphCacheMiss
+from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._functorch.aot_autograd import aot_function as _aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph as invoke_subgraph
 from torch._higher_order_ops.while_loop import while_loop_op as while_loop_op
+from torch._inductor.output_code import OutputCode
 from torch._ops import OpOverload as OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state as run_and_save_rng_state
 from torch._prims.rng_prims import run_with_rng_state as run_with_rng_state
@@ -30,9 +34,11 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensor,
     FakeTensorMode,
     unset_fake_temporarily,
 )
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
@@ -107,6 +113,140 @@ def aot_autograd(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
+
+
+class StoredCode(OutputCode):
+    """What a graph compiler under ``cached_aot_autograd`` leaves in AOTAutograd's cache: how to make its function again.
+
+    Wraps ``torch._inductor.output_code.OutputCode``, which AOTAutograd's cache asks for (torch 2.11 and 2.13).
+
+    Args:
+        stored: picklable; ``restore(stored)`` makes the compiled function, in another process too.
+    """
+
+    def __init__(self, restore: Callable[[Any], Callable[..., Any] | None], stored: Any) -> None:
+        self._restore, self._stored = restore, stored
+        self._run: Callable[..., Any] | None = None
+        self._boxed_call = True
+
+    def __call__(self, inputs: Any) -> Any:
+        return self._run(inputs)  # type: ignore[misc]
+
+    def __getstate__(self) -> Any:
+        return self._restore, self._stored
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+    def prepare_for_serialization(self) -> None: ...
+
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        with real_tensors():
+            self._run = self._restore(self._stored)
+        if self._run is None:
+            raise FXGraphCacheMiss
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None: ...
+
+
+Stored = tuple[Callable[..., Any], Any]
+"""A compiled function, and what ``restore`` makes it from; None for the second where nothing does."""
+
+
+def cached_aot_autograd(
+    forward: Callable[..., Stored],
+    backward: Callable[..., Stored],
+    inference: Callable[..., Stored],
+    table: Table,
+    restore: Callable[[Any], Callable[..., Any] | None],
+    key: str,
+) -> Callable[..., Any]:
+    """``aot_autograd`` with AOTAutograd's own cache (``torch._functorch.config.enable_autograd_cache``): on a hit nothing is
+    traced, partitioned or compiled, and the functions come from ``restore``.
+
+    Wraps ``SerializableAOTDispatchCompiler``, ``bundled_autograd_cache`` and ``torch.compiler.config.cache_key_tag``; the two
+    settings hold during the compilations of this backend only.
+
+    Args:
+        forward, backward, inference: graph compilers.
+        restore: a function of a module, or a ``partial`` of picklable arguments; answers None where what it needs is gone.
+        key: whatever beside the graph decides what is compiled.
+    """
+
+    def serializable(compiler: Callable[..., Stored], late: bool) -> SerializableAOTDispatchCompiler:
+        def compile_stored(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            run, stored = compiler(module, inputs)
+            code = _Unstored() if stored is None else StoredCode(restore, stored)
+            if late and stored is not None:
+                run = _bundled_until_called(run)
+            run.__wrapped__ = code  # type: ignore[attr-defined]  # Where the cache looks for what it writes.
+            return run
+
+        return SerializableAOTDispatchCompiler(OutputCode, compile_stored)  # type: ignore[arg-type]
+
+    def compile_pair(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        compilers = serializable(forward, False), serializable(backward, True), serializable(inference, False)
+        tag = f"{torch.compiler.config.cache_key_tag}|{key}"
+        with functorch_config.patch(bundled_autograd_cache=True), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+            compiled: Callable[..., Any] = aot_autograd(*compilers, table)(module, example_inputs)
+        return compiled
+
+    return compile_pair
+
+
+class _Unstored(OutputCode):
+    """Of a graph that cannot be stored: the cache leaves the whole entry out."""
+
+    def prepare_for_serialization(self) -> None:
+        raise BypassAOTAutogradCache("the compiled graph cannot be stored")
+
+
+def _bundled_until_called(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward graph compiles in the first backward call; AOTAutograd writes the entry right after that, then calls it."""
+    patch = functorch_config.patch(bundled_autograd_cache=True)
+    patch.__enter__()
+    over = False
+
+    def end() -> None:
+        nonlocal over
+        if not over:
+            over = True
+            patch.__exit__(None, None, None)
+
+    def call(inputs: Any) -> Any:
+        end()
+        return run(inputs)
+
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+def own_tensors(module: fx.GraphModule) -> bool:
+    """Whether a graph of Dynamo holds tensors itself, which no key of AOTAutograd's cache knows the contents of."""
+    return any(
+        isinstance(attribute(module, str(node.target)), torch.Tensor) for node in module.graph.nodes if node.op == "get_attr"
+    )
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, FakeTensor)
+
+
+def fake_tensor(
+    mode: FakeTensorMode, shape: Sequence[int], strides: Sequence[int], offset: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A fake tensor of its own storage. Wraps ``FakeTensor(mode, meta, device)``."""
+    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if all(shape) else offset - 1
+    meta = torch.empty(last + 1, dtype=dtype, device="meta").as_strided(shape, strides, offset)
+    fake: torch.Tensor = FakeTensor(mode, meta, device)
+    return fake
+
+
+def lazy_graph_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
+    """A graph module whose Python text is made when it is first run (``torch.fx._lazy_graph_module``)."""
+    with _use_lazy_graph_module(True):
+        module: fx.GraphModule = _make_graph_module(root, graph)
+    return module
 
 
 def static_input_indices() -> frozenset[int]:

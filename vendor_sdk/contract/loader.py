@@ -6,6 +6,7 @@ checked here, once, and each mistake is one error that names the culprit and the
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import inspect
@@ -13,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,6 +47,9 @@ T = TypeVar("T")
 
 STAGES = ("normalize", "legalize", "place")
 """Stages after which ``graph_passes`` may add passes."""
+
+SOURCES = frozenset((".py", ".h", ".hpp", ".c", ".cc", ".cpp", ".cu", ".cuh"))
+"""Files of a plugin's folder that say what it does; what it loads beside them is what its fingerprint is for."""
 
 IN_PROCESS = "registered in process"
 """``LoadedBackend.distribution`` of a plugin that ``register`` brought."""
@@ -80,6 +85,7 @@ class LoadedBackend:
         fingerprint: what beside name and version changes compiled artefacts; user extensions included.
         expected_failures: of the conformance suite, case id or glob to reason.
         distribution: name and version (``"mychip 1.2.0"``), or ``IN_PROCESS``.
+        plugins: the backend's, then those of user extensions.
     """
 
     backend: Backend
@@ -88,6 +94,7 @@ class LoadedBackend:
     fingerprint: str
     expected_failures: Mapping[str, str]
     distribution: str
+    plugins: tuple[object, ...]
     _hooks: _Hooks = field(repr=False)
     _passes: Mapping[str, tuple[Pass, ...]] = field(repr=False)
     _sessions: dict[str, Session] = field(default_factory=dict, repr=False)
@@ -98,6 +105,26 @@ class LoadedBackend:
     def declared_options(self) -> Mapping[str, Option]:
         """The SDK's and the backend's options by name."""
         return {**options.SDK_OPTIONS, **self.backend.options}
+
+    @functools.cached_property
+    def identity(self) -> str | None:
+        """Digest of the source of the SDK and of all plugins; None where a plugin's source is unknown.
+
+        What was compiled by other code is never used, also while a plugin (or the SDK) is being written.
+        """
+        folders = {Path(__file__).parent.parent}
+        for plugin in self.plugins:
+            file = getattr(plugin, "__file__", None)
+            if not isinstance(plugin, ModuleType) or file is None:
+                return None
+            folders.add(Path(file).parent if plugin.__package__ else Path(file))
+        digest = hashlib.sha256()
+        for path in sorted(file for each in folders for file in ([each] if each.is_file() else each.rglob("*"))):
+            if path.suffix in SOURCES and path.is_file():
+                content = path.read_bytes()
+                digest.update(f"{path.name}:{len(content)}:".encode())
+                digest.update(content)
+        return digest.hexdigest()
 
     def passes(self, stage: str) -> tuple[Pass, ...]:
         """Passes to run after ``stage`` (one of ``STAGES``): the backend's, then those of user extensions."""
@@ -389,6 +416,7 @@ def _check(name: str | None, plugin: object, extensions: Sequence[object], distr
         fingerprint=_fingerprint(hooks.first("fingerprint", (str,)), plugin, extensions, distribution),
         expected_failures=MappingProxyType(expected),
         distribution=distribution,
+        plugins=(plugin, *extensions),
         _hooks=hooks,
         _passes={stage: _passes(hooks, stage) for stage in STAGES},
     )

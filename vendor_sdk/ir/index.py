@@ -34,6 +34,9 @@ class Int:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Int, (self.terms, self.constant)  # Hashes differ between processes.
+
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int):
             return not self.terms and self.constant == other
@@ -117,6 +120,9 @@ class Atom:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.key,)
+
     def __eq__(self, other: object) -> bool:
         return self is other or (type(self) is type(other) and self._hash == hash(other) and self.key == other.key)
 
@@ -145,6 +151,9 @@ class Symbol(Atom):
             upper = limit - 1 if upper is None else min(upper, limit - 1)
         self.name, self.lower, self.upper, self.below = name, lower, upper, below
         super().__init__((name,))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Symbol, (self.name, self.lower, self.upper, self.below)
 
     def bounds(self) -> tuple[int | None, int | None]:
         return self.lower, self.upper

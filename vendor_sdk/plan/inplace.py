@@ -41,7 +41,7 @@ def work_in_place(
         kernels: kernel and inputs of each emitted node; params are the inputs, then the results.
         allocated: whether the SDK allocates a node's results.
     """
-    shares = Aliases(steps)
+    shares = Aliases()
     outputs = [value for value in graph.outputs if isinstance(value, fx.Node)]
     handed_back = _handed_back(graph)
     escaping = {slot for value in outputs if value not in handed_back for slot in shares.of(value)} | kept(steps, shares)

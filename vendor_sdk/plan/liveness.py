@@ -40,7 +40,7 @@ def plan_memory(
         known: shape symbols whose value is known before the first step; what depends on others is allocated when it is made.
         arena: whether the backend's memory can be planned at all; otherwise every buffer has memory of its own.
     """
-    shares = Aliases(steps)
+    shares = Aliases()
     outputs = {slot for value in graph.outputs if isinstance(value, fx.Node) for slot in shares.of(value)}
     escaping = outputs | kept(steps, shares)
     buffers: list[Buffer] = []
@@ -84,8 +84,7 @@ def plan_memory(
 class Aliases:
     """Whose memory a value lies in."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self) -> None:
         self._known: dict[fx.Node, tuple[Slot, ...]] = {}
 
     def shows(self, node: fx.Node) -> bool:
