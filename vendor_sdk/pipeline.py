@@ -123,7 +123,7 @@ def compile_dynamo(
 
 
 WORTH_STORING = 100
-"""Calls in a graph of Dynamo from which AOTAutograd's cache is asked: its key takes torch 0.2 to 0.5 s, once a process, in which
+"""Calls in a graph of Dynamo from which AOTAutograd's cache is asked: torch takes 0.2 to 0.5 s for its first key, in which
 a smaller graph is compiled anew."""
 _ENTRY = ".graph"
 
