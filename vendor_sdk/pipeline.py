@@ -55,6 +55,7 @@ from vendor_sdk.lower.native import LoweredCall, native_call
 from vendor_sdk.normalize.canonicalize import canonicalize, drop_dead
 from vendor_sdk.normalize.decompose import capture_table, prim_table
 from vendor_sdk.normalize.legalize import legalize
+from vendor_sdk.normalize.products import join_products
 from vendor_sdk.partition.outputs import store_as_promised
 from vendor_sdk.partition.place import place
 from vendor_sdk.partition.segments import join_segments
@@ -205,7 +206,10 @@ def decide(graph: PrimGraph, session: Session, watch: Watch) -> Decided:
     loaded = session.loaded
     watch.captured(graph)
     _recognize(graph, loaded.backend.composites)
-    graph = _after("normalize", canonicalize(graph), loaded)
+    graph = canonicalize(graph)
+    if session.emitter is not None:  # a backend of kernels alone may have no ``cat``
+        graph = join_products(graph)
+    graph = _after("normalize", graph, loaded)
     watch.stage("normalized", graph)
     graph = _after("legalize", legalize(graph, loaded.backend.legalize), loaded)
     watch.stage("legalized", graph)
