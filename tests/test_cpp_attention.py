@@ -350,7 +350,8 @@ def test_repeated_heads_are_read_where_they_lie(graphs: list[CompiledGraph]) -> 
     torch.testing.assert_close(ours, grouped(*operands))
     assert kept(graphs) == BOTH[:1]
     (graph,) = graphs
-    assert (graph.launches, graph.native_calls) == (1, 1)
+    assert graph.native_calls == 1
+    assert graph.launches == 2, "attention, and its result in the order of memory that torch promises"
 
 
 def test_without_gradients(graphs: list[CompiledGraph]) -> None:
