@@ -15,6 +15,7 @@ import torch
 from reference_backends.cpp_cpu import compiler
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from reference_backends.cpp_cpu.machine import cache_bytes
+from reference_backends.cpp_cpu.table import CTYPES
 from tests import kernels
 from tests.kernels import Case
 from vendor_sdk.ir.loop_interpreter import interpret
@@ -141,6 +142,39 @@ def test_nests_wait_for_what_they_read() -> None:
     check([case])
 
 
+def turned(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Case:
+    """A result that is read across memory, and one that is stored across it, in one nest."""
+    k = kernels.Writer("turned")
+    n = batch * rows * columns
+    x, z, y, w = k.param("x", n, dtype), k.param("z", n, dtype), k.out("y", n, dtype), k.out("w", n, dtype)
+    with k.nest(batch, columns, rows) as (b, i, j):
+        k.store(y, (b * columns + i) * rows + j, k.load(x, (b * rows + j) * columns + i))
+        k.store(w, (b * rows + j) * columns + i, k.load(z, (b * columns + i) * rows + j))
+    data = [torch.randint(0, 2, (n,), dtype=torch.uint8).to(dtype), torch.randint(0, 100, (n,), dtype=torch.uint8).to(dtype)]
+    inputs = data[0].view(batch, rows, columns), data[1].view(batch, columns, rows)
+    shapes = ((batch, columns, rows), dtype), ((batch, rows, columns), dtype)
+    return Case(k.kernel(), inputs, shapes, lambda x, z: (x.mT, z.mT))
+
+
+TURNED = (
+    *(turned(1, 67, 201, dtype) for dtype in CTYPES),
+    *(turned(3, 33, 70, dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64)),
+    turned(2, 3, 500, torch.float32),
+    turned(2, 500, 3, torch.uint8),
+    turned(1, 256, 1024, torch.float16),
+    turned(0, 5, 9, torch.float32),
+)
+
+
+def test_nests_across_memory() -> None:
+    """Transposed operands and results of every width; edges, few rows, few columns, many."""
+    for case, results in zip(TURNED, launch(TURNED), strict=True):
+        for result, exact in zip(results, case.eager(*case.inputs), strict=True):
+            assert torch.equal(result.reshape(exact.shape), exact), case.kernel.name
+    text = EMITTER.emit(TURNED[0].kernel)
+    assert text.count("transpose(") == 2
+
+
 @pytest.mark.parametrize("instructions", ["x86-64-v3", "x86-64-v2"])
 def test_other_instruction_sets(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if platform.machine() != "x86_64":
@@ -150,6 +184,7 @@ def test_other_instruction_sets(instructions: str, monkeypatch: pytest.MonkeyPat
     compiler.toolchain.cache_clear()
     try:
         check([*kernels.cases(20_000, 333), *kernels.cases(5000, 77, torch.bfloat16)])
+        test_nests_across_memory()
     finally:
         compiler.toolchain.cache_clear()
 

@@ -2,7 +2,8 @@
 
 The text is made in layers, a class and a file each: ``statements`` (one iteration, one number at a time), ``vectors`` (loops
 without loops inside), ``reductions`` (sums, extremes and scans of one iteration), ``columns`` (reductions across memory),
-``nests`` (threads, tiles, buffers of one iteration), ``horizontal`` (nests side by side). This file joins them to kernels.
+``tiles`` (nests that transpose), ``nests`` (threads, buffers of one iteration), ``horizontal`` (nests side by side). This file
+joins them to kernels.
 
 Results do not depend on the number of threads: what is summed apart is cut by sizes alone.
 """

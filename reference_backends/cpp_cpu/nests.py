@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from reference_backends.cpp_cpu.analysis import Leaf, along, collides, iterations, loads, plain, scatters, stride_is, work
-from reference_backends.cpp_cpu.columns import Columns
+from reference_backends.cpp_cpu.analysis import along, collides, iterations, plain, scatters, work
 from reference_backends.cpp_cpu.reductions import kinds
 from reference_backends.cpp_cpu.table import CTYPES
+from reference_backends.cpp_cpu.tiles import Tiles, crossing
 from vendor_sdk import index, loop
 
 GRAIN = 32768
@@ -21,8 +20,6 @@ FEW = 8
 """Rows of which there are too few to give every thread its own."""
 LONG = 1 << 17
 """Inner iterations that make one row worth several threads."""
-SQUARE = 64
-"""Side of the tiles of a transposing loop; a multiple of every vector's length."""
 STACK_BYTES = 1 << 15
 """Largest buffer of one iteration that lives on the stack."""
 
@@ -34,7 +31,7 @@ def shareable(s: loop.Stmt) -> bool:
     return plain(s.body) if isinstance(s, loop.Reduce) else not isinstance(s, loop.Scan)
 
 
-class Nests(Columns):
+class Nests(Tiles):
     """Text of whole nests."""
 
     def nest(self, nest: loop.Nest) -> None:
@@ -47,9 +44,9 @@ class Nests(Columns):
             self.columns(nest)
             return
         if plain(nest.body):
-            across = None if scatters(nest.body) else self.across(nest)
-            if across is not None:
-                self.tiles(nest, across)
+            tiled = None if scatters(nest.body) else crossing(nest)
+            if tiled is not None:
+                self.tiles(nest, tiled)
             else:
                 self.pointwise(nest, serial)
             return
@@ -101,58 +98,6 @@ class Nests(Columns):
         if self.streamed:
             self.out("if (past_caches) drain_streams();")
         self.out.close()
-
-    def across(self, nest: loop.Nest) -> loop.Range | None:
-        """The outer range along which a load is contiguous that the innermost range walks across: a transposed read."""
-        inner = nest.ranges[-1].var
-        for r in nest.ranges[:-1]:
-            if any(stride_is(s.index, r.var, 1) and not stride_is(s.index, inner, 0, 1) for s in loads(nest.body)):
-                return r
-        return None
-
-    def tiles(self, nest: loop.Nest, across: loop.Range) -> None:
-        """A transposing nest in square tiles, so that every cache line that is read or written is used whole.
-
-        What lies along ``across`` is turned in registers into a buffer that lies along the innermost range.
-        """
-        inner = nest.ranges[-1]
-        rest = [r for r in nest.ranges[:-1] if r is not across]
-        if self.open_region(iterations(nest.ranges, nest.body), serial=False):
-            self.work_sharing(len(rest) + 2)
-        for r in rest:
-            self.open_loop(r)
-        # Rows of results go to memory whole, so that tiles follow each other along the innermost range.
-        down, along_ = (self.fresh("tile") for _ in range(2))
-        for start, r in ((down, across), (along_, inner)):
-            self.out.open(f"for (int64_t {start} = 0; {start} < {index.to_c(r.size)}; {start} += {SQUARE})")
-        height, width = self.fresh("height"), self.fresh("width")
-        self.out(f"const int64_t {height} = min_int({SQUARE}, {index.to_c(across.size)} - {down});")
-        self.out(f"const int64_t {width} = min_int({SQUARE}, {index.to_c(inner.size)} - {along_});")
-        body: list[loop.Stmt] = []
-        place = (index.variable(across.var, across.size) - index.symbol(down)) * SQUARE
-        place = place + index.variable(inner.var, inner.size) - index.symbol(along_)
-        for s in nest.body:
-            if isinstance(s, loop.Load) and self.turns(s, across, inner, nest.body):
-                turned = self.fresh("turned")
-                first = index.substitute(s.index, {across.var: index.symbol(down), inner.var: index.symbol(along_)})
-                pitch = index.stride(s.index, inner.var)
-                assert pitch is not None
-                self.out(f"alignas(64) {CTYPES[s.dtype]} {turned}[{SQUARE * SQUARE}];")
-                source = f"{s.param} + {self.sum(index.to_c(first))}, {index.to_c(pitch)}"
-                self.out(f"transpose({source}, {turned}, {SQUARE}, {width}, {height});")
-                s = replace(s, param=turned, index=place)
-            body.append(s)
-        self.open_loop(across, down, f"{down} + {height}")
-        self.vector_loop(inner, body, along_, f"{along_} + {width}")
-        self.out.close(len(rest) + 3)
-        self.close_region()
-
-    def turns(self, s: loop.Load, across: loop.Range, inner: loop.Range, body: Sequence[loop.Stmt]) -> bool:
-        """Whether a load lies along ``across``, at positions that only loops give."""
-        step = index.stride(s.index, inner.var)
-        if s.mask is not None or step is None or step.value in (0, 1) or not stride_is(s.index, across.var, 1):
-            return False
-        return not index.symbols(s.index).keys() & {t.to for t in body if isinstance(t, Leaf)}
 
     # Rows
 

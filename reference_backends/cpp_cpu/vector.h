@@ -288,46 +288,6 @@ template <class T, class L> INLINE vec<T> load_second_where(B mask, const T *p, 
   for (int l = 0; l < live.n; ++l) if (mask[l]) other.set(l, p[2 * l]);
   return other;
 }
-// Rows of four-byte elements to columns: `to[c * to_pitch + r] = from[r * from_pitch + c]` for LANES rows and columns. In each step,
-// neighbouring blocks of two rows exchange halves.
-template <int STEP> INLINE void exchange_blocks(Mask *rows) {
-  Mask take_low, take_high;
-  for (int l = 0; l < LANES; ++l) {
-    take_low[l] = l & STEP ? LANES + (l ^ STEP) : l;
-    take_high[l] = l & STEP ? LANES + l : l ^ STEP;
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < LANES; ++r) {
-    if (r & STEP) continue;
-    Mask a = rows[r], b = rows[r + STEP];
-    rows[r] = shuffle(a, b, take_low);
-    rows[r + STEP] = shuffle(a, b, take_high);
-  }
-}
-INLINE void transpose_block(const void *from, int64_t from_pitch, void *to, int64_t to_pitch) {
-  Mask rows[LANES];
-#pragma GCC unroll 16
-  for (int r = 0; r < LANES; ++r) rows[r] = load_pack<Mask>((const int32_t *)from + r * from_pitch);
-  if constexpr (LANES == 16) exchange_blocks<8>(rows);
-  if constexpr (LANES >= 8) exchange_blocks<4>(rows);
-  exchange_blocks<2>(rows);
-  exchange_blocks<1>(rows);
-#pragma GCC unroll 16
-  for (int r = 0; r < LANES; ++r) store_pack((int32_t *)to + r * to_pitch, rows[r]);
-}
-// The same for a block of any size and element.
-template <class T> INLINE void transpose(const T *from, int64_t from_pitch, T *to, int64_t to_pitch, int64_t rows, int64_t columns) {
-  int64_t r = 0;
-  if constexpr (sizeof(T) == 4) {
-    for (; r + LANES <= rows; r += LANES) {
-      int64_t c = 0;
-      for (; c + LANES <= columns; c += LANES) transpose_block(from + r * from_pitch + c, from_pitch, to + c * to_pitch + r, to_pitch);
-      for (; c < columns; ++c) for (int64_t l = r; l < r + LANES; ++l) to[c * to_pitch + l] = from[l * from_pitch + c];
-    }
-  }
-  for (; r < rows; ++r) for (int64_t c = 0; c < columns; ++c) to[c * to_pitch + r] = from[r * from_pitch + c];
-}
-
 // Conversions: those that the instruction set rounds or cuts as base.h does, the others lane by lane.
 template <class To, class From, class Enable = void> struct VectorConvert {
   INLINE_METHOD static vec<To> apply(vec<From> a) { return per_lane<To>(Full(), [&](int l) { return Convert<To, From>::apply(a[l]); }); }

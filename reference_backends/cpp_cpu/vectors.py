@@ -235,8 +235,8 @@ class Vectors(Statements):
             self.store_lanes(s)
             return
         value, target = self.operand(s.value), f"{s.param} + {element}"
-        dtype = self.kernel.param(s.param).dtype
         if s.mode != "set":
+            dtype = self.kernel.param(s.param).dtype
             before = f"load({target}, live)"
             if dtype in HALVES:
                 value = combined(s.mode, f"convert<float>({before})", f"convert<float>({value})", None)
