@@ -142,6 +142,32 @@ def test_nests_wait_for_what_they_read() -> None:
     check([case])
 
 
+def conversions(dtype: torch.dtype) -> Case:
+    """A number as every other type, in whole vectors and at a loop's end."""
+    k = kernels.Writer("conversions")
+    n = 103
+    x, outs = k.param("x", n, dtype), [k.out(f"y{at}", n, to) for at, to in enumerate(CTYPES)]
+    with k.nest(n) as (i,):
+        value = k.load(x, i)
+        for out in outs:
+            k.store(out, i, value)
+    data = (
+        (torch.randn(n) * torch.exp(torch.randn(n) * 6)).to(dtype)
+        if dtype.is_floating_point
+        else torch.randint(0, 256, (n,)).to(dtype)
+    )
+    if dtype.is_floating_point:
+        data[:7] = torch.tensor([torch.inf, -torch.inf, 3e4, -3e4, 6e4, -0.0, 127.5])
+    return Case(k.kernel(), (data,), tuple(((n,), to) for to in CTYPES), lambda x: tuple(x.to(to) for to in CTYPES))
+
+
+def test_conversions_are_torchs() -> None:
+    chosen = [conversions(dtype) for dtype in CTYPES]
+    for case, results in zip(chosen, launch(chosen), strict=True):
+        for result, exact in zip(results, case.eager(*case.inputs), strict=True):
+            assert torch.equal(result, exact), (case.inputs[0].dtype, result.dtype)
+
+
 def turned(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Case:
     """A result that is read across memory, and one that is stored across it, in one nest."""
     k = kernels.Writer("turned")

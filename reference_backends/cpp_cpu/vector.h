@@ -302,12 +302,21 @@ template <> struct Plain<double> : Plain<float> {};
 template <bool, class T = void> struct When {};
 template <class T> struct When<true, T> { typedef T type; };
 
+// Narrow integers as four-byte ones, which are what has conversions to floats.
+template <class From, int SF> INLINE auto unpacked(V<From> a) {
+  if constexpr (SF < 4) return V<int32_t>(__builtin_convertvector(a.v, Mask));
+  else return a;
+}
 template <class To, class From, int ST, int SF> struct Resize {
-  INLINE_METHOD static V<To> apply(V<From> a) { return V<To>(__builtin_convertvector(a.v, Part<To>)); }
+  INLINE_METHOD static V<To> apply(V<From> a) {
+    if constexpr (ST == 4) return V<To>(__builtin_convertvector(unpacked<From, SF>(a).v, Part<To>));
+    else return V<To>(__builtin_convertvector(a.v, Part<To>));
+  }
 };
 template <class To, class From, int SF> struct Resize<To, From, 8, SF> {
   INLINE_METHOD static V<To> apply(V<From> a) {
-    return {__builtin_convertvector(low_half<From>(a.v), Piece<To>), __builtin_convertvector(high_half<From>(a.v), Piece<To>)};
+    if constexpr (SF < 4) return Resize<To, int32_t, 8, 4>::apply(unpacked<From, SF>(a));
+    else return {__builtin_convertvector(low_half<From>(a.v), Piece<To>), __builtin_convertvector(high_half<From>(a.v), Piece<To>)};
   }
 };
 template <class To, class From, int ST> struct Resize<To, From, ST, 8> {
@@ -344,6 +353,16 @@ template <> struct VectorConvert<int64_t, float, void> {
     V<float> safe = select(inside, a, V<float>(0.0f));
     return select(inside, Resize<int64_t, float, 8, 4>::apply(safe), V<int64_t>((int64_t)(-0x7fffffffffffffffLL - 1)));
   }
+};
+// The narrower integers are cut from wider ones.
+template <> struct VectorConvert<int8_t, float, void> {
+  INLINE_METHOD static V<int8_t> apply(V<float> a) { return Resize<int8_t, int32_t, 1, 4>::apply(VectorConvert<int32_t, float>::apply(a)); }
+};
+template <> struct VectorConvert<int16_t, float, void> {
+  INLINE_METHOD static V<int16_t> apply(V<float> a) { return Resize<int16_t, int32_t, 2, 4>::apply(VectorConvert<int32_t, float>::apply(a)); }
+};
+template <> struct VectorConvert<uint8_t, float, void> {
+  INLINE_METHOD static V<uint8_t> apply(V<float> a) { return Resize<uint8_t, int64_t, 1, 8>::apply(VectorConvert<int64_t, float>::apply(a)); }
 };
 template <> struct VectorConvert<float, bf16, void> {
   INLINE_METHOD static V<float> apply(V<bf16> a) {
