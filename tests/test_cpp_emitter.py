@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import vendor_sdk
 from reference_backends.cpp_cpu import compiler
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from reference_backends.cpp_cpu.machine import cache_bytes
@@ -166,6 +167,24 @@ def test_conversions_are_torchs() -> None:
     for case, results in zip(chosen, launch(chosen), strict=True):
         for result, exact in zip(results, case.eager(*case.inputs), strict=True):
             assert torch.equal(result, exact), (case.inputs[0].dtype, result.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32])
+@pytest.mark.parametrize("shape", [(3, 5), (67, 201), (5, 37, 130), (2000, 3), (1, 5000), (300, 1100), (0, 7)])
+def test_scans_along_and_across_memory(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.randint(-2, 3, shape, dtype=dtype)
+    if dtype.is_floating_point and x.numel() > 1000:
+        x.view(-1)[500], x.view(-1)[900] = torch.inf, torch.nan
+
+    def scans(x: torch.Tensor) -> list[torch.Tensor]:
+        sums = [torch.cumsum(x, dim, dtype=x.dtype) for dim in range(x.dim())]
+        return sums + [torch.cumprod(x * 2, dim, dtype=x.dtype) for dim in range(x.dim())]
+
+    graph = vendor_sdk.trace(scans, (x,))
+    results = vendor_sdk.compile_graph(graph, backend="cpp_cpu")(x)
+    exact = scans(x.double() if dtype.is_floating_point else x)
+    for result, wide in zip(results, exact, strict=True):
+        torch.testing.assert_close(result, wide.to(dtype), rtol=2e-6, atol=1e-5, equal_nan=True)
 
 
 def turned(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Case:

@@ -11,13 +11,16 @@ from collections.abc import Sequence
 import torch
 
 from reference_backends.cpp_cpu.analysis import Leaf, blocked, gathers, hoist, iterations, loads, plain, stride_is, used
-from reference_backends.cpp_cpu.reductions import LAST, Reductions
+from reference_backends.cpp_cpu.reductions import LAST
+from reference_backends.cpp_cpu.scans import Scans
 from reference_backends.cpp_cpu.table import CTYPES, combined, identity
 from reference_backends.cpp_cpu.vectors import MANY
 from vendor_sdk import index, loop
 
 TILE = 1024
 """Results accumulated at once."""
+PARTS = 4
+"""Tiles that neighbouring results are cut into, where there is nothing else for threads to share."""
 ROWS = 8
 """Rows that are joined in registers before the tile's running results are touched."""
 
@@ -30,7 +33,7 @@ def crosses(reduce: loop.Reduce, inner: str) -> bool:
     return any(stride_is(s.index, inner, 1) and not stride_is(s.index, last, 0, 1) for s in loads(reduce.body))
 
 
-class Columns(Reductions):
+class Columns(Scans):
     """Text of nests of column reductions."""
 
     def is_columns(self, nest: loop.Nest) -> bool:
@@ -49,7 +52,9 @@ class Columns(Reductions):
         for r in outer:
             self.open_loop(r)
         size = index.to_c(inner.size)
-        tile = TILE if inner.size.value is None else min(TILE, -(-inner.size.value // 64) * 64)
+        apart = index.product([r.size for r in outer]).value
+        parts = 1 if apart is not None and apart >= PARTS else PARTS
+        tile = TILE // parts if inner.size.value is None else min(TILE, -(-inner.size.value // (64 * parts)) * 64)
         self.out.open(f"for (int64_t {self.base} = 0; {self.base} < {size}; {self.base} += {tile})")
         self.out(f"const int64_t {self.width} = {self.base} + min_int({tile}, {size} - {self.base});")
         carried = self.carried(nest.body)
@@ -151,12 +156,3 @@ class Columns(Reductions):
                 kind = CTYPES[dtype]
                 self.out(f"alignas(64) {kind} {to}_t[{tile}];")
                 self.out(f"for (int64_t at = 0; at < {tile}; ++at) {to}_t[at] = ({kind}){to}_w[at];")
-
-    def open_region(self, total: index.Int, serial: bool) -> bool:
-        raise NotImplementedError
-
-    def work_sharing(self, loops: int) -> None:
-        raise NotImplementedError
-
-    def close_region(self) -> None:
-        raise NotImplementedError

@@ -1,9 +1,9 @@
 """Loop kernels to C++: one function a kernel, one translation unit a graph.
 
 The text is made in layers, a class and a file each: ``statements`` (one iteration, one number at a time), ``vectors`` (loops
-without loops inside), ``reductions`` (sums, extremes and scans of one iteration), ``columns`` (reductions across memory),
-``tiles`` (nests that transpose), ``nests`` (threads, buffers of one iteration), ``horizontal`` (nests side by side). This file
-joins them to kernels.
+without loops inside), ``reductions`` (sums, extremes and scans of one iteration), ``scans`` (running results in vectors), ``columns`` (reductions
+across memory), ``tiles`` (nests that transpose), ``nests`` (threads, buffers of one iteration), ``horizontal`` (nests side by
+side). This file joins them to kernels.
 
 Results do not depend on the number of threads: what is summed apart is cut by sizes alone.
 """

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from reference_backends.cpp_cpu.analysis import along, collides, iterations, plain, scatters, work
 from reference_backends.cpp_cpu.reductions import kinds
+from reference_backends.cpp_cpu.scans import side_by_side
 from reference_backends.cpp_cpu.table import CTYPES
 from reference_backends.cpp_cpu.tiles import Tiles, crossing
 from vendor_sdk import index, loop
@@ -42,6 +43,10 @@ class Nests(Tiles):
             return
         if not serial and self.is_columns(nest):
             self.columns(nest)
+            return
+        scan = None if serial else side_by_side(nest)
+        if scan is not None:
+            self.scans(nest, scan)
             return
         if plain(nest.body):
             tiled = None if scatters(nest.body) else crossing(nest)

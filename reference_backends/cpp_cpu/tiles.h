@@ -26,8 +26,8 @@ template <class P> struct AsTheyAre {
 };
 template <class P> struct Widened {
   typedef Mask Row;
-  INLINE_METHOD static Mask load(const void *p) { return __builtin_convertvector(load_pack<P>(p), Mask); }
-  INLINE_METHOD static Mask load(const void *p, int n) { return __builtin_convertvector(load_pack<P>(p, n), Mask); }
+  INLINE_METHOD static Mask load(const void *p) { return widened(load_pack<P>(p)); }
+  INLINE_METHOD static Mask load(const void *p, int n) { return widened(load_pack<P>(p, n)); }
   INLINE_METHOD static void store(void *p, Mask v) { store_pack(p, __builtin_convertvector(v, P)); }
   INLINE_METHOD static void store(void *p, Mask v, int n) { store_pack(p, __builtin_convertvector(v, P), n); }
 };

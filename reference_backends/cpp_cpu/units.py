@@ -23,7 +23,7 @@ from vendor_sdk import LoopKernel, loop
 UNIT_WEIGHT = 2000
 """What a compiler process of its own costs, in characters of kernel text that take as long: starting it and reading the headers
 (0.08 s with g++ 12, which compiles 1000 characters in 0.04 s)."""
-HEADER_WEIGHT = {"special.h": 500, "gemm.h": 6000, "tiles.h": 1000}
+HEADER_WEIGHT = {"special.h": 500, "gemm.h": 6000, "tiles.h": 1000, "scans.h": 500}
 """What a header adds to the first kernel of a unit that needs it: instantiating its templates."""
 WORTH = 0.8
 """Part of the time that another process must leave to be started: the other cores may be busy."""
@@ -74,6 +74,8 @@ def _unit(kernel: LoopKernel, text: str) -> Unit:
         more.append("gemm.h")
     if "transpose(" in text:
         more.append("tiles.h")
+    if "prefix<" in text:
+        more.append("scans.h")
     key = compiler.ARTIFACTS.key("kernel", _digest(tuple(more)), whole)
     name = f"kernel_{key}"
     return Unit(key, replace(kernel, name=name), whole.replace(_PLACE, name), tuple(more))

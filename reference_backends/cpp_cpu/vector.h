@@ -44,6 +44,21 @@ template <class T> INLINE Part<T> joined(Piece<T> low, Piece<T> high) {
   return r;
 }
 
+// Narrow integers as four-byte ones, and two bytes of each again. GCC's own conversions of whole registers go by halves, or by lanes.
+#if MASKED_MOVES
+INLINE Mask widened(Part<int8_t> v) { return __builtin_ia32_pmovsxbd512_mask((Pack<char, 16>::type)v, Mask{}, (uint16_t)-1); }
+INLINE Mask widened(Part<uint8_t> v) { return __builtin_ia32_pmovzxbd512_mask((Pack<char, 16>::type)v, Mask{}, (uint16_t)-1); }
+INLINE Mask widened(Part<int16_t> v) { return __builtin_ia32_pmovsxwd512_mask((Pack<short, 16>::type)v, Mask{}, (uint16_t)-1); }
+INLINE Mask widened(Part<uint16_t> v) { return __builtin_ia32_pmovzxwd512_mask((Pack<short, 16>::type)v, Mask{}, (uint16_t)-1); }
+INLINE Part<uint16_t> low_bytes(Mask v) { return (Part<uint16_t>)__builtin_ia32_pmovdw512_mask(v, (Pack<short, 16>::type){}, (uint16_t)-1); }
+#else
+INLINE Mask widened(Part<int8_t> v) { return __builtin_convertvector(__builtin_convertvector(v, Part<int16_t>), Mask); }
+INLINE Mask widened(Part<uint8_t> v) { return (Mask)__builtin_convertvector(__builtin_convertvector(v, Part<uint16_t>), Part<uint32_t>); }
+INLINE Mask widened(Part<int16_t> v) { return __builtin_convertvector(v, Mask); }
+INLINE Mask widened(Part<uint16_t> v) { return (Mask)__builtin_convertvector(v, Part<uint32_t>); }
+INLINE Part<uint16_t> low_bytes(Mask v) { return __builtin_convertvector((Part<uint32_t>)v, Part<uint16_t>); }
+#endif
+
 template <class T, int Bytes = sizeof(T)> struct V {
   Part<T> v;
   V() = default;
@@ -201,7 +216,7 @@ template <class T, int S> INLINE V<T, S> load_lanes(const T *p, Full, V<T, S> *)
 template <class T, int S> INLINE V<T, S> load_lanes(const T *p, Tail t, V<T, S> *) { return V<T, S>(load_pack<Part<T>>(p, t.n)); }
 template <class T> INLINE V<T, 8> load_lanes(const T *p, Full, V<T, 8> *) { return {load_pack<Piece<T>>(p), load_pack<Piece<T>>(p + HALF)}; }
 template <class T> INLINE V<T, 8> load_lanes(const T *p, Tail t, V<T, 8> *) { return {load_pack<Piece<T>>(p, t.n), load_pack<Piece<T>>(p + HALF, t.n - HALF)}; }
-INLINE B from_bytes(Part<uint8_t> b) { return B((Mask)(__builtin_convertvector(b, Mask) != 0)); }
+INLINE B from_bytes(Part<uint8_t> b) { return B((Mask)(widened(b) != 0)); }
 template <class L> INLINE B load_lanes(const bool *p, L live, B *) { return from_bytes(load_lanes((const uint8_t *)p, live, (V<uint8_t> *)0).v); }
 template <class T, class L> INLINE vec<T> load(const T *p, L live) { return load_lanes(p, live, (vec<T> *)0); }
 
@@ -302,9 +317,9 @@ template <> struct Plain<double> : Plain<float> {};
 template <bool, class T = void> struct When {};
 template <class T> struct When<true, T> { typedef T type; };
 
-// Narrow integers as four-byte ones, which are what has conversions to floats.
+// What has conversions to floats.
 template <class From, int SF> INLINE auto unpacked(V<From> a) {
-  if constexpr (SF < 4) return V<int32_t>(__builtin_convertvector(a.v, Mask));
+  if constexpr (SF < 4) return V<int32_t>(widened(a.v));
   else return a;
 }
 template <class To, class From, int ST, int SF> struct Resize {
@@ -366,14 +381,14 @@ template <> struct VectorConvert<uint8_t, float, void> {
 };
 template <> struct VectorConvert<float, bf16, void> {
   INLINE_METHOD static V<float> apply(V<bf16> a) {
-    return V<float>((Part<float>)(__builtin_convertvector(a.v, Part<uint32_t>) << 16));
+    return V<float>((Part<float>)(widened(a.v) << 16));
   }
 };
 template <> struct VectorConvert<bf16, float, void> {
   INLINE_METHOD static V<bf16> apply(V<float> a) {
     Part<uint32_t> u = (Part<uint32_t>)a.v, rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     rounded = (Part<uint32_t>)((a != a).v ? (Mask)(Mask{} + 0x7fc0) : (Mask)rounded);
-    return V<bf16>(__builtin_convertvector(rounded, Part<uint16_t>));
+    return V<bf16>(low_bytes((Mask)rounded));
   }
 };
 #if MASKED_MOVES
