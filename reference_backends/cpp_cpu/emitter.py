@@ -1,7 +1,7 @@
 """Loop kernels to C++: one function a kernel, one translation unit a graph.
 
 The text is made in layers, a class and a file each: ``statements`` (one iteration, one number at a time), ``vectors`` (loops
-without loops inside), ``reductions`` (sums, extremes and scans of one iteration), ``scans`` (running results in vectors), ``columns`` (reductions
+without loops inside), ``reductions`` (sums and extremes of one iteration), ``scans`` (running results), ``columns`` (reductions
 across memory), ``tiles`` (nests that transpose), ``nests`` (threads, buffers of one iteration), ``horizontal`` (nests side by
 side). This file joins them to kernels.
 
