@@ -187,6 +187,28 @@ def test_scans_along_and_across_memory(shape: tuple[int, ...], dtype: torch.dtyp
         torch.testing.assert_close(result, wide.to(dtype), rtol=2e-6, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize(("count", "width", "rows"), [(3000, 77, 50), (2048, 128, 512), (5000, 1, 9), (20, 5000, 3)])
+def test_rows_added_where_the_data_says(count: int, width: int, rows: int) -> None:
+    """In the order of the rows, whatever the number of threads."""
+
+    def scatter(table: torch.Tensor, at: torch.Tensor, each: torch.Tensor, added: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.index_put(table, (at,), added, accumulate=True), torch.scatter_add(table, 0, each, added)]
+
+    table, added = torch.randn(rows, width), torch.randn(count, width)
+    at, each = torch.randint(0, rows, (count,)), torch.randint(0, rows, (count, width))
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(scatter, (table, at, each, added)), backend="cpp_cpu")
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(compiled(table, at, each, added))
+    torch.set_num_threads(before)
+    for one, *others in zip(*found, strict=True):
+        assert all(torch.equal(one, other) for other in others)
+    for result, exact in zip(found[0], scatter(table.double(), at, each, added.double()), strict=True):
+        torch.testing.assert_close(result.double(), exact, rtol=1e-4, atol=1e-4)
+
+
 def turned(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Case:
     """A result that is read across memory, and one that is stored across it, in one nest."""
     k = kernels.Writer("turned")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from reference_backends.cpp_cpu.analysis import along, collides, iterations, plain, scatters, work
 from reference_backends.cpp_cpu.reductions import kinds
@@ -48,6 +49,9 @@ class Nests(Tiles):
         if scan is not None:
             self.scans(nest, scan)
             return
+        if serial and plain(nest.body) and len(nest.ranges) > 1 and not collides(replace(nest, ranges=nest.ranges[-1:])):
+            self.strips(nest)
+            return
         if plain(nest.body):
             tiled = None if scatters(nest.body) else crossing(nest)
             if tiled is not None:
@@ -84,6 +88,25 @@ class Nests(Tiles):
             self.out.open("")
         self.vector_loop(inner, nest.body, start, end)
         self.out.close(len(outer) + (pieces or (parallel and not outer)))
+        self.close_region()
+
+    def strips(self, nest: loop.Nest) -> None:
+        """A nest whose outer iterations meet in one element and whose innermost ones do not.
+
+        Every thread runs all of the outer loops over a strip of the innermost, so that what an element gets comes in one order,
+        however many threads there are.
+        """
+        inner, outer = nest.ranges[-1], nest.ranges[:-1]
+        size = index.to_c(inner.size)
+        parallel = self.open_region(iterations(nest.ranges, nest.body), serial=False)
+        width, start, end = (self.fresh(n) for n in ("width", "start", "end"))
+        threads, thread = ("omp_get_num_threads()", "omp_get_thread_num()") if parallel else ("1", "0")
+        self.out(f"const int64_t {width} = ({size} + {threads} * LANES - 1) / ({threads} * LANES) * LANES;")
+        self.out(f"const int64_t {start} = min_int({thread} * {width}, {size}), {end} = min_int({start} + {width}, {size});")
+        for r in outer:
+            self.open_loop(r)
+        self.vector_loop(inner, nest.body, start, end)
+        self.out.close(len(outer))
         self.close_region()
 
     def open_region(self, total: index.Int, serial: bool) -> bool:
