@@ -209,6 +209,27 @@ def test_rows_added_where_the_data_says(count: int, width: int, rows: int) -> No
         torch.testing.assert_close(result.double(), exact, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(4096, 64), (5001, 3), (900, 256), (40, 50, 33), (2, 20_000, 16)])
+def test_few_columns_of_many_rows(shape: tuple[int, ...]) -> None:
+    """All threads share the rows, cut the same way however many there are."""
+    rows = list(range(len(shape) - 1))
+
+    def columns(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.sum(rows), x.amax(rows), (x * x).mean(rows), x.argmin(0), (x > 3).any(0), x.var(rows)]
+
+    x = torch.randn(shape)
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(columns, (x,)), backend="cpp_cpu")
+    before = torch.get_num_threads()
+    found = []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(compiled(x))
+    torch.set_num_threads(before)
+    for exact, one, *others in zip(columns(x.double()), *found, strict=True):
+        assert all(torch.equal(one, other) for other in others)
+        torch.testing.assert_close(one.to(exact.dtype), exact, rtol=1e-5, atol=1e-4)
+
+
 def turned(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Case:
     """A result that is read across memory, and one that is stored across it, in one nest."""
     k = kernels.Writer("turned")

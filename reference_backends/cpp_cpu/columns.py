@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from reference_backends.cpp_cpu.analysis import Leaf, blocked, gathers, hoist, iterations, loads, plain, stride_is, used
-from reference_backends.cpp_cpu.reductions import LAST
+from reference_backends.cpp_cpu.reductions import LAST, kinds
 from reference_backends.cpp_cpu.scans import Scans
 from reference_backends.cpp_cpu.table import CTYPES, combined, identity
 from reference_backends.cpp_cpu.vectors import MANY
@@ -19,6 +19,12 @@ from vendor_sdk import index, loop
 
 TILE = 1024
 """Results accumulated at once."""
+NARROW = 256
+"""Columns of which there are too few to give every thread its own; a row of them is a few cache lines."""
+CUTS = 32
+"""Parts that the rows are cut into then: a fixed number, so that results do not depend on the number of threads."""
+GRAIN = 32768
+"""Inner iterations below which a loop is not worth other threads."""
 PARTS = 4
 """Tiles that neighbouring results are cut into, where there is nothing else for threads to share."""
 ROWS = 8
@@ -45,15 +51,18 @@ class Columns(Scans):
 
     def columns(self, nest: loop.Nest) -> None:
         inner, outer = nest.ranges[-1], nest.ranges[:-1]
+        total = iterations(nest.ranges, nest.body)
+        self.cut = not outer and inner.size.value is not None and inner.size.value <= NARROW
+        self.cut = self.cut and (total.value is None or total.value >= GRAIN)
         self.base, self.width = self.fresh("base"), self.fresh("width")
-        parallel = self.open_region(iterations(nest.ranges, nest.body), serial=False)
+        parallel = self.open_region(total, serial=self.cut)
         if parallel:
             self.work_sharing(len(outer) + 1)
         for r in outer:
             self.open_loop(r)
         size = index.to_c(inner.size)
         apart = index.product([r.size for r in outer]).value
-        parts = 1 if apart is not None and apart >= PARTS else PARTS
+        parts = 1 if self.cut or (apart is not None and apart >= PARTS) else PARTS
         tile = TILE // parts if inner.size.value is None else min(TILE, -(-inner.size.value // (64 * parts)) * 64)
         self.out.open(f"for (int64_t {self.base} = 0; {self.base} < {size}; {self.base} += {tile})")
         self.out(f"const int64_t {self.width} = {self.base} + min_int({tile}, {size} - {self.base});")
@@ -109,20 +118,27 @@ class Columns(Scans):
         self.note(s.body)
         place = f"({inner.var} - {self.base})"
         kept: list[tuple[loop.Accumulator, str, str]] = []
+        bounds = {r.var: ("0", index.to_c(r.size)) for r in s.ranges}
+        if self.cut:
+            self.open_parts(s, tile, bounds)
         for a in s.accumulators:
             for to, kind, first in zip(a.to, self.lane_kinds(a), (identity(a.op, a.dtype), LAST), strict=False):
                 running = "double" if blocked(a) else kind
                 kept.append((a, to, kind))
-                self.out(f"alignas(64) {running} {to}_w[{tile}];")
+                if self.cut:
+                    self.out(f"{running} *const {to}_w = {to}_p + part * {tile};")
+                else:
+                    self.out(f"alignas(64) {running} {to}_w[{tile}];")
                 self.out(f"for (int64_t at = 0; at < {tile}; ++at) {to}_w[at] = {first};")
         for r in s.ranges[:-1]:
-            self.open_loop(r)
+            self.open_loop(r, *bounds[r.var])
         last = s.ranges[-1]
+        begin, stop = bounds[last.var]
         given = self.restored(available, s.body, inner)
         before, inside, self.varying = hoist(s.body, inner.var, given)
         self.along, self.past, self.runs = inner.var, {}, {}
         first, step = self.fresh("first"), self.fresh("step")
-        self.out.open(f"for (int64_t {first} = 0; {first} < {index.to_c(last.size)}; {first} += {ROWS})")
+        self.out.open(f"for (int64_t {first} = {begin}; {first} < {stop}; {first} += {ROWS})")
         self.out.open(f"const auto {step} = [&](const int64_t {inner.var}, const auto live, const auto rows) INLINE_LAMBDA")
         for value, text in given.items():
             self.out(f"const vec<{CTYPES[self.types[value]]}> {value}_v = {text};")
@@ -147,12 +163,41 @@ class Columns(Scans):
             self.out(f"store({to}_w + {place}, {value}, live, false);")
         self.out.close(after=";")
         joined = 1 if len(s.body) > MANY else ROWS
-        self.out(f"run_rows<{joined}>({self.base}, {self.width}, {index.to_c(last.size)} - {first}, {step});")
+        self.out(f"run_rows<{joined}>({self.base}, {self.width}, {stop} - {first}, {step});")
         self.out.close(len(s.ranges))
         self.varying, self.along = set(), ""
+        if self.cut:
+            self.out.close()
         for a in s.accumulators:
+            if self.cut:
+                self.join_parts(a, tile)
             for to, dtype in zip(a.to, (a.dtype, torch.int64), strict=False):
                 self.types[to] = dtype
                 kind = CTYPES[dtype]
                 self.out(f"alignas(64) {kind} {to}_t[{tile}];")
                 self.out(f"for (int64_t at = 0; at < {tile}; ++at) {to}_t[at] = ({kind}){to}_w[at];")
+
+    def open_parts(self, s: loop.Reduce, tile: int, bounds: dict[str, tuple[str, str]]) -> None:
+        """Cuts the rows that few columns are reduced over into parts for threads, a fixed number of them."""
+        for a in s.accumulators:
+            for to, kind in zip(a.to, self.lane_kinds(a), strict=True):
+                self.out(f"alignas(64) {'double' if blocked(a) else kind} {to}_p[{CUTS * tile}];")
+        longest = max(s.ranges, key=lambda r: r.size.value or 0)
+        length, start, stop = index.to_c(longest.size), self.fresh("start"), self.fresh("stop")
+        self.out("#pragma omp parallel for schedule(static)")
+        self.out.open(f"for (int64_t part = 0; part < {CUTS}; ++part)")
+        each = f"({length} + {CUTS * ROWS - 1}) / {CUTS * ROWS} * {ROWS}"
+        self.out(f"const int64_t {start} = min_int(part * ({each}), {length}), {stop} = min_int({start} + ({each}), {length});")
+        bounds[longest.var] = (start, stop)
+
+    def join_parts(self, a: loop.Accumulator, tile: int) -> None:
+        for to, kind in zip(a.to, kinds(a), strict=True):
+            self.out(f"alignas(64) {kind} {to}_w[{tile}];")
+        self.out.open(f"for (int64_t at = 0; at < {tile}; ++at)")
+        self.declare(a, "_x")
+        self.out.open(f"for (int64_t part = 0; part < {CUTS}; ++part)")
+        self.advance(a, "_x", [f"({kind}){to}_p[part * {tile} + at]" for to, kind in zip(a.to, kinds(a), strict=True)])
+        self.out.close()
+        for to in a.to:
+            self.out(f"{to}_w[at] = {to}_x;")
+        self.out.close()

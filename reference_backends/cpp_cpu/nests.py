@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reference_backends.cpp_cpu.analysis import along, collides, iterations, plain, scatters, work
+from reference_backends.cpp_cpu.columns import GRAIN
 from reference_backends.cpp_cpu.reductions import kinds
 from reference_backends.cpp_cpu.scans import side_by_side
 from reference_backends.cpp_cpu.table import CTYPES
 from reference_backends.cpp_cpu.tiles import Tiles, crossing
 from vendor_sdk import index, loop
 
-GRAIN = 32768
-"""Inner iterations below which a loop is not worth other threads."""
 PIECE = 8192
 """Iterations of a long inner loop that one thread takes at a time; a multiple of every vector's length."""
 CHUNKS = 64
