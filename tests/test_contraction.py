@@ -27,6 +27,7 @@ from vendor_sdk.ir.loop import (
     required_ops,
 )
 from vendor_sdk.ir.loop_interpreter import interpret
+from vendor_sdk.pipeline import recording
 
 aten = torch.ops.aten
 F32 = torch.float32
@@ -345,3 +346,33 @@ def test_a_window_at_the_edge_reads_nothing_outside() -> None:
     rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
     (result,) = launch(call(aten.convolution.default, (x, weight, None, *rest)))
     torch.testing.assert_close(result, aten.convolution.default(x, weight, None, *rest), rtol=1e-4, atol=1e-4)
+
+
+class Normalised(torch.nn.Module):
+    """A convolution with what follows it in networks."""
+
+    def __init__(self, kernel: int, groups: int) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(16, 16, kernel, padding=kernel // 2, groups=groups, bias=False)
+        self.norm = torch.nn.BatchNorm2d(16)
+        self.norm.running_mean.normal_()  # type: ignore[union-attr]
+        self.norm.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+
+    def forward(self, x: torch.Tensor, shortcut: torch.Tensor | None) -> torch.Tensor:
+        y = self.norm(self.convolution(x))
+        return torch.relu(y if shortcut is None else y + shortcut)
+
+
+@pytest.mark.parametrize(("kernel", "groups"), [(3, 1), (1, 1), (3, 16)])
+@pytest.mark.parametrize("added", [False, True])
+def test_normalisation_and_activation_end_a_convolution(kernel: int, groups: int, added: bool) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Normalised(kernel, groups).eval()
+    x, shortcut = torch.randn(2, 16, 12, 12), torch.randn(2, 16, 12, 12) if added else None
+    graphs: list[Any] = []
+    with torch.no_grad(), recording(graphs.append):
+        result = torch.compile(model, backend="cpp_cpu")(x, shortcut)
+        torch.testing.assert_close(result, model(x, shortcut), rtol=1e-4, atol=1e-4)
+    # One for the scale of each channel, and one for all the rest.
+    assert [graph.launches for graph in graphs] == [2]

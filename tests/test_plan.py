@@ -21,8 +21,8 @@ from vendor_sdk import MemoryPolicy
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.inplace import may_overwrite, overwrite
 from vendor_sdk.ir.loop_interpreter import interpret
-from vendor_sdk.ir.memory import BANK, Buffer, Home, Layout, MemoryPlan, live_bytes
-from vendor_sdk.plan.offsets import bank_of, lay_out
+from vendor_sdk.ir.memory import BANK, Buffer, Home, Layout, Lender, Lent, MemoryPlan, live_bytes
+from vendor_sdk.plan.offsets import activations_of, bank_of, lay_out
 
 aten = torch.ops.aten
 
@@ -42,6 +42,12 @@ def check(plan: MemoryPlan, layout: Layout, together: Sequence[int] = ()) -> Non
     sizes = [b.nbytes.value or 0 for b in plan.buffers]  # a block of its own has the bytes of its tensor and no more
     where |= {n: (n, 0) for n, b in enumerate(plan.buffers) if b.home is Home.BLOCK and n not in together}
     placed = [(*place, sizes[n], plan.buffers[n].first, plan.buffers[n].last) for n, place in where.items()]
+    lent: Sequence[Lent] = ()
+    if layout.lender is not None:
+        assert plan.lender is not None
+        lent = plan.lender.values
+        placed += [(BANK, layout.lender + v.offset, v.nbytes, 0, v.last) for v in lent]
+        assert layout.lender + plan.lender.nbytes <= layout.bank_bytes
     for i, (block, offset, size, first, last) in enumerate(placed):
         assert offset % plan.alignment == 0
         room = layout.arena_bytes if block is None else layout.bank_bytes if block == BANK else sizes[block]
@@ -49,7 +55,7 @@ def check(plan: MemoryPlan, layout: Layout, together: Sequence[int] = ()) -> Non
         for other, start, length, born, dead in placed[:i]:
             if other == block and first <= dead and born <= last:
                 assert offset + size <= start or start + length <= offset or 0 in (size, length)
-    lives = [(padded[n], b.first, b.last) for n, b in enumerate(plan.buffers)]
+    lives = [(padded[n], b.first, b.last) for n, b in enumerate(plan.buffers)] + [(v.nbytes, 0, v.last) for v in lent]
     assert layout.bound == max(live_bytes(lives, len(plan.steps)), default=0)
     assert layout.peak >= layout.bound
 
@@ -127,6 +133,44 @@ def test_gradients_and_the_arena_share_one_allocation_where_that_lowers_the_peak
     assert together == [2, 3, 4, 5, 6, 7]
     assert (layout.arena_bytes, layout.bank_bytes, layout.peak, layout.bound) == (0, 6144, 6144, 6144)
     assert bank_of(plan, sizes, 1 << 20) == []
+
+
+@settings(deadline=None)
+@given(plans(), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 29)), min_size=1, max_size=8))
+def test_gradients_never_lie_over_activations_that_are_still_read(plan: MemoryPlan, lent: list[tuple[int, int]]) -> None:
+    values, offset = [], 0
+    for lines, last in lent:
+        values.append(Lent(64 * lines, offset, min(last, len(plan.steps) - 1), len(values)))
+        offset += 64 * lines
+    plan.lender = Lender(offset, values)
+    sizes = plan.sizes({})
+    together = bank_of(plan, sizes, 0)
+    layout = lay_out(plan, sizes, together=together)
+    check(plan, layout, together)
+
+
+def test_gradients_take_the_place_of_activations() -> None:
+    # Two layers: the gradient of the second's weight is written when the activation before it was read for the last time.
+    plan = plan_of([(1024, 1, 3, Home.BLOCK), (512, 2, 3, Home.ARENA), (1024, 3, 3, Home.BLOCK)], 4)
+    plan.lender = Lender(1024, [Lent(512, 512, 2, 0), Lent(512, 0, 1, 1)])
+    sizes = plan.sizes({})
+    together = bank_of(plan, sizes, 1024)
+    layout = lay_out(plan, sizes, together=together)
+    check(plan, layout, together)
+    assert (layout.lender, layout.arena_bytes, layout.bank_bytes, layout.peak, layout.bound) == (1024, 0, 2560, 2560, 2560)
+
+
+def test_activations_lie_in_the_bank_of_a_forward_graph_with_the_first_on_top() -> None:
+    plan = plan_of([(1024, 0, 2, Home.BLOCK), (640, 0, 1, Home.ARENA), (512, 1, 2, Home.BLOCK), (64, 2, 2, Home.BLOCK)], 3)
+    node = fx.Graph().placeholder("saved")
+    for number, buffer in enumerate(plan.buffers):
+        buffer.slots.append((node, number))
+    sizes = plan.sizes({})
+    together = activations_of(plan, sizes, {(node, 0), (node, 2)}, 1024)
+    assert together == [0, 2]
+    layout = lay_out(plan, sizes, together=together, downward=True)
+    check(plan, layout, together)
+    assert {n: (p.block, p.offset) for n, p in layout.places.items()} == {0: (BANK, 512), 1: (None, 0), 2: (BANK, 0)}
 
 
 # In place

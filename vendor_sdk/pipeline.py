@@ -60,14 +60,16 @@ from vendor_sdk.partition.outputs import store_as_promised
 from vendor_sdk.partition.place import place
 from vendor_sdk.partition.segments import join_segments
 from vendor_sdk.partition.transfers import insert_transfers
+from vendor_sdk.plan.activations import Activations
 from vendor_sdk.plan.inplace import Rewritten, work_in_place
-from vendor_sdk.plan.liveness import Aliases, plan_memory
-from vendor_sdk.plan.offsets import bank_of, lay_out
+from vendor_sdk.plan.liveness import Aliases, last_reads, plan_memory
+from vendor_sdk.plan.offsets import activations_of, bank_of, lay_out
 from vendor_sdk.plan.order import steps_of
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, COMPOSITES, OPSET
 from vendor_sdk.prims.row import Prim
 from vendor_sdk.prims.samples import Effort, SampleContext
 from vendor_sdk.run.arena import Frames
+from vendor_sdk.run.bank import Bank
 from vendor_sdk.run.compiled import CompiledGraph
 from vendor_sdk.run.memory import DeviceMemory
 from vendor_sdk.run.steps import OwnMemoryRuntime, Runtime, TorchRuntime
@@ -83,6 +85,7 @@ def compile_dynamo(
     """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
     session = load(backend).session(options)
     key = _stored_key(session) if _worth_storing(module) else None
+    activations = Activations()
 
     def capture(captured: fx.GraphModule, fake_inputs: Sequence[Any], watch: Watch, backward: bool) -> PrimGraph:
         static = frozenset() if backward else torch_private.static_input_indices()
@@ -98,6 +101,8 @@ def compile_dynamo(
         )
         if backward:
             graph.donated_inputs = torch_private.donated_input_indices(fake_inputs)
+        else:
+            graph.saved_outputs = torch_private.saved_outputs()
         return graph
 
     def compiler(backward: bool) -> Callable[..., Any]:
@@ -106,9 +111,9 @@ def compile_dynamo(
             with watch.failures():
                 graph = capture(captured, fake_inputs, watch, backward)
             if key is None:
-                return compile_prim_graph(graph, session, watch).boxed()
+                return compile_prim_graph(graph, session, watch, activations).boxed()
             with torch_private.real_tensors(), watch.failures():
-                decided = decide(graph, session, watch)
+                decided = decide(graph, session, watch, activations)
                 stored = _store(decided, session)
                 return finish(decided, session, watch).boxed(), stored
 
@@ -194,14 +199,17 @@ def compile_graph(graph: PrimGraph, *, backend: str, options: Options | None = N
     return compile_prim_graph(graph.copy(), load(backend).session(options))
 
 
-def compile_prim_graph(graph: PrimGraph, session: Session, watch: Watch | None = None) -> CompiledGraph:
-    """All stages after capture, in order. ``graph`` is consumed."""
+def compile_prim_graph(
+    graph: PrimGraph, session: Session, watch: Watch | None = None, activations: Activations | None = None
+) -> CompiledGraph:
+    """All stages after capture, in order. ``graph`` is consumed; ``activations`` is what the plan of a forward graph tells that
+    of its backward graph."""
     watch = watch or _watch(session, graph.backward)
     with torch_private.real_tensors(), watch.failures():
-        return finish(decide(graph, session, watch), session, watch)
+        return finish(decide(graph, session, watch, activations or Activations()), session, watch)
 
 
-def decide(graph: PrimGraph, session: Session, watch: Watch) -> Decided:
+def decide(graph: PrimGraph, session: Session, watch: Watch, activations: Activations) -> Decided:
     """The stages up to the text of the kernels."""
     loaded = session.loaded
     watch.captured(graph)
@@ -232,7 +240,7 @@ def decide(graph: PrimGraph, session: Session, watch: Watch) -> Decided:
     watch.scheduled(graph, scheduled)
     lowered = _lower_all(graph, session, own_memory=own_memory)
     watch.lowered(lowered)
-    return _plan(graph, lowered, session, watch, placements=tuple(placements), refusals=tuple(scheduled.refusals))
+    return _plan(graph, lowered, session, watch, activations, placements=tuple(placements), refusals=tuple(scheduled.refusals))
 
 
 def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
@@ -435,6 +443,7 @@ def _plan(
     lowered: Mapping[fx.Node, Lowered],
     session: Session,
     watch: Watch,
+    activations: Activations,
     *,
     placements: tuple[NodePlacement, ...],
     refusals: tuple[Refusal, ...],
@@ -463,7 +472,9 @@ def _plan(
     in_place: dict[Slot, Slot] = {}
     rewritten: Mapping[fx.Node, Rewritten] = {}
     if arena and policy.in_place:
-        in_place, rewritten = work_in_place(graph, steps, loops, allocated=allocated)
+        # Activations in the forward graph's bank leave their memory to whatever fits best, when they die.
+        lent = set(activations.places) if graph.backward else set()
+        in_place, rewritten = work_in_place(graph, steps, loops, allocated=allocated, lent=lent)
         loops |= {node: (one.kernel, one.inputs) for node, one in rewritten.items()}
     plan = plan_memory(
         graph,
@@ -476,8 +487,16 @@ def _plan(
     )
     if not plan.symbols:
         sizes = plan.sizes({})
-        together = bank_of(plan, sizes, policy.bank) if graph.backward and state.arena.type == "cpu" else ()
-        plan.fixed = lay_out(plan, sizes, borrow=policy.borrow, together=together)
+        banks = arena and state.arena.type == "cpu"
+        if graph.backward and banks:
+            plan.lender = activations.lender(graph, last_reads(graph, steps, in_place))
+            together = bank_of(plan, sizes, policy.bank)
+            plan.fixed = lay_out(plan, sizes, borrow=policy.borrow, together=together)
+        else:
+            saved = _saved(graph, Aliases()) if banks else {}
+            together = activations_of(plan, sizes, saved, policy.bank)
+            plan.fixed = lay_out(plan, sizes, borrow=policy.borrow, together=together, downward=bool(together))
+            activations.note(plan, saved)
     watch.planned(plan, [one.kernel for one in rewritten.values()])
     texts, text_of = _emit(loops, session, watch)
     return Decided(graph, placements, refusals, steps.order, loops, texts, text_of, in_place, plan, lowered)
@@ -505,6 +524,7 @@ def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tu
         values=Values(plan, Aliases(), functools.partial(_allocated, loaded, {*decided.kernels, *native}), decided.in_place),
         link=emitter.link if emitter is not None and state.memory is None else lambda program: None,
         frames=frames,
+        bank=Bank(),
     )
     compiled = functools.partial(
         Compiled,
@@ -519,6 +539,17 @@ def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tu
     )
     watch.compiled(compiled, wrapper.source, wrapper.namespace)
     return wrapper, frames, {node: call.kernel for node, call in emitted.items()}
+
+
+def _saved(graph: PrimGraph, shares: Aliases) -> dict[Slot, int]:
+    """Results that a forward graph returns for its backward graph alone, and which input of that they are."""
+    owners = [shares.of(value) if isinstance(value, fx.Node) else () for value in graph.outputs]
+    found: dict[Slot, int] = {}
+    for index, output in graph.saved_outputs.items():
+        slots = owners[output] if output < len(owners) else ()
+        if len(slots) == 1 and slots[0][0].op == "call_function" and sum(slots[0] in other for other in owners) == 1:
+            found[slots[0]] = index
+    return found
 
 
 def _native_calls(graph: PrimGraph, session: Session) -> dict[fx.Node, LoweredCall]:

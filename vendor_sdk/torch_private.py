@@ -269,6 +269,19 @@ def donated_input_indices(inputs: Sequence[Any]) -> frozenset[int]:
     return frozenset(i for i in indices if i < len(keys) and keys[i] is not None and keys.count(keys[i]) == 1)
 
 
+def saved_outputs() -> dict[int, int]:
+    """Of the forward graph being compiled: input of its backward graph, where that is donated, to the output that becomes it.
+
+    Empty where the two do not correspond one to one (symbolic sizes, effect tokens among the outputs).
+    """
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    others = ("num_symints_saved_for_bw", "num_opaque_objects_saved_for_bw", "tokens")
+    if metadata is None or any(getattr(metadata, name, None) for name in others):
+        return {}
+    return {index: metadata.num_forward + index for index in getattr(metadata, "bw_donated_idxs", None) or ()}
+
+
 def sympy_of(value: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     """The sympy expression of a symbolic number, with the shape environment's replacements applied."""
     return value.node.expr

@@ -42,7 +42,7 @@ def backend() -> Backend:
             "halves": "loaded and stored as such, computed in float32",
             "sums": "float32 within blocks, float64 across them; the result does not depend on the number of threads",
             "attention": "blocked, float32 within blocks (float64 for float64); no scores in memory",
-            "matrix products": "packed and blocked, sums in float32 (float64 for float64) of 512 terms each; convolutions too",
+            "matrix products": "blocked, sums in float32 (float64 for float64) of at most 256 terms each; convolutions too",
         },
     )
 

@@ -63,6 +63,11 @@ class Frames(Protocol):
         """Says which tensors each frame holds; once, before the first call."""
 
 
+class Bank(Protocol):
+    """Gives a call its bank (``vendor_sdk/run/bank.py``): wrapper text calls ``lend`` in forward graphs, ``take`` in backward
+    ones."""
+
+
 STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format"})
 """Keyword arguments about storage: logical tensors have none, so kernels do not receive them."""
 
@@ -108,6 +113,7 @@ def generate(
     values: Values,
     link: Callable[[Program], Entry | None],
     frames: Frames,
+    bank: Bank,
 ) -> Wrapper:
     """Writes the wrapper of a placed and planned graph.
 
@@ -120,8 +126,9 @@ def generate(
         values: the memory plan.
         link: makes one native call of several launches, or declines.
         frames: gives each call its arena.
+        bank: gives each call its bank.
     """
-    return _Writer(graph, runtime, kernels, launched, host, steps, values, link, frames).write()
+    return _Writer(graph, runtime, kernels, launched, host, steps, values, link, frames, bank).write()
 
 
 class _Writer:
@@ -136,7 +143,9 @@ class _Writer:
         values: Values,
         link: Callable[[Program], Entry | None],
         frames: Frames,
+        bank: Bank,
     ) -> None:
+        self.bank = bank
         self.graph, self.runtime, self.kernels, self.launched, self.host = graph, runtime, kernels, launched, host
         self.order, self.values, self.link, self.frames = steps, values, link, frames
         self.lines: list[str] = []
@@ -339,7 +348,15 @@ class _Writer:
         names = [self.values.variable(slot) for slot, _ in banked]
         tensors = [(offset, tensor_of(slot)) for slot, offset in banked]
         texts = [f"({offset}, {self.text.tuple(t.shape)}, {self.text.constant(t.dtype)})" for offset, t in tensors]
-        self._line(f"BANK, {', '.join(names)} = RT.bank({fixed.bank_bytes}, {', '.join(texts)})")
+        self.text.namespace["BANKS"] = self.bank
+        arguments = [str(fixed.bank_bytes)]
+        if self.graph.backward:
+            lender = self.values.plan.lender if fixed.lender is not None else None
+            values = lender.values if lender is not None else ()
+            lent = [f"({self.graph.placeholders[value.index].name}, {value.offset}), " for value in values]
+            arguments += [str(fixed.lender or 0), f"({''.join(lent)})"]
+        method = "take" if self.graph.backward else "lend"
+        self._line(f"BANK, {', '.join(names)} = BANKS.{method}({', '.join([*arguments, *texts])})")
         self.allocated.update(slot for slot, _ in banked)
         self.defined.update(names)
 

@@ -46,7 +46,8 @@ class MemoryPolicy:
         in_place: whether an emitted kernel may write a result over an operand (a param of role "inout").
         borrow: whether intermediate results may lie in the memory of an output before the output is written.
         bank: bytes from which on the large outputs of a backward graph share one allocation, in which intermediate results find
-            room too; it is free again when the last of these gradients is gone. ``None``: never.
+            room too; it is free again when the last of these gradients is gone. Activations that a forward graph saves share
+            one in the same way, and the gradients take their place. ``None``: never.
     """
 
     arena: bool = True

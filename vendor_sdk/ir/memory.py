@@ -25,7 +25,8 @@ from torch import fx
 from vendor_sdk.ir.index import Int, evaluate, symbols
 
 BANK = -1
-"""Instead of the number of a block: the allocation that the outputs of a backward graph share."""
+"""Instead of the number of a block: the allocation that the outputs of a backward graph share, or the activations that a
+forward graph leaves to one."""
 
 Slot = tuple[fx.Node, int]
 """One result of a node; index 0 where it has a single one."""
@@ -60,6 +61,25 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Lent:
+    """An activation in the bank of the forward graph: ``nbytes`` from ``offset`` on, which steps read up to ``last``, and
+    which is input ``index``."""
+
+    nbytes: int
+    offset: int
+    last: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Lender:
+    """The bank of a forward graph as its backward graph gets it: ``nbytes``, which are free as the activations in them die."""
+
+    nbytes: int
+    values: Sequence[Lent]
+
+
+@dataclass(frozen=True)
 class Place:
     """Where a buffer begins: ``offset`` bytes into the arena (``block`` None), the bank, or the memory of buffer ``block``."""
 
@@ -77,6 +97,7 @@ class Layout:
         places: buffer number to place, for buffers at home in the arena and for blocks in the bank.
         peak: bytes held at the worst step: the whole arena, blocks from their first use on, and what lives elsewhere.
         bound: the largest sum of live bytes at any step, which no plan can go below.
+        lender: where in the bank that of the forward graph begins, whose activations count as live; None where it has none.
     """
 
     arena_bytes: int
@@ -84,6 +105,7 @@ class Layout:
     places: Mapping[int, Place]
     peak: int
     bound: int
+    lender: int | None = None
 
 
 @dataclass
@@ -96,6 +118,7 @@ class MemoryPlan:
         slots: result to number of its buffer.
         alignment: bytes; sizes are rounded up to it, and offsets are multiples.
         fixed: the layout, when no size is symbolic.
+        lender: the forward graph's bank, where this is its backward graph.
     """
 
     steps: Sequence[fx.Node]
@@ -103,6 +126,7 @@ class MemoryPlan:
     slots: Mapping[Slot, int]
     alignment: int
     fixed: Layout | None = None
+    lender: Lender | None = None
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -119,6 +143,7 @@ class MemoryPlan:
         lines = []
         if layout is not None:
             bank = f"bank {layout.bank_bytes}, " if layout.bank_bytes else ""
+            bank += f"activations from {layout.lender} in it, " if layout.lender is not None else ""
             lines.append(f"arena {layout.arena_bytes} bytes, {bank}peak {layout.peak}, lower bound {layout.bound}")
         lines.append(f"{'buffer':24} {'bytes':>16} {'steps':>13}  place")
         for number, buffer in enumerate(self.buffers):

@@ -58,6 +58,8 @@ class PrimGraph:
             memory may be written over.
         writes: inputs that the last outputs are written to, in the order of those outputs, once every input and output has been
             read; those outputs are not returned.
+        saved_outputs: indices of outputs of a forward graph that only its backward graph gets, where they are donated; by the
+            index that they have among its inputs.
     """
 
     module: fx.GraphModule
@@ -67,6 +69,7 @@ class PrimGraph:
     static_inputs: frozenset[int] = frozenset()
     donated_inputs: frozenset[int] = frozenset()
     writes: tuple[int, ...] = ()
+    saved_outputs: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def graph(self) -> fx.Graph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -32,6 +32,7 @@ def work_in_place(
     kernels: Mapping[fx.Node, tuple[LoopKernel, Sequence[fx.Node]]],
     *,
     allocated: Callable[[fx.Node], bool],
+    lent: Collection[int] = (),
 ) -> tuple[dict[Slot, Slot], dict[fx.Node, Rewritten]]:
     """Result to the result (or placeholder) whose memory it takes, and the kernels rewritten for that.
 
@@ -40,6 +41,7 @@ def work_in_place(
     Args:
         kernels: kernel and inputs of each emitted node; params are the inputs, then the results.
         allocated: whether the SDK allocates a node's results.
+        lent: donated inputs whose memory is planned in another way.
     """
     shares = Aliases()
     outputs = [value for value in graph.outputs if isinstance(value, fx.Node)]
@@ -53,7 +55,8 @@ def work_in_place(
                 last[slot] = step
                 if not allocated(node) and not shares.shows(node):
                     shown.add(slot)
-    of_caller = {(graph.placeholders[index], 0) for index in graph.donated_inputs}  # results in donated memory join it
+    # Results in donated memory join it.
+    of_caller = {(graph.placeholders[index], 0) for index in graph.donated_inputs if index not in lent}
     goals = {slot: goal for slot, goal in _goals(graph, shares).items() if goal not in escaping | shown and allocated(slot[0])}
     taken: dict[Slot, Slot] = {}
     rewritten: dict[fx.Node, Rewritten] = {}

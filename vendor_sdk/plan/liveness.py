@@ -81,6 +81,28 @@ def plan_memory(
     return MemoryPlan(steps.order, buffers, slots, alignment)
 
 
+def last_reads(graph: PrimGraph, steps: Steps, in_place: Mapping[Slot, Slot]) -> dict[fx.Node, int]:
+    """The last step at which something lies in the memory of a placeholder: itself, a view, or a result that takes it over."""
+    shares = Aliases()
+    end = len(steps.order) - 1
+    last: dict[fx.Node, int] = {}
+
+    def read(slot: Slot, step: int) -> None:
+        while slot in in_place:
+            slot = in_place[slot]
+        if slot[0].op == "placeholder":
+            last[slot[0]] = max(step, last.get(slot[0], 0))
+
+    for step, node in enumerate(steps.order):
+        for operand in (*steps.reads(node), node):
+            for slot in shares.of(operand):
+                read(slot, step)
+    escaping = {slot for value in graph.outputs if isinstance(value, fx.Node) for slot in shares.of(value)}
+    for slot in escaping | kept(steps, shares):
+        read(slot, end)
+    return last
+
+
 class Aliases:
     """Whose memory a value lies in."""
 

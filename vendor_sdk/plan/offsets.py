@@ -8,6 +8,10 @@ Memory of a block (an output) may be there before its own value is written; unti
 outputs of a backward graph, which live and die together, share one allocation, the bank, in the order of their birth: what
 is not yet written there is one stretch of memory, in which large buffers find room. Where an arena of its own would still raise
 the peak, the arena begins where the bank ends, in the same allocation, so that buffers may lie across.
+
+A forward graph's activations for the backward graph have a bank too, the first-born on top. They die from the bottom up,
+roughly, while gradients are born: so the backward graph's bank, arena included, lies over the forward graph's (the *lender*),
+as low as the activations that are still alive allow.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from vendor_sdk.ir.memory import BANK, Home, Layout, MemoryPlan, Place, live_bytes
+from vendor_sdk.ir.memory import BANK, Home, Layout, Lender, MemoryPlan, Place, Slot, live_bytes
 
 REPAIRS = 200
 """Orders tried beyond the fixed ones, on graphs of a few hundred buffers."""
@@ -61,6 +65,25 @@ class Room:
         return self.fills[position - 1][1] if position else 0
 
 
+@dataclass(frozen=True)
+class Fixed:
+    """Bytes ``[begin, end)`` that are taken until step ``last``, inclusive."""
+
+    last: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Below:
+    """What lies at the front of the arena: a room with an end of its own use, and what is taken at first; ``end`` bytes of the
+    arena are there in any case."""
+
+    room: Room
+    fixed: Sequence[Fixed] = ()
+    end: int = 0
+
+
 def bank_of(plan: MemoryPlan, sizes: Sequence[int], least: int | None) -> list[int]:
     """Numbers of the blocks that share the bank: outputs of at least a ``SHARE`` of all bytes, if those are ``least``."""
     end = len(plan.steps) - 1
@@ -70,18 +93,39 @@ def bank_of(plan: MemoryPlan, sizes: Sequence[int], least: int | None) -> list[i
     return large if least is not None and total >= least and len(large) > 1 else []
 
 
+def activations_of(plan: MemoryPlan, sizes: Sequence[int], saved: Collection[Slot], least: int | None) -> list[int]:
+    """Numbers of the blocks in the bank of a forward graph: those that hold ``saved`` results, chosen as in ``bank_of``."""
+    held = [n for n, b in enumerate(plan.buffers) if b.home is Home.BLOCK and b.slots[-1] in saved]
+    total = sum(sizes[n] for n in held)
+    large = [n for n in held if sizes[n] * SHARE >= total]
+    return large if least is not None and total >= least else []
+
+
 NEAR = 1.02
 """Peaks up to this multiple of the lower bound are good."""
 
 
-def lay_out(plan: MemoryPlan, sizes: Sequence[int], *, borrow: bool = True, together: Collection[int] = ()) -> Layout:
+KEPT = 3
+"""How many times their own bytes gradients may keep allocated together, by lying over activations."""
+
+
+def lay_out(
+    plan: MemoryPlan, sizes: Sequence[int], *, borrow: bool = True, together: Collection[int] = (), downward: bool = False
+) -> Layout:
     """Offsets for ``sizes`` (bytes, aligned) of the plan's buffers.
 
     Args:
         borrow: whether arena buffers may lie in blocks before those are written.
         together: numbers of the blocks that share the bank.
+        downward: whether the first-born of them comes last in the bank, rather than first.
     """
+    if downward:
+        return _lay_out(plan, sizes, borrow, together, joint=False, downward=True)
     apart = _lay_out(plan, sizes, borrow, together, joint=False)
+    if plan.lender is not None and borrow and apart.bank_bytes:
+        over = _lay_out(plan, sizes, borrow, together, joint=True, lender=plan.lender)
+        if over.peak <= apart.peak + plan.lender.nbytes and over.bank_bytes <= KEPT * apart.bank_bytes:
+            return over
     if not borrow or not apart.bank_bytes or apart.peak <= NEAR * apart.bound:
         return apart
     joint = _lay_out(plan, sizes, borrow, together, joint=True)
@@ -89,12 +133,21 @@ def lay_out(plan: MemoryPlan, sizes: Sequence[int], *, borrow: bool = True, toge
     return joint if joint.peak * NEAR <= apart.peak and joint.bank_bytes <= 2 * apart.bank_bytes else apart
 
 
-def _lay_out(plan: MemoryPlan, sizes: Sequence[int], borrow: bool, together: Collection[int], joint: bool) -> Layout:
+def _lay_out(
+    plan: MemoryPlan,
+    sizes: Sequence[int],
+    borrow: bool,
+    together: Collection[int],
+    joint: bool,
+    downward: bool = False,
+    lender: Lender | None = None,
+) -> Layout:
     steps = len(plan.steps)
-    live = live_bytes([(size, b.first, b.last) for size, b in zip(sizes, plan.buffers, strict=True)], steps)
-    bound = max(live, default=0)
+    lent = lender.values if lender is not None else ()
+    lives = [(size, b.first, b.last) for size, b in zip(sizes, plan.buffers, strict=True)]
+    bound = max(live_bytes([*lives, *((value.nbytes, 0, value.last) for value in lent)], steps), default=0)
     inside = [n for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and sizes[n]]
-    banked = sorted((n for n in together if sizes[n]), key=lambda n: plan.buffers[n].first)
+    banked = sorted((n for n in together if sizes[n]), key=lambda n: plan.buffers[n].first, reverse=downward)
     in_bank, fills, bank_bytes = {}, [], 0
     for n in banked:
         in_bank[n] = Place(BANK, bank_bytes)
@@ -109,34 +162,43 @@ def _lay_out(plan: MemoryPlan, sizes: Sequence[int], borrow: bool, together: Col
     items = [Item(sizes[n], plan.buffers[n].first, plan.buffers[n].last, unused(n)) for n in inside]
     rooms = [Room(sizes[n], ((plan.buffers[n].first, sizes[n]),), unused(n)) for n in blocks]
     bank = Room(bank_bytes, tuple(fills))
-    if bank_bytes and borrow and not joint:
+    if bank_bytes and borrow and not joint and not downward:
         blocks.append(BANK)
         rooms.append(bank)
+    start, fixed = None, []
+    if lender is not None:
+        # Above every output that is written while an activation above it still lives.
+        start = max((end - v.offset for born, end in fills for v in lent if v.last >= born), default=0)
+        start = -(-max(start, 0) // plan.alignment) * plan.alignment
+        fixed = [Fixed(v.last, start + v.offset, start + v.offset + v.nbytes) for v in lent]
+        fixed_end = max(bank_bytes, start + lender.nbytes)
+    else:
+        fixed_end = bank_bytes if joint else 0
     # What the arena can be at least, given everything that is not in it.
     around = live_bytes([(sizes[n], b.first, b.last) for n, b in enumerate(plan.buffers) if b.home is not Home.ARENA], steps)
-    goal = max(bound - max(around, default=0), 0) + (bank_bytes if joint else 0)
-    found = pack(items, rooms, goal, bank if joint else None)
+    goal = max(max(bound - max(around, default=0), 0) + (bank_bytes if joint else 0), fixed_end)
+    found = pack(items, rooms, goal, Below(bank, fixed, fixed_end if lender is not None else 0) if joint else None)
     home = BANK if joint else None
     places = {n: Place(home if room is None else blocks[room], offset) for n, (room, offset) in zip(inside, found, strict=True)}
     empty = {n: Place(None, 0) for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and not sizes[n]}
     arena = max((p.offset + sizes[n] for n, p in places.items() if p.block is home), default=0)
     if joint:
-        arena, bank_bytes = 0, max(arena, bank_bytes)
+        arena, bank_bytes = 0, max(arena, fixed_end)
     starts = {n: b.first for n, b in enumerate(plan.buffers)}
     for n, place in places.items():
         if place.block is not None and place.block != BANK:
             starts[place.block] = min(starts[place.block], plan.buffers[n].first)
     own = [(sizes[n], starts[n], b.last) for n, b in enumerate(plan.buffers) if b.home is not Home.ARENA and n not in in_bank]
     peak = arena + bank_bytes + max(live_bytes(own, steps), default=0)
-    return Layout(arena, bank_bytes, {**places, **empty, **in_bank}, peak, bound)
+    return Layout(arena, bank_bytes, {**places, **empty, **in_bank}, peak, bound, start)
 
 
-def pack(items: Sequence[Item], rooms: Sequence[Room], goal: int, below: Room | None = None) -> list[tuple[int | None, int]]:
+def pack(items: Sequence[Item], rooms: Sequence[Room], goal: int, below: Below | None = None) -> list[tuple[int | None, int]]:
     """Room (or None for the arena) and offset of each item; no two that live at one step overlap.
 
     Args:
         goal: arena bytes that are as good as possible; the search ends there.
-        below: memory at the front of the arena with an end of its own use.
+        below: what lies at the front of the arena.
     """
     if not items:
         return []
@@ -206,21 +268,23 @@ def _place(
     rooms: Sequence[Room],
     order: Sequence[int],
     meets: Sequence[Sequence[int]],
-    below: Room | None,
+    below: Below | None,
 ) -> list[tuple[int | None, int]]:
     """Greedy: each item in turn goes where the hole fits best, and to the top of the arena only when there is none."""
     where: list[tuple[int | None, int] | None] = [None] * len(items)
     by_size = sorted(range(len(rooms)), key=lambda r: rooms[r].size)
     widths = [rooms[r].size for r in by_size]
-    top = 0
+    top = below.end if below is not None else 0
     for n in order:
         item = items[n]
         taken: dict[int | None, list[tuple[int, int]]] = {}
+        if below is not None:
+            taken[None] = [(fixed.begin, fixed.end) for fixed in below.fixed if fixed.last >= item.first]
         for m in meets[n]:
             place = where[m]
             if place is not None:
                 taken.setdefault(place[0], []).append((place[1], place[1] + items[m].size))
-        base = below.free_from(item.last) if below is not None else 0
+        base = below.room.free_from(item.last) if below is not None else 0
         hole = _hole(taken.get(None, []), item.size, top, base)
         best: tuple[int, int | None, int] | None = (hole[0], None, hole[1]) if hole is not None else None
         fitting = range(bisect_left(widths, item.size), len(by_size))

@@ -185,7 +185,8 @@ class Pool:
 
     def release(self) -> int:
         with self._lock:
-            freed = sum(memory.numel() for memory in self._idle)
+            # Large memory of the host goes back to the pool of blocks, which counts it.
+            freed = sum(m.numel() for m in self._idle if self.device.type != "cpu" or m.numel() < LARGE)
             self._idle.clear()
         return freed
 

@@ -26,7 +26,9 @@ import torch
 LARGE = 1 << 20
 """Bytes from which an output comes from a block. Below, the C library's own caches are as good."""
 PAGE = 1 << 21
-"""Blocks begin and end at multiples of this: a huge page, which the kernel is asked for."""
+"""Large blocks end at multiples of this: a huge page, which the kernel is asked for."""
+SPARE = 64
+"""Blocks are at most one part in so many larger than what is asked for, or a page of the processor."""
 IDLE_LIMIT = 1 << 30
 """Idle bytes that are kept; the longest idle go first."""
 
@@ -48,7 +50,8 @@ class Blocks:
 
     def take(self, nbytes: int) -> mmap.mmap:
         """A block of at least ``nbytes`` and at most an eighth more than that needs."""
-        size = -(-max(nbytes, 1) // PAGE) * PAGE
+        grain = min(max(1 << (max(nbytes, 1) // SPARE).bit_length() >> 1, mmap.PAGESIZE), PAGE)
+        size = -(-max(nbytes, 1) // grain) * grain
         with self._lock:
             self._collect()
             best = None
@@ -94,9 +97,11 @@ class _Lease:
     """What a tensor over a block refers to: a buffer of ctypes, with this class mixed in. Its end is the block's return."""
 
     block: mmap.mmap
+    kept = True
+    """whether the block serves again"""
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if self.kept and not sys.is_finalizing():
             BLOCKS.give(self.block)
 
 
@@ -109,25 +114,30 @@ def _lease_type(size: int) -> type[ctypes.Array[ctypes.c_char]]:
 def tensor_over_block(nbytes: int) -> torch.Tensor:
     """A flat uint8 tensor of ``nbytes`` (at least 1) uninitialised bytes, whose memory returns to the pool when the last tensor
     over it is gone."""
-    return torch.frombuffer(_lease(nbytes), dtype=torch.uint8, count=nbytes)
+    return torch.frombuffer(lease(nbytes), dtype=torch.uint8, count=nbytes)
 
 
-def tensors_over_block(nbytes: int, parts: Sequence[tuple[int, tuple[int, ...], torch.dtype]]) -> list[torch.Tensor]:
-    """A flat uint8 tensor as above, then a contiguous tensor for each (byte offset, shape, dtype), on storages of their own."""
-    lease = _lease(nbytes)
-    flats = [torch.frombuffer(lease, dtype=torch.uint8, count=nbytes)]
+Part = tuple[int, tuple[int, ...], torch.dtype]
+"""A contiguous tensor in a block: byte offset, shape, dtype."""
+
+
+def tensors_over(lease: Any, start: int, nbytes: int, parts: Sequence[Part]) -> list[torch.Tensor]:
+    """A flat uint8 tensor of ``nbytes`` from byte ``start`` of a leased block, then each of ``parts`` (offsets from there), on
+    storages of their own."""
+    flats = [torch.frombuffer(lease, dtype=torch.uint8, offset=start, count=nbytes)]
     for offset, shape, dtype in parts:
         length = math.prod(shape) * dtype.itemsize
-        flat = torch.frombuffer(lease, dtype=torch.uint8, offset=offset, count=length)
+        flat = torch.frombuffer(lease, dtype=torch.uint8, offset=start + offset, count=length)
         flats.append(shaped(flat, 0, shape, dtype))
     return flats
 
 
-def _lease(nbytes: int) -> Any:
+def lease(nbytes: int) -> Any:
+    """A block of at least ``nbytes`` as a buffer, which returns to the pool when nothing refers to it any more."""
     block = BLOCKS.take(nbytes)
-    lease = _lease_type(len(block)).from_buffer(block)
-    lease.block = block  # type: ignore[attr-defined]
-    return lease
+    leased = _lease_type(len(block)).from_buffer(block)
+    leased.block = block  # type: ignore[attr-defined]
+    return leased
 
 
 def shaped(

@@ -9,7 +9,7 @@ import torch
 
 from vendor_sdk.contract.device import DeviceTensor
 from vendor_sdk.errors import KernelError
-from vendor_sdk.run.blocks import shaped, tensors_over_block, warm_empty
+from vendor_sdk.run.blocks import shaped, warm_empty
 from vendor_sdk.run.memory import DeviceMemory
 
 Shape = tuple[int, ...]
@@ -35,7 +35,6 @@ class Runtime(Protocol):
     def output(self, value: Any, strides: Shape, fresh: bool) -> torch.Tensor: ...
     def part(self, owner: torch.Tensor, offset: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor: ...
     def lying(self, value: torch.Tensor, shape: Shape, strides: Shape) -> torch.Tensor: ...
-    def bank(self, nbytes: int, *parts: tuple[int, Shape, torch.dtype]) -> list[torch.Tensor]: ...
     def own(self, value: Any, *operands: torch.Tensor) -> Any: ...
     def seeds(self, count: int) -> list[int]: ...
     def for_writing(self, given: Tensors, strides: Sequence[Shape]) -> Tensors: ...
@@ -62,11 +61,6 @@ class TorchRuntime:
     def lying(self, value: torch.Tensor, shape: Shape, strides: Shape) -> torch.Tensor:
         """The memory of a contiguous tensor as one that lies otherwise; no view in the sense of autograd."""
         return shaped(value, 0, shape, value.dtype, strides)
-
-    def bank(self, nbytes: int, *parts: tuple[int, Shape, torch.dtype]) -> list[torch.Tensor]:
-        """Flat memory, then contiguous tensors in it, each (offset, shape, dtype) with a storage of its own; the memory is free
-        again when the last of them is gone."""
-        return tensors_over_block(nbytes, parts)
 
     def own(self, value: Any, *operands: torch.Tensor) -> Any:
         """``value``, copied where its memory is that of one of ``operands``, which others will write to."""
@@ -247,9 +241,6 @@ class OwnMemoryRuntime:
 
     def lying(self, value: torch.Tensor, shape: Shape, strides: Shape) -> torch.Tensor:
         return self.host.lying(value, shape, strides)
-
-    def bank(self, nbytes: int, *parts: tuple[int, Shape, torch.dtype]) -> list[torch.Tensor]:
-        raise AssertionError("device values have allocations of their own")
 
     def own(self, value: Any, *operands: torch.Tensor) -> Any:
         return self.host.own(value, *operands)
