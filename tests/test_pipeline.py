@@ -33,6 +33,7 @@ from vendor_sdk import (
     destination,
     hookimpl,
 )
+from vendor_sdk import pipeline as stages
 from vendor_sdk.capture.graph import to_prim_graph
 from vendor_sdk.ir.primgraph import prim_name
 from vendor_sdk.normalize.canonicalize import canonicalize
@@ -497,3 +498,28 @@ def test_a_declined_composite_decomposes_when_its_parts_run(make: Callable[..., 
         compiled = vendor_sdk.compile_graph(graph, backend=name)
         assert kinds(compiled) == {"softmax": kind}, compiled.placements
         torch.testing.assert_close(compiled(x), [torch.softmax(x, -1)])
+
+
+def test_equal_layers_are_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether an emitter can have a prim is found out by lowering it; what a lowering cannot tell apart is lowered once."""
+    probed: list[str] = []
+    lower = stages.lower
+
+    def counted(node: torch.fx.Node, name: str, *rest: Any) -> Any:
+        probed.extend([str(node.target)] if name == "probe" else [])
+        return lower(node, name, *rest)
+
+    monkeypatch.setattr(stages, "lower", counted)
+
+    def layers(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = torch.sin(x + 1) + x.transpose(0, 1)
+        return x
+
+    graph = stages.trace(layers, [torch.randn(5, 5)])
+    compiled = stages.compile_graph(graph, backend="cpp_cpu")
+    # The first sum reads what the caller laid out, and each kind reads once through a view and once as it is.
+    assert probed.count("aten.sin.default") == 1
+    assert probed.count("aten.add.Tensor") <= 4
+    x = torch.randn(5, 5)
+    torch.testing.assert_close(compiled(x)[0], layers(x))

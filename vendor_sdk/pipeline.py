@@ -38,6 +38,7 @@ from vendor_sdk.codegen.wrapper import STORAGE_ARGUMENTS, EmittedCall, NativeLau
 from vendor_sdk.contract.artifacts import Artifacts
 from vendor_sdk.contract.backend import Decline, NodeContext, Support
 from vendor_sdk.contract.device import Device, TorchDevice
+from vendor_sdk.contract.emitter import Emitter
 from vendor_sdk.contract.kernel import Kernel
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
@@ -47,7 +48,7 @@ from vendor_sdk.ir.fused import Fused
 from vendor_sdk.ir.index import from_size
 from vendor_sdk.ir.loop import LoopKernel, required_ops
 from vendor_sdk.ir.memory import MemoryPlan, Slot
-from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
+from vendor_sdk.ir.primgraph import PrimGraph, describe, map_nodes, prim_name, tensors_of
 from vendor_sdk.ir.rewrite import erase, inline
 from vendor_sdk.lower import LOWERINGS, VIEWS, Layout, Lowered, lower, lower_group
 from vendor_sdk.lower.build import contiguous_strides
@@ -631,7 +632,8 @@ class _Routes:
         self.fallback: str = session.options["fallback"]
         self.compiles_graphs = session.graph_compiler is not None
         self.table = _table(session.loaded)
-        self.own_memory = isinstance(session.device, Device)
+        self._layout = functools.partial(_layout, own_memory=isinstance(session.device, Device))
+        self._probed: dict[str, Route | Decline] = {}
         self.device_type = session.device.type if isinstance(session.device, TorchDevice) else ""
 
     def supports(self, node: NodeContext) -> Support:
@@ -660,12 +662,31 @@ class _Routes:
             return Decline(f"the backend has no {'kernel' if compiler is None else 'translation'} for it")
         if name not in LOWERINGS and name not in VIEWS:
             return Decline("the backend has no kernel for it, and it does not lower to loops")
+        form = self._form(node, read=False)
+        if form not in self._probed:
+            self._probed[form] = self._probe(node, emitter)
+        return self._probed[form]
+
+    def _probe(self, node: fx.Node, emitter: Emitter) -> Route | Decline:
         try:
-            loops = lower(node, "probe", functools.partial(_layout, own_memory=self.own_memory)).kernel
+            loops = lower(node, "probe", self._layout).kernel
         except LoweringError as error:
             return Decline(error.what)
         missing = required_ops(loops) - set(emitter.ops)
         return Decline(f"the emitter lacks the loop ops {', '.join(sorted(missing))}") if missing else Route.EMITTER
+
+    def _form(self, node: fx.Node, *, read: bool = True) -> str:
+        """All that a lowering can see of a node: equal layers are lowered once to learn whether they can be.
+
+        Args:
+            read: as an operand; what lies in memory shows no more than its type.
+        """
+        value = node.meta["val"]
+        layout = self._layout(node) if read and isinstance(value, torch.Tensor) else None
+        if read and (layout is not None or not isinstance(value, torch.Tensor)):
+            return f"{describe(value)} {layout}"
+        operands = map_nodes((node.args, node.kwargs), self._form)
+        return f"{describe(value)} = {node.target} {operands}"
 
 
 def _is_for(kernel: Kernel, node: fx.Node) -> bool:
