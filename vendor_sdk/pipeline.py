@@ -69,7 +69,7 @@ from vendor_sdk.plan.order import steps_of
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, COMPOSITES, OPSET
 from vendor_sdk.prims.row import Prim
 from vendor_sdk.prims.samples import Effort, SampleContext
-from vendor_sdk.run.arena import Frames
+from vendor_sdk.run.arena import Frames, keepers
 from vendor_sdk.run.bank import Bank
 from vendor_sdk.run.compiled import CompiledGraph
 from vendor_sdk.run.memory import DeviceMemory
@@ -515,6 +515,8 @@ def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tu
     native = _native_calls(graph, session)
     # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
     frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena)
+    if emitter is not None:
+        keepers.add(emitter.release)
     wrapper = generate(
         graph,
         state.runtime,

@@ -104,3 +104,6 @@ class CppEmitter(Emitter):
 
     def link(self, program: Program) -> Entry | None:
         return launching.link(program)
+
+    def release(self) -> int:
+        return launching.release()

@@ -5,8 +5,6 @@
 // A program is a table of int64, read front to back at every call; program.py writes it, and says what is where.
 
 typedef struct Object Object;
-typedef __INT64_TYPE__ i64;
-typedef __INT32_TYPE__ i32;
 
 extern "C" {
 Object *PyCFunction_NewEx(const void *definition, Object *self, Object *module);
@@ -35,6 +33,8 @@ struct Torch {
   i32 (*strides)(void *handle, i64 **);
   i32 (*sizes)(void *handle, i64 **);
   i32 (*empty_strided)(i64 dims, const i64 *sizes, const i64 *strides, i32 dtype, i32 device_type, i32 device_index, void **handle);
+  i32 (*from_blob)(void *data, i64 dims, const i64 *sizes, const i64 *strides, i64 offset, i32 dtype, i32 device_type, i32 device_index,
+                   void **handle, i32 layout, const void *metadata, i64 metadata_bytes, void (*deleter)(void *, void *), void *context);
   i32 (*remove)(void *handle);
   Object *(*wrap)(void *handle);
   Object *tensor_type, *parameter_type;
@@ -84,18 +84,39 @@ static Object *tuple_of(const i64 *values, i64 count) {
   return tuple;
 }
 
-// Calls a function of Python with a tensor or dtype behind a tuple of sizes or strides.
-static Object *ask(Object *function, Object *first, const i64 *values, i64 count, bool values_first) {
-  Object *tuple = tuple_of(values, count);
+// `as_traced(tensor, strides)`.
+static Object *ask(Object *as_traced, Object *tensor, const i64 *strides, i64 dims) {
+  Object *tuple = tuple_of(strides, dims);
   if (!tuple) return nullptr;
-  Object *answer = values_first ? PyObject_CallFunctionObjArgs(function, tuple, first, nullptr)
-                                : PyObject_CallFunctionObjArgs(function, first, tuple, nullptr);
+  Object *answer = PyObject_CallFunctionObjArgs(as_traced, tensor, tuple, nullptr);
   Py_DecRef(tuple);
   if (answer && !is_tensor(answer)) {
     Py_DecRef(answer);
     return failed("a tensor was expected");
   }
   return answer;
+}
+
+static void drop_block(void *, void *block) { give_block((Block *)block); }
+
+// A tensor of Python, contiguous and uninitialised; large ones over a block. `data` is where its elements are.
+static Object *new_result(i64 dims, const i64 *sizes, const i64 *strides, i32 dtype, i64 bytes, i64 large, void **data) {
+  void *handle = nullptr;
+  Block *block = nullptr;
+  if (bytes >= large) {
+    block = take_block(bytes);
+    if (!block) return failed("no memory for a result");
+    *data = block->memory;
+    if (torch.from_blob(block->memory, dims, sizes, strides, 0, dtype, 0, -1, &handle, 0, nullptr, 0, drop_block, block)) {
+      give_block(block);
+      return failed("no tensor for a result");
+    }
+  } else if (torch.empty_strided(dims, sizes, strides, dtype, 0, -1, &handle) || torch.data_ptr(handle, data)) {
+    return failed("no memory for a result");
+  }
+  Object *tensor = torch.wrap(handle);
+  torch.remove(handle);
+  return tensor;
 }
 
 // What a call holds; its end lets go of it.
@@ -114,7 +135,7 @@ static Object *call(Object *self, Object *const *arguments, i64 given) {
   const i64 *p = (const i64 *)PyBytes_AsString(PyTuple_GetItem(self, 0));
   const i64 input_count = *p++, result_count = *p++, number_count = *p++, step_count = *p++;
   const i64 most_buffers = *p++, most_numbers = *p++, release = *p++, large = *p++;
-  Object *const as_traced = PyTuple_GetItem(self, 1), *const allocate = PyTuple_GetItem(self, 2);
+  Object *const as_traced = PyTuple_GetItem(self, 1);
   if (given != 2 + input_count + number_count) {
     PyErr_SetString(PyExc_TypeError, "a linked program got the wrong number of arguments");
     return nullptr;
@@ -146,7 +167,7 @@ static Object *call(Object *self, Object *const *arguments, i64 given) {
       i64 *expected = (i64 *)__builtin_alloca(dims * sizeof(i64));
       p = read_numbers(p, dims, numbers, expected);
       if (!lies_so(handle_of(tensor), expected, dims)) {
-        if (!(tensor = ask(as_traced, tensor, expected, dims, false))) return nullptr;
+        if (!(tensor = ask(as_traced, tensor, expected, dims))) return nullptr;
         restrided.add(tensor);
       }
     }
@@ -162,21 +183,9 @@ static Object *call(Object *self, Object *const *arguments, i64 given) {
       step *= sizes[d] > 1 ? sizes[d] : 1;
       bytes *= sizes[d];
     }
-    Object *tensor;
-    if (bytes >= large || !torch.wrap) {
-      tensor = ask(allocate, PyTuple_GetItem(self, 4 + i), sizes, dims, true);
-      if (!tensor) return nullptr;
-      made.add(tensor);
-      if (torch.data_ptr(handle_of(tensor), &results[i])) return failed("a result has no memory");
-    } else {
-      void *handle = nullptr;
-      if (torch.empty_strided(dims, sizes, strides, (i32)dtype, 0, -1, &handle)) return failed("no memory for a result");
-      torch.data_ptr(handle, &results[i]);
-      tensor = torch.wrap(handle);
-      torch.remove(handle);
-      if (!tensor) return nullptr;
-      made.add(tensor);
-    }
+    Object *tensor = new_result(dims, sizes, strides, (i32)dtype, bytes, large, &results[i]);
+    if (!tensor) return nullptr;
+    made.add(tensor);
   }
 
   void **const buffers = (void **)__builtin_alloca((most_buffers + 1) * sizeof(void *));
@@ -201,7 +210,7 @@ static Object *call(Object *self, Object *const *arguments, i64 given) {
   if (thread) PyEval_RestoreThread(thread);
   if (status) {
     Object *number = PyLong_FromLongLong(step), *why = PyLong_FromLongLong(status);
-    Object *nothing = PyObject_CallFunctionObjArgs(PyTuple_GetItem(self, 3), number, why, nullptr);
+    Object *nothing = PyObject_CallFunctionObjArgs(PyTuple_GetItem(self, 2), number, why, nullptr);
     Py_DecRef(number);
     Py_DecRef(why);
     if (nothing) Py_DecRef(nothing);
@@ -231,6 +240,7 @@ struct Definition {  // PyMethodDef
 static const Definition definition = {"entry", call, 0x80 /* METH_FASTCALL */, "A linked program."};
 
 extern "C" void setup(const Torch *given) { torch = *given; }
+extern "C" i64 release() { return free_idle_blocks(0); }
 
-// `self` is a tuple: the table as bytes, as_traced, allocate, fail, and a dtype for each result.
+// `self` is a tuple: the table as bytes, as_traced, fail.
 extern "C" Object *make(Object *self) { return PyCFunction_NewEx(&definition, self, nullptr); }

@@ -28,8 +28,8 @@ ERRORS: Mapping[int, Callable[[], Exception]] = {
 
 RELEASE = 1 << 17
 """Bytes touched from which other threads of Python may run meanwhile: the hand-over costs about 100 ns."""
-LARGE = 1 << 20
-"""Bytes of a result from which the SDK allocates it, in memory that is already mapped."""
+LARGE = 1 << 17
+"""Bytes of a result from which it lies in a block (blocks.h): the C library gives smaller ones from memory that it keeps."""
 _BASES = {"arena": 0, "input": 2, "result": 3}
 _TABLE = 1
 
@@ -115,9 +115,7 @@ def link(given: program.Program) -> program.Entry | None:
     state = (
         struct.pack(f"<{len(table)}q", *table),
         given.as_traced,
-        given.allocate,
         _fail,
-        *(result.dtype for result in given.results),
         launches,
     )
     entry: program.Entry = library.make(state)
@@ -144,6 +142,12 @@ def _fail(step: int, status: int) -> None:
     raise StepError(step, ERRORS[status]())
 
 
+def release() -> int:
+    """Frees idle blocks; how many bytes that gives back."""
+    library = _library.cache_info().currsize and _library()
+    return int(library.release()) if library else 0
+
+
 def prepare() -> None:
     """Begins to compile in the background what ``link`` needs."""
     if not isinstance(torch_abi.functions(), torch_abi.Unknown):
@@ -151,7 +155,7 @@ def prepare() -> None:
 
 
 def _source() -> str:
-    return (Path(__file__).parent / "entry.cpp").read_text()
+    return "\n".join((Path(__file__).parent / name).read_text() for name in ("blocks.h", "entry.cpp"))
 
 
 @functools.cache
@@ -165,5 +169,6 @@ def _library() -> ctypes.PyDLL | None:
     library.make.argtypes = [ctypes.py_object]
     library.make.restype = ctypes.py_object
     library.setup.restype = None
+    library.release.restype = ctypes.c_int64
     library.setup(ctypes.byref(functions))
     return library

@@ -1,8 +1,8 @@
 """What native code needs to know of torch beyond its Python interface. The only home of such knowledge in this backend.
 
-Checked on torch 2.11 and 2.13. The ``aoti_torch_*`` functions are torch's stable C interface, which AOTInductor's compiled
-models use; ``THPVariable_Wrap`` is exported for C++ extensions. Where a ``torch.Tensor`` keeps its ``at::Tensor`` is found by
-looking.
+Checked on torch 2.11 and 2.13. The ``aoti_torch_*`` functions and ``torch_from_blob`` are torch's stable C interface, which
+AOTInductor's compiled models use; ``THPVariable_Wrap`` is exported for C++ extensions. Where a ``torch.Tensor`` keeps its
+``at::Tensor`` is found by looking.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Functions(ctypes.Structure):
     """The struct ``Torch`` of entry.cpp."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("data_ptr", "strides", "sizes", "empty_strided", "remove", "wrap")),
+        *((name, ctypes.c_void_p) for name in ("data_ptr", "strides", "sizes", "empty_strided", "from_blob", "remove", "wrap")),
         ("tensor_type", ctypes.c_void_p),
         ("parameter_type", ctypes.c_void_p),
         ("handle_offset", ctypes.c_int64),
@@ -46,6 +46,7 @@ _NAMES = {
     "strides": "aoti_torch_get_strides",
     "sizes": "aoti_torch_get_sizes",
     "empty_strided": "aoti_torch_empty_strided",
+    "from_blob": "torch_from_blob",
     "remove": "aoti_torch_delete_tensor_object",
 }
 _WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"  # PyObject *THPVariable_Wrap(const at::TensorBase &)
@@ -69,14 +70,10 @@ def functions() -> Functions | Unknown:
     folder = Path(torch.__file__).parent / "lib"
     try:
         native = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
-        python = ctypes.CDLL(str(folder / "libtorch_python.so"))
         found = {field: _address(native, name) for field, name in _NAMES.items()}
+        wrap = _address(ctypes.CDLL(str(folder / "libtorch_python.so")), _WRAP)
     except (OSError, AttributeError) as error:
         return Unknown(str(error))
-    try:
-        wrap = _address(python, _WRAP)
-    except AttributeError:
-        wrap = 0  # results are allocated through Python then
     return Functions(
         **found, wrap=wrap, tensor_type=id(torch.Tensor), parameter_type=id(torch.nn.Parameter), handle_offset=offset
     )

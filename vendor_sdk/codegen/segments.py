@@ -101,7 +101,7 @@ class Segments:
         text: writes sizes.
         launched: the launch of each node that has one.
         seeds: variable of each seed symbol, by node and symbol.
-        as_traced, allocate: see ``Program``.
+        as_traced: see ``Program``.
     """
 
     values: Values
@@ -109,7 +109,6 @@ class Segments:
     launched: Mapping[fx.Node, LaunchedCall]
     seeds: Callable[[fx.Node, str], str]
     as_traced: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
-    allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
     ready: set[Slot] = field(default_factory=set)
     """owners of memory that steps before have allocated"""
 
@@ -136,7 +135,6 @@ class _Builder:
             steps=steps,
             nbytes=self._nbytes(),
             as_traced=self.of.as_traced,
-            allocate=self.of.allocate,
         )
         return Segment(
             nodes=self.nodes,

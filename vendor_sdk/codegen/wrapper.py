@@ -38,7 +38,6 @@ class Runtime(Protocol):
     contiguous_operands: bool
     """whether kernels take row-major contiguous operands only"""
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Any: ...
     def as_traced(self, value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor: ...
 
 
@@ -186,9 +185,7 @@ class _Writer:
 
     def _segments(self) -> list[Segment | fx.Node]:
         """The steps, with consecutive launches linked; each segment knows which memory is new in it."""
-        builder = Segments(
-            self.values, self.text, self.launched, self._seed, self.runtime.as_traced, self.runtime.empty, self.allocated
-        )
+        builder = Segments(self.values, self.text, self.launched, self._seed, self.runtime.as_traced, self.allocated)
         found: list[Segment | fx.Node] = []
         self.allocated.update(slot for slot, _ in self.values.banked())
         data_dependent = self.text.bound

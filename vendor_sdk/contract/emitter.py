@@ -61,3 +61,7 @@ class Emitter(abc.ABC):
     def link(self, program: Program) -> Entry | None:
         """One native call for a run of launches (those of ``compile``), or ``None``: then Python launches them one by one."""
         return None
+
+    def release(self) -> int:
+        """Frees memory that linked programs keep between calls (``vendor_sdk.release_memory``); the bytes given back."""
+        return 0

@@ -39,7 +39,7 @@ Number = int | float | Argument
 
 @dataclass(frozen=True)
 class Result:
-    """A contiguous tensor to allocate."""
+    """A contiguous tensor to allocate; a large one best in memory whose pages have been touched before."""
 
     dtype: torch.dtype
     shape: tuple[int | Argument, ...]
@@ -83,8 +83,6 @@ class Program:
         nbytes: bytes that the launches touch, where sizes are static; ``None`` otherwise. Below some tens of thousands it does
             not pay to let other threads of Python run meanwhile.
         as_traced: ``as_traced(tensor, strides)``.
-        allocate: ``allocate(shape, dtype)`` gives a contiguous tensor, for results that the entry does not allocate itself
-            (large ones come from memory whose pages have been touched before).
     """
 
     inputs: tuple[tuple[int | Argument, ...] | None, ...]
@@ -93,7 +91,6 @@ class Program:
     steps: tuple[Step, ...]
     nbytes: int | None
     as_traced: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
-    allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 Entry = Callable[..., Any]

@@ -85,7 +85,10 @@ class Below:
 
 
 def bank_of(plan: MemoryPlan, sizes: Sequence[int], least: int | None) -> list[int]:
-    """Numbers of the blocks that share the bank: outputs of at least a ``SHARE`` of all bytes, if those are ``least``."""
+    """Numbers of the blocks that share the bank: outputs of at least a ``SHARE`` of all bytes, if those are ``least`` and there
+    are intermediate results that may find room among them."""
+    if all(b.home is not Home.ARENA for b in plan.buffers):
+        return []
     end = len(plan.steps) - 1
     outputs = [n for n, b in enumerate(plan.buffers) if b.home is Home.BLOCK and b.last == end]
     total = sum(sizes[n] for n in outputs)

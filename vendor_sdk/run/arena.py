@@ -223,6 +223,8 @@ def _forget_all() -> None:
 
 _pools: dict[tuple[torch.device, int], Pool] = {}
 _everyone: weakref.WeakSet[Frames] = weakref.WeakSet()
+keepers: set[Callable[[], int]] = set()
+"""what else frees memory kept between calls (``Emitter.release``)"""
 
 
 def release_memory() -> int:
@@ -234,4 +236,4 @@ def release_memory() -> int:
         the bytes given back, as far as they are known (memory that small graphs keep is not counted).
     """
     _forget_all()
-    return sum(pool.release() for pool in list(_pools.values())) + BLOCKS.release()
+    return sum(pool.release() for pool in list(_pools.values())) + sum(free() for free in list(keepers)) + BLOCKS.release()
