@@ -38,15 +38,29 @@ INLINE V<float> clamped(V<float> a, float low, float high) {
 }
 #endif
 
-// exp(r) - 1 for |r| <= log(2) / 2; Cephes (Moshier).
-template <class F> INLINE F expm1_near(F r) {
-  F p(1.9875691500e-4f);
-  p = multiply_add(p, r, F(1.3981999507e-3f));
-  p = multiply_add(p, r, F(8.3334519073e-3f));
-  p = multiply_add(p, r, F(4.1665795894e-2f));
-  p = multiply_add(p, r, F(1.6666665459e-1f));
-  p = multiply_add(p, r, F(5.0000001201e-1f));
-  return multiply_add(p * r, r, r);
+#if MASKED_MOVES
+INLINE V<float> reciprocal_guess(V<float> a) { return V<float>((Part<float>)__builtin_ia32_rcp14ps512_mask(a.v, a.v, (uint16_t)-1)); }
+INLINE float reciprocal_guess(float a) {
+  typedef Pack<float, 4>::type Four;
+  return __builtin_ia32_rcp14ss(Four{a}, Four{a})[0];
+}
+#endif
+
+// (exp(r) - 1 - r) / r**2 for |r| <= log(2) / 2 (fit, relative to exp(r)).
+template <class F> INLINE F exp_rest(F r) {
+  F p(1.38146132608e-3f);
+  p = multiply_add(p, r, F(8.36870982417e-3f));
+  p = multiply_add(p, r, F(4.16683873613e-2f));
+  p = multiply_add(p, r, F(1.66665206898e-1f));
+  return multiply_add(p, r, F(4.99999934517e-1f));
+}
+// exp(r) and exp(r) - 1 there.
+template <class F> INLINE F exp_near(F r) { return multiply_add(multiply_add(exp_rest(r), r, F(1.0f)), r, F(1.0f)); }
+template <class F> INLINE F expm1_near(F r) { return multiply_add(exp_rest(r) * r, r, r); }
+// The whole number of logarithms of two nearest to a, and what is left of a.
+template <class F> INLINE F log2_parts(F a, F &n) {
+  n = multiply_add(a, F(1.44269504088896341f), F(12582912.0f)) - F(12582912.0f);
+  return multiply_add(n, F(2.12194440e-4f), multiply_add(n, F(-0.693359375f), a));
 }
 // p * 2**n for whole n in [-252, 254], in two factors: the result may be subnormal, and 2**128 is no float.
 template <class F> INLINE F scaled(F p, F n) {
@@ -60,21 +74,17 @@ INLINE V<float> scaled(V<float> p, V<float> n) {
 #endif
 // Without limits to the argument: for [-103, 88].
 template <class F> INLINE F exp_within(F a) {
-  F n = nearest(a * F(1.44269504088896341f));
-  F r = multiply_add(n, F(-0.693359375f), a);
-  r = multiply_add(n, F(2.12194440e-4f), r);
-  return scaled(expm1_near(r) + F(1.0f), n);
+  F n, r = log2_parts(a, n);
+  return scaled(exp_near(r), n);
 }
 template <class F> INLINE F exp_of(F a) { return exp_within(clamped(a, -104.0f, 89.0f)); }
 template <class F> INLINE F exp2_of(F a) {
   F x = clamped(a, -151.0f, 129.0f), n = nearest(x);
-  return scaled(expm1_near((x - n) * F(0.693147180559945309f)) + F(1.0f), n);
+  return scaled(exp_near((x - n) * F(0.693147180559945309f)), n);
 }
 template <class F> INLINE F expm1_of(F a) {
   F x = clamped(a, -30.0f, 89.0f);
-  F n = nearest(x * F(1.44269504088896341f));
-  F r = multiply_add(n, F(-0.693359375f), x);
-  r = multiply_add(n, F(2.12194440e-4f), r);
+  F n, r = log2_parts(x, n);
   // 2**(n-1) and then 2, as 2**128 is no float.
   F half = bits<float>(shift_left(nearest_whole(n) + Whole<F>(126), 23));
   F result = F(2.0f) * multiply_add(half, expm1_near(r), half - F(0.5f));
@@ -138,22 +148,25 @@ template <class F> INLINE F log1p_of(F a) {
   return select(magnitude(a) < F(1e-7f), a, result);
 }
 
+// a / d for d in [1, 2**100]: nearly always the rounded quotient, at a fraction of the division's time.
+template <class F> INLINE F quotient(F a, F d) {
+#if MASKED_MOVES
+  F r = reciprocal_guess(d);
+  r = multiply_add(r, multiply_add(-d, r, F(1.0f)), r);
+  F q = a * r;
+  return multiply_add(multiply_add(-q, d, a), r, q);
+#else
+  return a / d;
+#endif
+}
+// Beyond nine it is one.
 template <class F> INLINE F tanh_of(F a) {
-  F m = magnitude(a), z = a * a;
-  F p(-5.70498872745e-3f);
-  p = multiply_add(p, z, F(2.06390887954e-2f));
-  p = multiply_add(p, z, F(-5.37397155531e-2f));
-  p = multiply_add(p, z, F(1.33314422036e-1f));
-  p = multiply_add(p, z, F(-3.33332819422e-1f));
-  F near = multiply_add(p * z, a, a);
-  F e = exp_within(F(-2.0f) * clamped(m, 0.0f, 10.0f));
-  F far = signed_as((F(1.0f) - e) / (F(1.0f) + e), a);
-  return select(m < F(0.625f), near, select(a != a, a, far));
+  return signed_as(by_pieces<6>(clamped(magnitude(a), 0.0f, 9.3f), 0.296875f, TANH_PIECES), a);
 }
 template <class F> INLINE F sigmoid_of(F a) {
   // The exponential never overflows, and far left the result keeps its digits.
   F e = exp_of(F(0.0f) - magnitude(a));
-  return select(a < F(0.0f), e, F(1.0f)) / (F(1.0f) + e);
+  return quotient(select(a < F(0.0f), e, F(1.0f)), F(1.0f) + e);
 }
 
 // Error functions. Below 0.92 an odd polynomial (fit); above it log(erfc) is one (fit).

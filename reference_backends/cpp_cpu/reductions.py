@@ -88,7 +88,8 @@ class Reductions(Vectors):
     def vector_reduce(self, s: loop.Reduce, position: int, bounds: dict[str, tuple[str, str]], running: str) -> None:
         inner = s.ranges[position]
         outer = [r for r in s.ranges if r is not inner]
-        chains = 4 if light(s.body) and all(len(a.to) == 1 for a in s.accumulators) else 1
+        single = all(len(a.to) == 1 for a in s.accumulators)
+        chains = (4 if light(s.body) else 2) if single and len(s.body) <= MANY else 1
         for a in s.accumulators:
             for to, kind, first in zip(a.to, self.lane_kinds(a), (identity(a.op, a.dtype), LAST), strict=False):
                 self.out(f"Chains<vec<{kind}>, {chains}> {to}_c(vec<{kind}>(({kind}){first}));")

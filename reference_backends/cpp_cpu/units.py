@@ -29,7 +29,7 @@ WORTH = 0.8
 """Part of the time that another process must leave to be started: the other cores may be busy."""
 _INDEX = ".kernel"
 _PLACE = "KERNEL_NAME_HERE"
-_FILES = ("base.h", "vector.h", "math.h")
+_FILES = ("base.h", "vector.h", "piecewise.h", "math.h")
 
 
 @dataclass(frozen=True)

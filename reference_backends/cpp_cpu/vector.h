@@ -509,12 +509,32 @@ template <class T, int S> INLINE V<T, S> op_shr(V<T, S> a, T b) {
 }
 template <class T> INLINE V<T, 8> op_shr(V<T, 8> a, T b) { T s = b < 0 || b > 63 ? 63 : b; return {a.low >> s, a.high >> s}; }
 
+// Lane l of the result is lane l + BY, or one of the first lanes.
+template <int BY, class P> INLINE P rotated(P v) {
+  typedef decltype(v == v) Lanes;
+  enum : int { N = sizeof(P) / sizeof(v[0]) };
+#if defined(__clang__)
+  P r;
+  for (int l = 0; l < N; ++l) r[l] = v[(l + BY) % N];
+  return r;
+#else
+  Lanes take;
+  for (int l = 0; l < N; ++l) take[l] = (l + BY) % N;
+  return __builtin_shuffle(v, take);
+#endif
+}
+template <int BY, class T, int S> INLINE V<T, S> lanes_from(V<T, S> a) { return V<T, S>(rotated<BY>(a.v)); }
+template <int BY, class T> INLINE V<T, 8> lanes_from(V<T, 8> a) {
+  if constexpr (BY == HALF) return {a.high, a.high};
+  else return {rotated<BY>(a.low), a.high};
+}
+template <int BY> INLINE B lanes_from(B a) { return B(rotated<BY>(a.v)); }
 // Combination of the lanes, in one fixed order: halves, quarters, and so on.
 template <class T, class F> INLINE T across(vec<T> a, F f) {
-  T lane[LANES];
-  for (int l = 0; l < LANES; ++l) lane[l] = a[l];
-  for (int width = HALF; width; width /= 2) for (int l = 0; l < width; ++l) lane[l] = f(lane[l], lane[l + width]);
-  return lane[0];
+  if constexpr (LANES == 16) a = f(a, lanes_from<8>(a));
+  if constexpr (LANES >= 8) a = f(a, lanes_from<4>(a));
+  a = f(a, lanes_from<2>(a));
+  return f(a, lanes_from<1>(a))[0];
 }
 
 // (value, position) pairs of argmax and argmin: does (b, at j) replace (a, at i)?
@@ -562,6 +582,12 @@ template <class F> INLINE void run_masked(int64_t start, int64_t end, F step) {
 template <int CHAINS, class F> INLINE void run_chains(int64_t start, int64_t end, F step) {
   if constexpr (CHAINS == 0) return run_masked(start, end, [&](int64_t i, auto live) INLINE_LAMBDA { step(i, live, 0); });
   int64_t i = start;
+  if constexpr (CHAINS == 2) {
+    for (; i + 2 * LANES <= end; i += 2 * LANES) {
+      step(i, Full(), 0);
+      step(i + LANES, Full(), 1);
+    }
+  }
   if constexpr (CHAINS == 4) {
     for (; i + 4 * LANES <= end; i += 4 * LANES) {
       step(i, Full(), 0);
@@ -577,6 +603,7 @@ template <class X, int N> struct Chains {
   X at[N];
   INLINE_METHOD explicit Chains(X start) { for (int k = 0; k < N; ++k) at[k] = start; }
   template <class F> INLINE_METHOD X joined(F f) const {
+    if constexpr (N == 2) return f(at[0], at[1]);
     if constexpr (N == 4) return f(f(at[0], at[1]), f(at[2], at[3]));
     return at[0];
   }
