@@ -250,7 +250,7 @@ def _worst(
     output: int,
     where: str,
 ) -> Verdict:
-    """The verdict on one real result; ``value`` is float64 where ``dtype`` is floating."""
+    """The verdict on one real result; ``value`` is float64 where ``dtype`` is floating, or what torch has instead."""
     if actual.numel() == 0:
         return Verdict(True, output=output)
     if allowance is None:
@@ -261,7 +261,7 @@ def _worst(
             wrong &= ~(actual.isnan() & rounded.isnan())
         errors = torch.where(wrong, math.inf, 0.0)
     else:
-        errors = _relative_errors(actual.to(torch.float64), value, dtype, allowance)
+        errors = _relative_errors(actual.to(torch.float64), value.to(torch.float64), dtype, allowance)
     flat_index = int(errors.reshape(-1).argmax())
     worst = float(errors.reshape(-1)[flat_index])
     index = tuple(int(part) for part in torch.unravel_index(torch.tensor(flat_index), actual.shape))
