@@ -16,6 +16,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import torch  # Brings the OpenMP runtime that generated libraries must share; imported before any of them is loaded.
 
@@ -83,6 +84,9 @@ _SUFFIX = ".so"
 def start(source: str) -> None:
     """Begins to compile ``source`` in the background, unless it is in the cache; ``build`` waits for it."""
     _begin(source)
+
+
+Library = TypeVar("Library", bound=ctypes.CDLL)
 
 
 def build(source: str) -> Path:
@@ -191,17 +195,17 @@ def _refused(key: str, source: str) -> Path:
     return path
 
 
-def load(source: str, path: Path | None = None) -> ctypes.CDLL:
+def load(source: str, path: Path | None = None, kind: type[Library] = ctypes.CDLL) -> Library:  # type: ignore[assignment]
     """``source`` compiled and loaded; see ``build``. ``path``: where it was built already."""
     try:
-        return loaded(path or build(source))
+        return loaded(path or build(source), kind)
     except FileNotFoundError:
         # Another process pruned the cache between the two, and may do so again: this library is for this process alone.
         with tempfile.TemporaryDirectory(prefix="cpp_cpu-") as folder:
-            return loaded(_library(key_of(source), source, Path(folder)))
+            return loaded(_library(key_of(source), source, Path(folder)), kind)
 
 
-def loaded(path: Path) -> ctypes.CDLL:
+def loaded(path: Path, kind: type[Library] = ctypes.CDLL) -> Library:  # type: ignore[assignment]
     """The library of an entry.
 
     Raises:
@@ -210,7 +214,7 @@ def loaded(path: Path) -> ctypes.CDLL:
     """
     assert torch.get_num_threads() > 0
     try:
-        return ctypes.CDLL(str(path))
+        return kind(str(path))
     except OSError as error:
         if not path.exists():
             raise FileNotFoundError(path) from error

@@ -165,7 +165,7 @@ def _library() -> ctypes.PyDLL | None:
     if isinstance(functions, torch_abi.Unknown):
         return None
     # PyDLL: its functions are called with Python's lock held, as functions of CPython must be.
-    library = ctypes.PyDLL(str(compiler.build(_source())))
+    library = compiler.load(_source(), kind=ctypes.PyDLL)
     library.make.argtypes = [ctypes.py_object]
     library.make.restype = ctypes.py_object
     library.setup.restype = None
