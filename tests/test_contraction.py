@@ -376,3 +376,11 @@ def test_normalisation_and_activation_end_a_convolution(kernel: int, groups: int
         torch.testing.assert_close(result, model(x, shortcut), rtol=1e-4, atol=1e-4)
     # One for the scale of each channel, and one for all the rest.
     assert [graph.launches for graph in graphs] == [2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.float64])
+@pytest.mark.parametrize(("m", "k", "n"), [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 0, 0)])
+def test_products_with_nothing_in_them(m: int, k: int, n: int, dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    a, b = torch.ones(m, k, dtype=dtype), torch.ones(k, n, dtype=dtype)
+    torch.testing.assert_close(torch.compile(torch.mm, backend="cpp_cpu")(a, b), torch.zeros(m, n, dtype=dtype))

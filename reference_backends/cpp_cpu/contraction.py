@@ -91,7 +91,7 @@ def _oriented(c: contraction.Contraction, symbols: Container[str]) -> contractio
 
 def _packed(left: contraction.Factor, columns: int, symbols: Container[str]) -> float:
     """What packing the left factor adds to the products with it, as a part of them."""
-    return 0 if _lie(left, symbols) is not None else PACK / columns
+    return 0 if _lie(left, symbols) is not None else PACK / max(columns, 1)
 
 
 def _tiled(rows: int, columns: int) -> float:
