@@ -162,7 +162,7 @@ class GPT2(torch.nn.Module):
         return F.cross_entropy(logits[:, :-1].reshape(-1, 1000), ids[:, 1:].reshape(-1))
 
 
-compile_here = functools.partial(torch.compile, backend=functools.partial(vendor_sdk.pipeline.compile_dynamo, backend=BACKEND))
+compile_here = functools.partial(torch.compile, backend=functools.partial(vendor_sdk.aot.compile_dynamo, backend=BACKEND))
 
 
 def train(model: torch.nn.Module, ids: torch.Tensor, run: Callable[..., Any]) -> list[torch.Tensor]:

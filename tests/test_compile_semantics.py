@@ -11,21 +11,14 @@ import torch
 from packaging import version
 from torch import nn
 
-from tests.toys import register_toys
+from tests.toys import KINDS, use_kind
 from vendor_sdk.pipeline import recording
 from vendor_sdk.run.compiled import CompiledGraph
 
-BACKENDS = ("toy", "cpp_cpu", "toychip", "onnxruntime")
 
-
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=KINDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    register_toys()
-    torch._dynamo.reset()
-    if request.param == "onnxruntime":
-        pytest.importorskip("onnx")
-        pytest.importorskip("onnxruntime")
-    return str(request.param)
+    return use_kind(request.param)
 
 
 def agree(function: Callable[..., Any], *inputs: Any, backend: str, **compile_options: Any) -> Any:

@@ -332,8 +332,11 @@ def test_wrong_usage_exits_with_four_and_says_why(tmp_path: Path, words: list[st
 def test_an_interrupted_run_keeps_what_has_finished(tmp_path: Path) -> None:
     (tmp_path / "chip.py").write_text(CHIP)
     words = ["--backend", "buggy", "--plugin", "chip.py", "--prims", "add,neg", "--dtypes", "float32", "-n", "1"]
+    # A shell has its background jobs ignore interrupts, and so would this process.
+    heeding = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    run = heeding + "runpy.run_module('conformance.cli', run_name='__main__')"
     with subprocess.Popen(
-        [sys.executable, "-m", "conformance.cli", *words, "--timeout", "200", "--output", "out"],
+        [sys.executable, "-c", run, *words, "--timeout", "200", "--output", "out"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None

@@ -18,7 +18,7 @@ from reference_backends.cpp_cpu.emitter import OPS, CppEmitter
 from reference_backends.cpp_cpu.kernels import KERNELS
 from tests.chips import use_chip
 from tests.lowered import Call, call, chain
-from vendor_sdk import Kernel, load, pipeline, torch_private
+from vendor_sdk import Kernel, load, torch_private
 from vendor_sdk.capture.graph import trace
 from vendor_sdk.contract.loader import Session
 from vendor_sdk.errors import CompilerError, LoweringError
@@ -29,6 +29,7 @@ from vendor_sdk.prims.bounds import violations
 from vendor_sdk.prims.opset import COMPOSITES, OPSET
 from vendor_sdk.prims.reference import reference
 from vendor_sdk.prims.samples import Effort, Sample, SampleContext
+from vendor_sdk.routes import Routes
 
 aten = torch.ops.aten
 EMITTER = CppEmitter()
@@ -176,7 +177,7 @@ def _strength(name: str, session: Session) -> str:
         for sample in itertools.islice(samples, None if number == 0 else 1):
             graph = trace(*torch_private.as_function(row.target, sample.args, sample.kwargs), {})
             with torch_private.real_tensors():
-                placed = place(graph, pipeline._Routes(session))
+                placed = place(graph, Routes(session))
             own = [p.placement.kind for p in placed if p.prim == name]
             # A prim that is decomposed leaves no node of its name.
             kinds.extend(str(kind) for kind in own or [p.placement.kind for p in placed][-1:])

@@ -15,7 +15,6 @@ from vendor_sdk.ir.primgraph import PrimGraph, prim_name
 from vendor_sdk.normalize.canonicalize import canonicalize
 from vendor_sdk.normalize.foreach import FOREACH, PREFIX, UNTRACEABLE
 from vendor_sdk.pipeline import CompiledGraph, recording
-from vendor_sdk.prims.opset import BY_TARGET
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -130,4 +129,5 @@ def test_operators_over_lists_are_those_on_each(target: Any, arguments: list[Any
     with recording(graphs.append):
         found = torch.compile(f, backend="cpp_cpu")(*flat)
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
-    assert all(node.target in BY_TARGET for graph in graphs for node in graph.graph.calls() if "foreach" in str(node.target))
+    assert graphs
+    assert not any("foreach" in str(node.target) for graph in graphs for node in graph.graph.calls())

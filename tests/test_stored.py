@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 
 import vendor_sdk
 from tests.toys import register_toys
-from vendor_sdk import pipeline
+from vendor_sdk import aot, pipeline
 from vendor_sdk.contract.loader import load
 from vendor_sdk.ir import index, pickled
 from vendor_sdk.pipeline import recording
@@ -38,7 +38,7 @@ def caches(tmp_path: Path, kernels: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """torch's cache empty, and a process that has compiled nothing; graphs of every size are stored."""
     monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(kernels))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
-    monkeypatch.setattr(pipeline, "WORTH_STORING", 0)
+    monkeypatch.setattr(aot, "WORTH_STORING", 0)
     torch.compiler.reset()
     counters.clear()
     yield tmp_path
@@ -250,7 +250,7 @@ def test_debugging_sees_every_stage(variable: str, caches: Path, decided: list[b
 
 
 def test_small_graphs_are_compiled_without_asking_torch(monkeypatch: pytest.MonkeyPatch, decided: list[bool]) -> None:
-    monkeypatch.setattr(pipeline, "WORTH_STORING", 100)
+    monkeypatch.setattr(aot, "WORTH_STORING", 100)
     with torch.no_grad():
         for _ in range(2):
             fresh(torch.nn.Linear(4, 4))[0](torch.randn(2, 4))
@@ -263,8 +263,8 @@ import sys, torch, tests.test_stored as here
 from torch._dynamo.utils import counters
 import vendor_sdk
 from tests.toys import register_toys
-from vendor_sdk import pipeline
-pipeline.WORTH_STORING = 0
+from vendor_sdk import aot
+aot.WORTH_STORING = 0
 torch.manual_seed(0)
 model = here.Block()
 inputs = here.tokens()

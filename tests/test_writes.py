@@ -9,21 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from tests.toys import register_toys
+from tests.toys import KINDS, use_kind
 from vendor_sdk.pipeline import CompiledGraph, recording
 
-BACKENDS = ("toy", "cpp_cpu", "toychip", "onnxruntime")
 Tensor = torch.Tensor
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=KINDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    register_toys()
-    torch._dynamo.reset()
-    if request.param == "onnxruntime":
-        pytest.importorskip("onnx")
-        pytest.importorskip("onnxruntime")
-    return str(request.param)
+    return use_kind(request.param)
 
 
 def r(*shape: int) -> Tensor:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 
 import vendor_sdk
@@ -160,3 +161,17 @@ def register_toys() -> None:
     for name, plugin in (("toy", Toy), ("toychip", ToyChip)):
         if not loader.known(name):
             vendor_sdk.register(plugin())
+
+
+KINDS = ("toy", "cpp_cpu", "toychip", "onnxruntime")
+"""A backend of each kind: kernels, an emitter, memory of its own, whole graphs."""
+
+
+def use_kind(name: str) -> str:
+    """Makes one of ``KINDS`` ready, with nothing compiled before; skips the test where what it drives is not installed."""
+    register_toys()
+    torch._dynamo.reset()
+    if name == "onnxruntime":
+        pytest.importorskip("onnx")
+        pytest.importorskip("onnxruntime")
+    return name

@@ -219,7 +219,7 @@ def sizes(name: str) -> str:
     def function(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return a.softmax(1), a.sum(0) * a.shape[0], a.transpose(0, 1).reshape(-1), a.cumsum(1)
 
-    backend = functools.partial(vendor_sdk.pipeline.compile_dynamo, backend=name)
+    backend = functools.partial(vendor_sdk.aot.compile_dynamo, backend=name)
     with vendor_sdk.pipeline.recording(graphs.append):
         compiled = torch.compile(function, backend=backend, dynamic=True)
         for shape in ((3, 67), (40, 5), (2, 300)):

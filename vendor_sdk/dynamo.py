@@ -25,10 +25,10 @@ def _compile_with(name: str) -> Callable[..., Any]:
     def compile_with(
         gm: Any, example_inputs: Sequence[Any], *, options: Mapping[str, Any] | None = None, mode: str | None = None
     ) -> Callable[..., Any]:
-        from vendor_sdk import pipeline
+        from vendor_sdk import aot
 
         merged = loader.load(name).with_mode(options, mode)
-        compiled: Callable[..., Any] = pipeline.compile_dynamo(gm, example_inputs, backend=name, options=merged)
+        compiled: Callable[..., Any] = aot.compile_dynamo(gm, example_inputs, backend=name, options=merged)
         return compiled
 
     compile_with.__name__ = compile_with.__qualname__ = name

@@ -1,6 +1,6 @@
 """The stages in order: the table of contents of the compiler.
 
-capture     Dynamo and AOTAutograd give an ATen graph; it becomes a prim graph          capture/graph.py
+capture     Dynamo and AOTAutograd give an ATen graph; it becomes a prim graph          aot.py, capture/graph.py
 normalize   composites recognised, constants folded, equal nodes merged                 normalize/
 legalize    what the backend does not want to see is spelled out                        normalize/legalize.py
 place       who runs each node, with the reason; decompose or host where nobody does    partition/place.py
@@ -17,7 +17,6 @@ wrap        one Python function runs it all, native runs of launches linked     
 from __future__ import annotations
 
 import functools
-import hashlib
 import operator
 import re
 import weakref
@@ -30,31 +29,24 @@ import torch
 from torch import fx
 
 from vendor_sdk import debug, torch_private
-from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.capture.graph import trace as trace_function
 from vendor_sdk.check import Compiled
 from vendor_sdk.codegen.values import Values
 from vendor_sdk.codegen.wrapper import STORAGE_ARGUMENTS, EmittedCall, NativeLaunch, Wrapper, generate
-from vendor_sdk.contract.artifacts import Artifacts
-from vendor_sdk.contract.backend import Decline, NodeContext, Support
 from vendor_sdk.contract.device import Device, TorchDevice
-from vendor_sdk.contract.emitter import Emitter
-from vendor_sdk.contract.kernel import Kernel
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
-from vendor_sdk.errors import LoweringError, UnsupportedPrimError
-from vendor_sdk.ir import loop_print, pickled
+from vendor_sdk.errors import UnsupportedPrimError
+from vendor_sdk.ir import loop_print
 from vendor_sdk.ir.fused import Fused
-from vendor_sdk.ir.index import from_size
-from vendor_sdk.ir.loop import LoopKernel, required_ops
+from vendor_sdk.ir.loop import LoopKernel
 from vendor_sdk.ir.memory import MemoryPlan, Slot
-from vendor_sdk.ir.primgraph import PrimGraph, describe, map_nodes, prim_name, tensors_of
+from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.rewrite import erase, inline
-from vendor_sdk.lower import LOWERINGS, VIEWS, Layout, Lowered, lower, lower_group
-from vendor_sdk.lower.build import contiguous_strides
+from vendor_sdk.lower import Lowered, lower, lower_group
 from vendor_sdk.lower.native import LoweredCall, native_call
 from vendor_sdk.normalize.canonicalize import canonicalize, drop_dead
-from vendor_sdk.normalize.decompose import capture_table, prim_table
+from vendor_sdk.normalize.decompose import prim_table
 from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.normalize.products import join_products
 from vendor_sdk.partition.outputs import store_as_promised
@@ -69,6 +61,7 @@ from vendor_sdk.plan.order import steps_of
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, COMPOSITES, OPSET
 from vendor_sdk.prims.row import Prim
 from vendor_sdk.prims.samples import Effort, SampleContext
+from vendor_sdk.routes import Routes, layout_of, targets
 from vendor_sdk.run.arena import Frames, keepers
 from vendor_sdk.run.bank import Bank
 from vendor_sdk.run.compiled import CompiledGraph
@@ -80,103 +73,6 @@ from vendor_sdk.watch import Watch
 Options = Mapping[str, Any]
 
 
-def compile_dynamo(
-    module: fx.GraphModule, example_inputs: Sequence[Any], *, backend: str, options: Options | None = None
-) -> Callable[..., Any]:
-    """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
-    session = load(backend).session(options)
-    key = _stored_key(session) if _worth_storing(module) else None
-    activations = Activations()
-
-    def capture(captured: fx.GraphModule, fake_inputs: Sequence[Any], watch: Watch, backward: bool) -> PrimGraph:
-        static = frozenset() if backward else torch_private.static_input_indices()
-        functional, writes = without_writes(captured)
-        watch.aten(functional)
-        graph = to_prim_graph(
-            functional,
-            _fakes(captured, fake_inputs),
-            _table(session.loaded),
-            backward=backward,
-            static_inputs=static - set(writes),
-            writes=writes,
-        )
-        if backward:
-            graph.donated_inputs = torch_private.donated_input_indices(fake_inputs)
-        else:
-            graph.saved_outputs = torch_private.saved_outputs()
-        return graph
-
-    def compiler(backward: bool) -> Callable[..., Any]:
-        def compile_captured(captured: fx.GraphModule, fake_inputs: Sequence[Any]) -> Any:
-            watch = _watch(session, backward)
-            with watch.failures():
-                graph = capture(captured, fake_inputs, watch, backward)
-            if key is None:
-                return compile_prim_graph(graph, session, watch, activations).boxed()
-            with torch_private.real_tensors(), watch.failures():
-                decided = decide(graph, session, watch, activations)
-                stored = _store(decided, session)
-                return finish(decided, session, watch).boxed(), stored
-
-        return compile_captured
-
-    compilers = compiler(False), compiler(True), compiler(False)
-    if key is None:
-        compile_pair = torch_private.aot_autograd(*compilers, _capture_table())
-    else:
-        restore = functools.partial(_restore, backend, dict(options or {}))
-        compile_pair = torch_private.cached_aot_autograd(*compilers, _capture_table(), restore, key)
-    return compile_pair(module, example_inputs)  # type: ignore[no-any-return]
-
-
-WORTH_STORING = 100
-"""Calls in a graph of Dynamo from which AOTAutograd's cache is asked: torch takes 0.2 to 0.5 s for its first key, in which
-a smaller graph is compiled anew."""
-_ENTRY = ".graph"
-
-
-def _worth_storing(module: fx.GraphModule) -> bool:
-    """Whether a graph is large enough to be kept, and its key says everything about it."""
-    calls = sum(node.op in ("call_function", "call_method") for node in module.graph.nodes)
-    return calls >= WORTH_STORING and not torch_private.own_tensors(module)
-
-
-def _stored_key(session: Session) -> str | None:
-    """What beside a graph decides how it is compiled; None where that cannot be said, or debugging wants to see all stages."""
-    loaded = session.loaded
-    if loaded.identity is None or debug.directory() is not None or debug.checking() or debug.fuel() is not None:
-        return None
-    return _artifacts(loaded).key("options", repr(sorted(session.options.items())))
-
-
-def _artifacts(loaded: LoadedBackend) -> Artifacts:
-    return Artifacts(loaded.backend.name, lambda: f"{loaded.backend.version} {loaded.fingerprint} {loaded.identity}")
-
-
-def _store(decided: Decided, session: Session) -> str | None:
-    """Keeps what ``finish`` needs, under the key that is returned; None when no other process could read it."""
-    try:
-        content = pickled.dumps(replace(decided, lowered={}))
-    except pickled.NotPicklable:
-        return None
-    artifacts = _artifacts(session.loaded)
-    key = artifacts.key("graph", hashlib.sha256(content).hexdigest())
-    artifacts.keep(key, content, _ENTRY)
-    return key
-
-
-def _restore(backend: str, options: Options, key: str) -> Callable[..., Any] | None:
-    """The function of a stored graph; None when its artefact is gone."""
-    session = load(backend).session(options)
-    content = _artifacts(session.loaded).read(key, _ENTRY)
-    if content is None:
-        return None
-    decided: Decided = pickled.loads(content)
-    watch = _watch(session, decided.graph.backward)
-    with watch.failures():
-        return finish(decided, session, watch).boxed()
-
-
 def trace(function: Callable[..., Any], example_inputs: Sequence[torch.Tensor], *, composites: Iterable[str] = ()) -> PrimGraph:
     """The prim graph of a function of tensors, with static shapes and without autograd.
 
@@ -185,7 +81,7 @@ def trace(function: Callable[..., Any], example_inputs: Sequence[torch.Tensor], 
         example_inputs: tensors whose shapes, strides and dtypes the graph takes.
         composites: names of composites to keep whole, as for a backend that claims them.
     """
-    graph = trace_function(function, example_inputs, prim_table(_targets(composites)))
+    graph = trace_function(function, example_inputs, prim_table(targets(composites)))
     _recognize(graph, composites)
     return graph
 
@@ -205,7 +101,7 @@ def compile_prim_graph(
 ) -> CompiledGraph:
     """All stages after capture, in order. ``graph`` is consumed; ``activations`` is what the plan of a forward graph tells that
     of its backward graph."""
-    watch = watch or _watch(session, graph.backward)
+    watch = watch or watch_of(session, graph.backward)
     with torch_private.real_tensors(), watch.failures():
         return finish(decide(graph, session, watch, activations or Activations()), session, watch)
 
@@ -222,7 +118,7 @@ def decide(graph: PrimGraph, session: Session, watch: Watch, activations: Activa
     watch.stage("normalized", graph)
     graph = _after("legalize", legalize(graph, loaded.backend.legalize), loaded)
     watch.stage("legalized", graph)
-    placements = place(graph, _Routes(session))
+    placements = place(graph, Routes(session))
     drop_dead(graph)
     _store_as_promised(graph, session)
     graph = _after("place", graph, loaded)
@@ -302,7 +198,7 @@ def _sample_placement(row: Prim, session: Session) -> Placement:
         try:
             graph = trace_function(*torch_private.as_function(row.target, sample.args, sample.kwargs), {})
             with torch_private.real_tensors():
-                placements = place(graph, _Routes(session))
+                placements = place(graph, Routes(session))
         except UnsupportedPrimError as error:
             return Placement(Kind.DECLINED, reason=error.why)
         return next((p.placement for p in placements if p.prim == row.name), placements[-1].placement)
@@ -325,13 +221,6 @@ def _after(stage: str, graph: PrimGraph, loaded: LoadedBackend) -> PrimGraph:
     return graph
 
 
-def _targets(composites: Iterable[str]) -> frozenset[Any]:
-    """The operators to leave whole so that ``composites`` arrive: theirs, and those of what they are made of."""
-    names = set(composites)
-    names |= {part for name in names for part in COMPOSITES[name].made_of}
-    return frozenset(target for name in names for target in COMPOSITES[name].targets)
-
-
 def _recognize(graph: PrimGraph, composites: Iterable[str]) -> None:
     """Finds composites that have no single operator, then decomposes what was left whole only for that search."""
     claimed = sorted(composites)
@@ -339,7 +228,7 @@ def _recognize(graph: PrimGraph, composites: Iterable[str]) -> None:
         recognize = COMPOSITES[name].recognize
         if recognize is not None:
             recognize(graph.module)
-    table = prim_table(_targets(()))
+    table = prim_table(targets(()))
     dead: set[fx.Node] = set()
     for node in list(graph.calls()):
         composite = COMPOSITE_BY_TARGET.get(node.target)
@@ -356,7 +245,7 @@ def _store_as_promised(graph: PrimGraph, session: Session) -> None:
     """Outputs leave a device of its own through transfers; elsewhere the emitter may write them as the caller wants them."""
     if session.emitter is None or isinstance(session.device, Device):
         return
-    routes = _Routes(session)
+    routes = Routes(session)
 
     def emitted(node: fx.Node) -> bool:
         return routes.route(node, prim_name(node)) is Route.EMITTER
@@ -375,7 +264,7 @@ def _schedule(graph: PrimGraph, session: Session) -> Schedule:
 
 def _lower_all(graph: PrimGraph, session: Session, *, own_memory: bool) -> dict[fx.Node, Lowered]:
     """Loop kernels of the nodes on the emitter route, each named after its place and its prims (``k3_exp_sum``)."""
-    layout = functools.partial(_layout, own_memory=own_memory)
+    layout = functools.partial(layout_of, own_memory=own_memory)
     lowered: dict[fx.Node, Lowered] = {}
     for node in graph.calls():
         if "placement" not in node.meta or node.meta["placement"].route is not Route.EMITTER or node.target is operator.getitem:
@@ -388,17 +277,6 @@ def _lower_all(graph: PrimGraph, session: Session, *, own_memory: bool) -> dict[
         else:
             lowered[node] = lower(node, name, layout)
     return lowered
-
-
-def _layout(node: fx.Node, *, own_memory: bool) -> Layout | None:
-    """How an operand lies in memory: ``None`` for a view (the lowering folds it), strides for what has memory of its own."""
-    placed = node.op == "call_function" and "placement" in node.meta
-    if placed and node.meta["placement"].kind is Kind.VIEW and prim_name(node) in VIEWS:
-        return None
-    value = node.meta["val"]
-    if node.op == "placeholder" and not own_memory:
-        return Layout(tuple(from_size(stride) for stride in value.stride()))
-    return Layout(contiguous_strides([from_size(size) for size in value.shape]))
 
 
 @dataclass
@@ -415,6 +293,7 @@ class Decided:
         in_place: result to the one whose memory it takes.
         plan: buffers, with offsets where all sizes are static.
         lowered: the kernels before any of them worked in place, for debugging; not stored.
+        native: launches of the backend's own kernels; not stored, for they have addresses.
     """
 
     graph: PrimGraph
@@ -427,6 +306,11 @@ class Decided:
     in_place: Mapping[Slot, Slot]
     plan: MemoryPlan
     lowered: Mapping[fx.Node, Lowered]
+    native: Mapping[fx.Node, LoweredCall] | None
+
+    def storable(self) -> Decided:
+        """Without what only this process knows; ``finish`` finds it again."""
+        return replace(self, lowered={}, native=None)
 
 
 def _allocated(loaded: LoadedBackend, emitted: Container[fx.Node], node: fx.Node) -> bool:
@@ -500,7 +384,7 @@ def _plan(
             activations.note(plan, saved)
     watch.planned(plan, [one.kernel for one in rewritten.values()])
     texts, text_of = _emit(loops, session, watch)
-    return Decided(graph, placements, refusals, steps.order, loops, texts, text_of, in_place, plan, lowered)
+    return Decided(graph, placements, refusals, steps.order, loops, texts, text_of, in_place, plan, lowered, native)
 
 
 def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tuple[Wrapper, Frames, dict[fx.Node, LoopKernel]]:
@@ -512,7 +396,7 @@ def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tu
         launches = emitter.compile(decided.texts)
         for node, (kernel, inputs) in decided.kernels.items():
             emitted[node] = EmittedCall(launches[decided.text_of[node]], kernel, inputs)
-    native = _native_calls(graph, session)
+    native = _native_calls(graph, session) if decided.native is None else decided.native
     # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
     frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena)
     if emitter is not None:
@@ -560,7 +444,7 @@ def _native_calls(graph: PrimGraph, session: Session) -> dict[fx.Node, LoweredCa
     loaded = session.loaded
     if session.emitter is None or _state(session).memory is not None:
         return {}
-    layout = functools.partial(_layout, own_memory=False)
+    layout = functools.partial(layout_of, own_memory=False)
     found: dict[fx.Node, LoweredCall] = {}
     for node in graph.calls():
         placement = node.meta.get("placement")
@@ -571,7 +455,7 @@ def _native_calls(graph: PrimGraph, session: Session) -> dict[fx.Node, LoweredCa
     return found
 
 
-def _watch(session: Session, backward: bool) -> Watch:
+def watch_of(session: Session, backward: bool) -> Watch:
     return Watch(session.loaded.backend.name, session.options, backward)
 
 
@@ -619,97 +503,6 @@ def _host_operator(loaded: LoadedBackend, node: fx.Node) -> Callable[..., Any]:
     return loaded.host_fallback(name) or target
 
 
-def _devices(node: fx.Node) -> set[str]:
-    """Where the tensors that a node reads and makes live, by type of device."""
-    values = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta["val"]]
-    return {tensor.device.type for tensor in tensors_of(values)}
-
-
-class _Routes:
-    """A session as the placement pass sees it."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.backend = session.loaded.backend
-        self.fallback: str = session.options["fallback"]
-        self.compiles_graphs = session.graph_compiler is not None
-        self.table = _table(session.loaded)
-        self._layout = functools.partial(_layout, own_memory=isinstance(session.device, Device))
-        self._probed: dict[str, Route | Decline] = {}
-        self.device_type = session.device.type if isinstance(session.device, TorchDevice) else ""
-
-    def supports(self, node: NodeContext) -> Support:
-        return self.session.loaded.supports(node)
-
-    def decomposition(self, target: Any) -> Callable[..., Any] | None:
-        return self.session.loaded.decomposition(target)
-
-    def legalize(self, graph: PrimGraph) -> None:
-        legalize(graph, self.backend.legalize)
-
-    def route(self, node: fx.Node, name: str) -> Route | Decline:
-        strays = _devices(node) - {self.device_type}
-        if self.device_type and strays:
-            return Decline(f"a tensor is on the device {sorted(strays)[0]!r}, and the backend's are on {self.device_type!r}")
-        kernel = self.session.loaded.kernels.get(name)
-        sized_by_data = _sized_by_data(node)
-        if kernel is not None and not (kernel.destination and sized_by_data) and _is_for(kernel, node):
-            return Route.KERNEL
-        if sized_by_data:
-            return Decline("the size of its result depends on data: only a kernel that returns its result can run it")
-        compiler, emitter = self.session.graph_compiler, self.session.emitter
-        if compiler is not None and name in compiler.prims:
-            return Route.GRAPH
-        if emitter is None:
-            return Decline(f"the backend has no {'kernel' if compiler is None else 'translation'} for it")
-        if name not in LOWERINGS and name not in VIEWS:
-            return Decline("the backend has no kernel for it, and it does not lower to loops")
-        form = self._form(node, read=False)
-        if form not in self._probed:
-            self._probed[form] = self._probe(node, emitter)
-        return self._probed[form]
-
-    def _probe(self, node: fx.Node, emitter: Emitter) -> Route | Decline:
-        try:
-            loops = lower(node, "probe", self._layout).kernel
-        except LoweringError as error:
-            return Decline(error.what)
-        missing = required_ops(loops) - set(emitter.ops)
-        return Decline(f"the emitter lacks the loop ops {', '.join(sorted(missing))}") if missing else Route.EMITTER
-
-    def _form(self, node: fx.Node, *, read: bool = True) -> str:
-        """All that a lowering can see of a node: equal layers are lowered once to learn whether they can be.
-
-        Args:
-            read: as an operand; what lies in memory shows no more than its type.
-        """
-        value = node.meta["val"]
-        layout = self._layout(node) if read and isinstance(value, torch.Tensor) else None
-        if read and (layout is not None or not isinstance(value, torch.Tensor)):
-            return f"{describe(value)} {layout}"
-        operands = map_nodes((node.args, node.kwargs), self._form)
-        return f"{describe(value)} = {node.target} {operands}"
-
-
-def _is_for(kernel: Kernel, node: fx.Node) -> bool:
-    """Whether all tensors of the node have dtypes that the kernel is for."""
-    tensors = tensors_of([*(n.meta.get("val") for n in node.all_input_nodes), node.meta["val"]])
-    return kernel.dtypes is None or all(t.dtype in kernel.dtypes for t in tensors)
-
-
-def _sized_by_data(node: fx.Node) -> bool:
-    """Whether only the data tells a size of the node's result (``nonzero``): its symbol is in no operand."""
-    known = {name for source in node.all_input_nodes for name in _size_symbols(source.meta.get("val"))}
-    return bool(_size_symbols(node.meta["val"]) - known)
-
-
-def _size_symbols(value: Any) -> set[str]:
-    sizes = [size for tensor in tensors_of(value) for size in (*tensor.shape, *tensor.stride())]
-    if isinstance(value, torch.SymInt):
-        sizes.append(value)
-    return {name for size in sizes if isinstance(size, torch.SymInt) for name in torch_private.size_text(size)[0]}
-
-
 # State that belongs to a session, made once
 
 
@@ -736,19 +529,3 @@ _states: weakref.WeakKeyDictionary[LoadedBackend, dict[int, _State]] = weakref.W
 def _state(session: Session) -> _State:
     by_session = _states.setdefault(session.loaded, {})
     return by_session.setdefault(id(session), _State(session)) if id(session) not in by_session else by_session[id(session)]
-
-
-@functools.cache
-def _capture_table() -> Mapping[Any, Callable[..., Any]]:
-    return capture_table()
-
-
-@functools.cache
-def _table(loaded: LoadedBackend) -> Mapping[Any, Callable[..., Any]]:
-    return prim_table(_targets(loaded.backend.composites))
-
-
-def _fakes(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[Any]:
-    """The fake values of a captured graph's placeholders (AOTAutograd passes real ones for some backward graphs)."""
-    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
-    return [given if value is None else value for value, given in zip(values, fake_inputs, strict=True)]

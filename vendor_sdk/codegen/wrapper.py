@@ -66,6 +66,15 @@ class Bank(Protocol):
     """Gives a call its bank (``vendor_sdk/run/bank.py``): wrapper text calls ``lend`` in forward graphs, ``take`` in backward
     ones."""
 
+    def lend(self, nbytes: int, *parts: tuple[int, tuple[int, ...], torch.dtype]) -> list[torch.Tensor]: ...
+    def take(
+        self,
+        nbytes: int,
+        start: int,
+        inputs: Sequence[tuple[torch.Tensor, int]],
+        *parts: tuple[int, tuple[int, ...], torch.dtype],
+    ) -> list[torch.Tensor]: ...
+
 
 STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format"})
 """Keyword arguments about storage: logical tensors have none, so kernels do not receive them."""

@@ -1,0 +1,135 @@
+"""What ``torch.compile`` calls: AOTAutograd around the stages of the pipeline, and compiled graphs that come back from disk.
+
+A stored graph is what the stages decided, before its kernels become addresses (``pipeline.Decided``): an artefact of our cache,
+of which AOTAutograd's cache holds the key. On a hit nothing is traced, partitioned, scheduled or lowered.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from vendor_sdk import debug, pipeline, torch_private
+from vendor_sdk.capture.graph import to_prim_graph, without_writes
+from vendor_sdk.contract.artifacts import Artifacts
+from vendor_sdk.contract.loader import LoadedBackend, Session, load
+from vendor_sdk.ir import pickled
+from vendor_sdk.ir.primgraph import PrimGraph
+from vendor_sdk.normalize.decompose import capture_table
+from vendor_sdk.plan.activations import Activations
+from vendor_sdk.routes import table_of
+from vendor_sdk.watch import Watch
+
+Options = Mapping[str, Any]
+
+
+def compile_dynamo(
+    module: fx.GraphModule, example_inputs: Sequence[Any], *, backend: str, options: Options | None = None
+) -> Callable[..., Any]:
+    """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
+    session = load(backend).session(options)
+    key = _stored_key(session) if _worth_storing(module) else None
+    activations = Activations()
+
+    def capture(captured: fx.GraphModule, fake_inputs: Sequence[Any], watch: Watch, backward: bool) -> PrimGraph:
+        static = frozenset() if backward else torch_private.static_input_indices()
+        functional, writes = without_writes(captured)
+        watch.aten(functional)
+        graph = to_prim_graph(
+            functional,
+            _fakes(captured, fake_inputs),
+            table_of(session.loaded),
+            backward=backward,
+            static_inputs=static - set(writes),
+            writes=writes,
+        )
+        if backward:
+            graph.donated_inputs = torch_private.donated_input_indices(fake_inputs)
+        else:
+            graph.saved_outputs = torch_private.saved_outputs()
+        return graph
+
+    def compiler(backward: bool) -> Callable[..., Any]:
+        def compile_captured(captured: fx.GraphModule, fake_inputs: Sequence[Any]) -> Any:
+            watch = pipeline.watch_of(session, backward)
+            with watch.failures():
+                graph = capture(captured, fake_inputs, watch, backward)
+            if key is None:
+                return pipeline.compile_prim_graph(graph, session, watch, activations).boxed()
+            with torch_private.real_tensors(), watch.failures():
+                decided = pipeline.decide(graph, session, watch, activations)
+                stored = _store(decided, session)
+                return pipeline.finish(decided, session, watch).boxed(), stored
+
+        return compile_captured
+
+    compilers = compiler(False), compiler(True), compiler(False)
+    if key is None:
+        compile_pair = torch_private.aot_autograd(*compilers, _capture_table())
+    else:
+        restore = functools.partial(_restore, backend, dict(options or {}))
+        compile_pair = torch_private.cached_aot_autograd(*compilers, _capture_table(), restore, key)
+    return compile_pair(module, example_inputs)  # type: ignore[no-any-return]
+
+
+WORTH_STORING = 100
+"""Calls in a graph of Dynamo from which AOTAutograd's cache is asked: torch takes 0.2 to 0.5 s for its first key, in which
+a smaller graph is compiled anew."""
+_ENTRY = ".graph"
+
+
+def _worth_storing(module: fx.GraphModule) -> bool:
+    """Whether a graph is large enough to be kept, and its key says everything about it."""
+    calls = sum(node.op in ("call_function", "call_method") for node in module.graph.nodes)
+    return calls >= WORTH_STORING and not torch_private.own_tensors(module)
+
+
+def _stored_key(session: Session) -> str | None:
+    """What beside a graph decides how it is compiled; None where that cannot be said, or debugging wants to see all stages."""
+    loaded = session.loaded
+    if loaded.identity is None or debug.directory() is not None or debug.checking() or debug.fuel() is not None:
+        return None
+    return _artifacts(loaded).key("options", repr(sorted(session.options.items())))
+
+
+def _artifacts(loaded: LoadedBackend) -> Artifacts:
+    return Artifacts(loaded.backend.name, lambda: f"{loaded.backend.version} {loaded.fingerprint} {loaded.identity}")
+
+
+def _store(decided: pipeline.Decided, session: Session) -> str | None:
+    """Keeps what ``pipeline.finish`` needs, under the key that is returned; None when no other process could read it."""
+    try:
+        content = pickled.dumps(decided.storable())
+    except pickled.NotPicklable:
+        return None
+    artifacts = _artifacts(session.loaded)
+    key = artifacts.key("graph", hashlib.sha256(content).hexdigest())
+    artifacts.keep(key, content, _ENTRY)
+    return key
+
+
+def _restore(backend: str, options: Options, key: str) -> Callable[..., Any] | None:
+    """The function of a stored graph; None when its artefact is gone."""
+    session = load(backend).session(options)
+    content = _artifacts(session.loaded).read(key, _ENTRY)
+    if content is None:
+        return None
+    decided: pipeline.Decided = pickled.loads(content)
+    watch = pipeline.watch_of(session, decided.graph.backward)
+    with watch.failures():
+        return pipeline.finish(decided, session, watch).boxed()
+
+
+@functools.cache
+def _capture_table() -> Mapping[Any, Callable[..., Any]]:
+    return capture_table()
+
+
+def _fakes(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[Any]:
+    """The fake values of a captured graph's placeholders (AOTAutograd passes real ones for some backward graphs)."""
+    values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
+    return [given if value is None else value for value, given in zip(values, fake_inputs, strict=True)]
