@@ -32,6 +32,7 @@ from vendor_sdk import (
     UnsupportedPrimError,
     destination,
     hookimpl,
+    routes,
 )
 from vendor_sdk import pipeline as stages
 from vendor_sdk.capture.graph import to_prim_graph
@@ -503,13 +504,13 @@ def test_a_declined_composite_decomposes_when_its_parts_run(make: Callable[..., 
 def test_equal_layers_are_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether an emitter can have a prim is found out by lowering it; what a lowering cannot tell apart is lowered once."""
     probed: list[str] = []
-    lower = stages.lower
+    lower = routes.lower
 
     def counted(node: torch.fx.Node, name: str, *rest: Any) -> Any:
         probed.extend([str(node.target)] if name == "probe" else [])
         return lower(node, name, *rest)
 
-    monkeypatch.setattr(stages, "lower", counted)
+    monkeypatch.setattr(routes, "lower", counted)
 
     def layers(x: torch.Tensor) -> torch.Tensor:
         for _ in range(6):

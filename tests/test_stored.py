@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import subprocess
@@ -17,7 +18,7 @@ from torch._dynamo.utils import counters
 
 import vendor_sdk
 from tests.toys import register_toys
-from vendor_sdk import aot, pipeline
+from vendor_sdk import aot, pipeline, torch_private
 from vendor_sdk.contract.loader import load
 from vendor_sdk.ir import index, pickled
 from vendor_sdk.pipeline import recording
@@ -150,11 +151,33 @@ def test_training_from_the_cache(decided: list[bool]) -> None:
     assert not torch._functorch.config.bundled_autograd_cache, "a setting of ours must not stay"
 
 
-def test_a_graph_that_is_never_differentiated_leaves_no_entry(decided: list[bool]) -> None:
+def test_a_graph_that_is_never_differentiated_comes_from_the_cache_too(decided: list[bool]) -> None:
     model = Block()
     for _ in range(2):
         fresh(model)[0](tokens())
-    assert decided == [False, False]
+    assert decided == [False, True], "compiled once, with its backward graph"
+
+
+def test_settings_of_torch_hold_for_a_compilation_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settings() -> tuple[Any, ...]:
+        config, tag = torch._functorch.config, torch.compiler.config.cache_key_tag
+        ours = config.bundled_autograd_cache, config.force_non_lazy_backward_lowering
+        return *ours, tag, torch_private._keys.short, gc.isenabled()
+
+    before = settings()
+    model = Block()
+    call, _ = fresh(model)
+    call(tokens()).sum().backward()
+    assert settings() == before
+
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(pipeline, "finish", broken)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+        torch.compile(Block().double(), backend="cpp_cpu")(tokens())
+    assert settings() == before
 
 
 def test_random_numbers_are_the_same_from_the_cache(decided: list[bool]) -> None:

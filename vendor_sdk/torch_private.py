@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph as invoke_subgraph
 from torch._higher_order_ops.while_loop import while_loop_op as while_loop_op
+from torch._inductor import config as inductor_config
+from torch._inductor.codecache import FxGraphHashDetails
 from torch._inductor.output_code import OutputCode
 from torch._ops import OpOverload as OpOverload
 from torch._prims.rng_prims import run_and_save_rng_state as run_and_save_rng_state
@@ -103,9 +106,11 @@ def aot_autograd(
 ) -> Callable[..., Any]:
     """A Dynamo backend: AOTAutograd with the min-cut partitioner around three graph compilers.
 
-    Their graphs end with ``copy_(input, value)`` for inputs that the program mutates.
+    Their graphs end with ``copy_(input, value)`` for inputs that the program mutates. A backward graph is compiled with its
+    forward graph (``torch._functorch.config.force_non_lazy_backward_lowering``), not in the first backward call: target
+    compilers work on the one meanwhile.
     """
-    return _aot_autograd(
+    compile_pair = _aot_autograd(
         fw_compiler=forward,
         bw_compiler=backward,
         inference_compiler=inference,
@@ -113,6 +118,13 @@ def aot_autograd(
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )
+
+    def compile_now(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with functorch_config.patch(force_non_lazy_backward_lowering=True):
+            compiled: Callable[..., Any] = compile_pair(module, example_inputs)
+        return compiled
+
+    return compile_now
 
 
 class StoredCode(OutputCode):
@@ -173,25 +185,85 @@ def cached_aot_autograd(
         key: whatever beside the graph decides what is compiled.
     """
 
-    def serializable(compiler: Callable[..., Stored], late: bool) -> SerializableAOTDispatchCompiler:
+    def serializable(compiler: Callable[..., Stored]) -> SerializableAOTDispatchCompiler:
         def compile_stored(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             run, stored = compiler(module, inputs)
-            code = _Unstored() if stored is None else StoredCode(restore, stored)
-            if late and stored is not None:
-                run = _bundled_until_called(run)
-            run.__wrapped__ = code  # type: ignore[attr-defined]  # Where the cache looks for what it writes.
+            # Where the cache looks for what it writes.
+            run.__wrapped__ = _Unstored() if stored is None else StoredCode(restore, stored)  # type: ignore[attr-defined]
             return run
 
         return SerializableAOTDispatchCompiler(OutputCode, compile_stored)  # type: ignore[arg-type]
 
     def compile_pair(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        compilers = serializable(forward, False), serializable(backward, True), serializable(inference, False)
         tag = f"{torch.compiler.config.cache_key_tag}|{key}"
-        with functorch_config.patch(bundled_autograd_cache=True), torch.compiler.config.patch(cache_key_tag=tag):  # type: ignore[attr-defined]
+        with (
+            functorch_config.patch(bundled_autograd_cache=True),
+            torch.compiler.config.patch(cache_key_tag=tag),  # type: ignore[attr-defined]
+            _short_keys(),
+        ):
+            compilers = serializable(forward), serializable(backward), serializable(inference)
             compiled: Callable[..., Any] = aot_autograd(*compilers, table)(module, example_inputs)
         return compiled
 
     return compile_pair
+
+
+class _Keys(threading.local):
+    short = False
+
+
+_keys = _Keys()
+
+
+@contextlib.contextmanager
+def _short_keys() -> Iterator[None]:
+    """Inside, this thread's keys of AOTAutograd's cache leave out what Inductor alone depends on.
+
+    Those are hashes of the files of torch and Triton, and the registry of Inductor's backends: 0.4 s of a process's first key,
+    and 0.8 s of imports.
+    """
+    _let_keys_be_short()
+    before, _keys.short = _keys.short, True
+    try:
+        yield
+    finally:
+        _keys.short = before
+
+
+@functools.cache
+def _let_keys_be_short() -> None:
+    """Replaces ``torch._inductor.codecache.FxGraphHashDetails.__init__`` (torch 2.11 and 2.13), whose attributes are the key;
+    outside ``_short_keys`` it does what it did."""
+    whole = FxGraphHashDetails.__init__
+
+    def init(self: Any, gm: fx.GraphModule, example_inputs: Sequence[Any], *more: Any) -> None:
+        if not _keys.short or _has_triton_kernels(gm) or not all(isinstance(x, _KEYED) for x in example_inputs):
+            whole(self, gm, example_inputs, *more)
+            return
+        environment = getattr(TracingContext.try_get(), "fake_mode", None)
+        hints = getattr(getattr(environment, "shape_env", None), "var_to_hint_override", None) or {}
+        self.gm = gm
+        self.example_inputs = list(example_inputs)
+        self.cache_key_tag = torch.compiler.config.cache_key_tag
+        self.settings = (
+            torch.get_default_dtype(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.get_float32_matmul_precision(),
+            sorted((str(symbol), hint) for symbol, hint in hints.items()),
+        )
+        self.inductor_config = inductor_config.save_config_portable()
+
+    FxGraphHashDetails.__init__ = init  # type: ignore[method-assign, assignment]
+
+
+_KEYED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool, type(None))
+"""Inputs whose keys say all about them."""
+
+
+def _has_triton_kernels(module: fx.GraphModule) -> bool:
+    graphs = (part for part in module.modules() if isinstance(part, fx.GraphModule))
+    return any("triton_kernel" in str(node.target) for graph in graphs for node in graph.graph.nodes)
 
 
 class _Unstored(OutputCode):
@@ -199,26 +271,6 @@ class _Unstored(OutputCode):
 
     def prepare_for_serialization(self) -> None:
         raise BypassAOTAutogradCache("the compiled graph cannot be stored")
-
-
-def _bundled_until_called(run: Callable[..., Any]) -> Callable[..., Any]:
-    """A backward graph compiles in the first backward call; AOTAutograd writes the entry right after that, then calls it."""
-    patch = functorch_config.patch(bundled_autograd_cache=True)
-    patch.__enter__()
-    over = False
-
-    def end() -> None:
-        nonlocal over
-        if not over:
-            over = True
-            patch.__exit__(None, None, None)
-
-    def call(inputs: Any) -> Any:
-        end()
-        return run(inputs)
-
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
 
 
 def own_tensors(module: fx.GraphModule) -> bool:

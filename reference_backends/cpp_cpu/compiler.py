@@ -5,15 +5,16 @@ A library is found in the cache (``vendor_sdk.Artifacts``) by all that shaped it
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -82,7 +83,8 @@ _SUFFIX = ".so"
 
 
 def start(source: str) -> None:
-    """Begins to compile ``source`` in the background, unless it is in the cache; ``build`` waits for it."""
+    """Begins to compile ``source`` in the background, unless it is in the cache, as many at once as this process has cores;
+    ``build`` waits for it."""
     _begin(source)
 
 
@@ -94,13 +96,8 @@ def build(source: str) -> Path:
 
     Raises ``CompilerError`` with the compiler's words, and leaves the source where the message says.
     """
-    return build_all([source])[0]
-
-
-def build_all(sources: Sequence[str]) -> list[Path]:
-    """``build`` of each, as many at once as this process has cores."""
-    begun = [_begin(source) for source in sources]
-    return [one if isinstance(one, Path) else one.result() for one in begun]
+    begun = _begin(source)
+    return begun if isinstance(begun, Path) else begun.result()
 
 
 def key_of(source: str) -> str:
@@ -125,7 +122,19 @@ _running: dict[str, Future[Path]] = {}
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(cores(), thread_name_prefix="cpp_cpu-compile")
+    return ThreadPoolExecutor(cores(), thread_name_prefix="cpp_cpu-compile", initializer=_stand_back)
+
+
+NICE = 10
+"""How much less urgent compilers are than the program, which traces, and runs the forward graph, meanwhile."""
+
+
+def _stand_back() -> None:
+    """Makes this thread, and the processes that it starts, less urgent: on Linux threads have priorities of their own."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + NICE)
 
 
 def _after_fork() -> None:

@@ -2,7 +2,8 @@
 // CPython's stable interface are declared here, those of torch come as addresses from program.py, which also checks where a
 // torch.Tensor keeps its at::Tensor.
 //
-// A program is a table of int64, read front to back at every call; program.py writes it, and says what is where.
+// A program is a table of int64, read front to back at every call; program.py writes it, and says what is where. Until its first
+// word is set the addresses of the kernels are missing: `complete` waits for their compilers and writes them.
 
 typedef struct Object Object;
 
@@ -11,7 +12,7 @@ Object *PyCFunction_NewEx(const void *definition, Object *self, Object *module);
 Object *PyTuple_GetItem(Object *, i64);
 Object *PyTuple_New(i64);
 i32 PyTuple_SetItem(Object *, i64, Object *);  // takes the reference
-char *PyBytes_AsString(Object *);
+char *PyByteArray_AsString(Object *);
 long long PyLong_AsLongLong(Object *);
 Object *PyLong_FromLongLong(long long);
 double PyFloat_AsDouble(Object *);
@@ -132,7 +133,12 @@ struct Held {
 
 // entry(arena, offsets, *inputs, *numbers)
 static Object *call(Object *self, Object *const *arguments, i64 given) {
-  const i64 *p = (const i64 *)PyBytes_AsString(PyTuple_GetItem(self, 0));
+  const i64 *p = (const i64 *)PyByteArray_AsString(PyTuple_GetItem(self, 0));
+  if (!*p++) {
+    Object *done = PyObject_CallFunctionObjArgs(PyTuple_GetItem(self, 3), nullptr);
+    if (!done) return nullptr;
+    Py_DecRef(done);
+  }
   const i64 input_count = *p++, result_count = *p++, number_count = *p++, step_count = *p++;
   const i64 most_buffers = *p++, most_numbers = *p++, release = *p++, large = *p++;
   Object *const as_traced = PyTuple_GetItem(self, 1);
@@ -242,5 +248,5 @@ static const Definition definition = {"entry", call, 0x80 /* METH_FASTCALL */, "
 extern "C" void setup(const Torch *given) { torch = *given; }
 extern "C" i64 release() { return free_idle_blocks(0); }
 
-// `self` is a tuple: the table as bytes, as_traced, fail.
+// `self` is a tuple: the table as a bytearray, as_traced, fail, complete.
 extern "C" Object *make(Object *self) { return PyCFunction_NewEx(&definition, self, nullptr); }

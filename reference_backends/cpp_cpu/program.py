@@ -77,9 +77,9 @@ class CompiledFunction:
             raise ERRORS[status]()
 
 
-def kernel_function(library: ctypes.CDLL, kernel: LoopKernel) -> CompiledFunction:
-    """The launch of an emitted kernel, whose text ``flat`` follows."""
-    return CompiledFunction(lambda: library, f"flat_{kernel.name}")
+def kernel_function(library: Callable[[], ctypes.CDLL], kernel: LoopKernel) -> CompiledFunction:
+    """The launch of an emitted kernel, whose text ``flat`` follows; ``library`` as for ``CompiledFunction``."""
+    return CompiledFunction(library, f"flat_{kernel.name}")
 
 
 def link(given: program.Program) -> program.Entry | None:
@@ -88,6 +88,7 @@ def link(given: program.Program) -> program.Entry | None:
     if library is None or not all(isinstance(step.launch, CompiledFunction) for step in given.steps):
         return None
     table = [
+        0,  # whether the addresses are there
         len(given.inputs),
         len(given.results),
         len(given.numbers),
@@ -102,24 +103,28 @@ def link(given: program.Program) -> program.Entry | None:
         table += [-1] if strides is None else [len(strides), *_numbers(strides)]
     for result in given.results:
         table += [torch_abi.DTYPE_CODES[result.dtype], result.dtype.itemsize, len(result.shape), *_numbers(result.shape)]
+    addresses: dict[int, CompiledFunction] = {}
     for step in given.steps:
-        table += [step.launch.address, len(step.buffers), len(step.numbers)]  # type: ignore[attr-defined]
+        addresses[len(table)] = step.launch  # type: ignore[assignment]
+        table += [0, len(step.buffers), len(step.numbers)]
         for buffer in step.buffers:
             if isinstance(buffer.offset, program.Offset):
                 table += [_TABLE, 0, buffer.offset.index]
             else:
                 table += [_BASES[buffer.base], buffer.index, buffer.offset]
         table += _numbers(step.numbers)
+    words = bytearray(struct.pack(f"<{len(table)}q", *table))
     # The launches keep their library loaded.
-    launches = tuple(step.launch for step in given.steps)
-    state = (
-        struct.pack(f"<{len(table)}q", *table),
-        given.as_traced,
-        _fail,
-        launches,
-    )
-    entry: program.Entry = library.make(state)
+    complete = functools.partial(_complete, words, addresses)
+    entry: program.Entry = library.make((words, given.as_traced, _fail, complete))
     return entry
+
+
+def _complete(table: bytearray, addresses: Mapping[int, CompiledFunction]) -> None:
+    """Writes the addresses of the kernels, whose compilers may still be at work when a program is made, into its table."""
+    for place, launch in addresses.items():
+        struct.pack_into("<q", table, 8 * place, launch.address)
+    struct.pack_into("<q", table, 0, 1)
 
 
 def _numbers(values: Sequence[program.Number]) -> list[int]:

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def library(name: str) -> str:
 
 
 def compiled(kernels: Sequence[tuple[LoopKernel, str]]) -> list[launching.CompiledFunction]:
-    """The kernels with their texts (``KernelText``), compiled and loaded."""
+    """The kernels with their texts (``KernelText``). Those that are in no library yet are being compiled when this returns."""
     units = [_unit(kernel, text) for kernel, text in kernels]
     try:
         libraries = _libraries(units)
@@ -93,12 +93,12 @@ def _digest(more: tuple[str, ...]) -> str:
 
 _loaded: dict[str, ctypes.CDLL] = {}
 """Libraries of this process, by key. They stay: a compiled graph holds addresses in them."""
-_home: dict[str, str] = {}
-"""Kernels of this process: which library each is in."""
+_home: dict[str, Callable[[], ctypes.CDLL]] = {}
+"""Kernels of this process: what gives the library that each is in."""
 
 
-def _libraries(units: Sequence[Unit]) -> dict[str, ctypes.CDLL]:
-    """The library of each unit's key."""
+def _libraries(units: Sequence[Unit]) -> dict[str, Callable[[], ctypes.CDLL]]:
+    """What gives the library of each unit's key."""
     homes, missing = {}, {}
     for unit in units:
         home = _home.get(unit.key) or _recorded(unit.key)
@@ -106,20 +106,30 @@ def _libraries(units: Sequence[Unit]) -> dict[str, ctypes.CDLL]:
             missing[unit.key] = unit
         else:
             homes[unit.key] = home
-    groups = _split(list(missing.values()))
-    sources = [_source(group) for group in groups]
-    for group, source, path in zip(groups, sources, compiler.build_all(sources), strict=True):
-        home = compiler.key_of(source)
-        if home not in _loaded:
-            _loaded[home] = compiler.load(source, path)
-        for unit in group:
-            compiler.ARTIFACTS.keep(unit.key, home.encode(), _INDEX)
-            homes[unit.key] = home
+    for group in _split(list(missing.values())):
+        source = _source(group)
+        compiler.start(source)
+        homes.update(dict.fromkeys((unit.key for unit in group), _Built(source, tuple(unit.key for unit in group))))
     _home.update(homes)
-    return {key: _loaded[home] for key, home in homes.items()}
+    return homes
 
 
-def _recorded(key: str) -> str | None:
+class _Built:
+    """Gives the library of a translation unit that is being compiled: the first call waits for it and records its kernels."""
+
+    def __init__(self, source: str, kernels: tuple[str, ...]) -> None:
+        self.source, self.kernels = source, kernels
+
+    def __call__(self) -> ctypes.CDLL:
+        home = compiler.key_of(self.source)
+        if home not in _loaded:
+            _loaded[home] = compiler.load(self.source)
+            for kernel in self.kernels:
+                compiler.ARTIFACTS.keep(kernel, home.encode(), _INDEX)
+        return _loaded[home]
+
+
+def _recorded(key: str) -> Callable[[], ctypes.CDLL] | None:
     """The library in which an earlier graph or process put a kernel, loaded; None when either is gone."""
     entry = compiler.ARTIFACTS.read(key, _INDEX)
     if entry is None:
@@ -130,7 +140,7 @@ def _recorded(key: str) -> str | None:
         if path is None:
             return None
         _loaded[home] = compiler.loaded(path)
-    return home
+    return functools.partial(_loaded.__getitem__, home)
 
 
 def _weight(group: Sequence[Unit]) -> int:

@@ -56,7 +56,10 @@ class Emitter(abc.ABC):
 
     @abc.abstractmethod
     def compile(self, kernels: Sequence[tuple[LoopKernel, str]]) -> list[Launch]:
-        """Compiles the kernels of one graph together. Raises ``CompilerError`` with the compiler's own words."""
+        """Compiles the kernels of one graph together. Raises ``CompilerError`` with the compiler's own words.
+
+        Compilers may still be at work when it returns, while the SDK goes on with the backward graph: then the first launch
+        waits for them, and raises what they say."""
 
     def link(self, program: Program) -> Entry | None:
         """One native call for a run of launches (those of ``compile``), or ``None``: then Python launches them one by one."""
