@@ -82,8 +82,8 @@ def compile_dynamo(
 
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Pauses the garbage collector: tracing makes many objects and drops few in cycles, and a full collection takes 0.3 s in a
-    process that has imported torch's compiler."""
+    """Pauses the garbage collector: tracing makes many objects and drops few in cycles, and a full collection takes 0.3 s in
+    a process that has imported torch's compiler."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -93,9 +93,9 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-WORTH_STORING = 100
-"""Calls in a graph of Dynamo from which AOTAutograd's cache is asked: torch takes 0.2 to 0.5 s for its first key, in which
-a smaller graph is compiled anew."""
+WORTH_STORING = 30
+"""Calls in a graph of Dynamo from which AOTAutograd's cache is asked: a smaller graph goes through the stages in the time that
+torch takes for its key and entry."""
 _ENTRY = ".graph"
 
 
