@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+import threading
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -354,3 +355,23 @@ def test_powers_of_special_values() -> None:
     exact = torch.pow(base.double(), exponent.double())
     assert ulps(result, exact).max() <= 1.0
     assert bool((result.signbit() == exact.float().signbit())[~result.isnan()].all())
+
+
+def test_the_first_launch_waits_for_the_compiler_and_says_what_it_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    wait, compile_one = threading.Event(), compiler._compile
+
+    def slow(key: str, source: str) -> Path:
+        wait.wait(60)
+        return compile_one(key, source)
+
+    monkeypatch.setattr(compiler, "_compile", slow)
+    case = rename(next(iter(kernels.cases(2_000, 10, torch.float32))))
+    text = EMITTER.emit(case.kernel)
+    (good,) = EMITTER.compile([(case.kernel, f"// {case.kernel.name}\n{text}")])
+    (bad,) = EMITTER.compile([(case.kernel, f"{text}\nnot_a_type x;")])
+    wait.set()
+    good([*case.inputs, *case.results()], case.symbols)
+    for _ in range(2):
+        with pytest.raises(vendor_sdk.CompilerError, match="refused generated code"):
+            bad([*case.inputs, *case.results()], case.symbols)
