@@ -115,7 +115,7 @@ def aot_autograd(
         bw_compiler=backward,
         inference_compiler=inference,
         decompositions=dict(table),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition,
         keep_inference_input_mutations=True,
     )
 
@@ -125,6 +125,13 @@ def aot_autograd(
         return compiled
 
     return compile_now
+
+
+@functools.wraps(min_cut_rematerialization_partition)
+def _partition(*args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The min-cut partitioner, told that views cost nothing: what several saved values show is saved once."""
+    with functorch_config.patch(recompute_views=True):
+        return min_cut_rematerialization_partition(*args, **kwargs)
 
 
 class StoredCode(OutputCode):

@@ -335,7 +335,10 @@ class _Writer:
         if not self.framed:
             return
         self.text.namespace["FRAMES"] = self.frames
-        if self.frames.idle is None:
+        plan = self.values.plan
+        if self.frames.idle is None and plan.fixed is not None and self.values.banked() and not self.graph.backward:
+            self._line(f"F = FRAMES.within(BANKS.room(BANK, {plan.fixed.arena_bytes}, {plan.alignment}))")
+        elif self.frames.idle is None:
             self._line(f"F = FRAMES.take({', '.join(self.frames.symbols)})")
         else:
             self.text.namespace["IDLE"] = self.frames.idle

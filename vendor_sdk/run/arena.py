@@ -46,6 +46,7 @@ class Frame:
         base: address of the arena.
         offsets: address of the table of offsets by buffer; 0 for a static plan, whose offsets are constants.
         tensors: in the arena, for Python code.
+        lent: whether the memory is somebody else's, who wants it back at the end of the call.
     """
 
     base: int
@@ -53,6 +54,7 @@ class Frame:
     tensors: list[torch.Tensor]
     memory: torch.Tensor
     layout: _Numbers
+    lent: bool = False
 
 
 @dataclass(eq=False)
@@ -114,8 +116,18 @@ class Frames:
             return self._frame(numbers, memory)
         return frame if frame.base == base else self._frame(numbers, memory)
 
+    def within(self, memory: torch.Tensor | None) -> Frame:
+        """A frame for one call of a static plan in ``memory``, flat and at least of the arena's size; as ``take`` without."""
+        if memory is None:
+            return self.take()
+        frame = self._frame(self._numbers(()), memory)
+        frame.lent = True
+        return frame
+
     def give(self, frame: Frame) -> None:
         """Ends the call that ``frame`` was taken for."""
+        if frame.lent:
+            return
         _pool(self.device).give(frame.memory)
         frame.layout.idle.append(frame)
 

@@ -4,6 +4,8 @@ The backward graph is planned over the forward graph's bank, and wants some byte
 find them, takes a block of its own and says so; from then on forward calls take blocks with this room, and a backward call
 finds the block by the addresses of the activations that it is given. Where it does not (hooks have moved what was saved), it
 takes a block of its own, with the same offsets.
+
+Until then nothing lies in the room, so the forward call has its arena there.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 
+from vendor_sdk.run.arena import release_memory
 from vendor_sdk.run.blocks import Part, lease, tensors_over
 
 
@@ -34,6 +37,19 @@ class Bank:
         _lent[address] = _Lent(weakref.ref(block, lambda _: _lent.pop(address, None)), before, self)
         return tensors
 
+    def room(self, bank: torch.Tensor, nbytes: int, alignment: int) -> torch.Tensor | None:
+        """``nbytes`` of flat memory around ``bank``, which ``lend`` has just given, until the end of that forward call; None
+        where there are not so many."""
+        lent = _lent.get(bank.data_ptr())
+        block = lent.block() if lent is not None else None
+        if lent is None or block is None:
+            return None
+        behind = -(-(lent.before + bank.numel()) // alignment) * alignment
+        for begin, end in ((0, lent.before), (behind, len(block))):
+            if end - begin >= nbytes:
+                return tensors_over(block, begin, nbytes, ())[0]
+        return None
+
     def take(self, nbytes: int, start: int, inputs: Sequence[tuple[torch.Tensor, int]], *parts: Part) -> list[torch.Tensor]:
         """That of a backward call, once for each forward call: over the bank of that, which begins ``start`` bytes into this
         one and in which ``inputs`` lie at their offsets."""
@@ -42,8 +58,9 @@ class Bank:
         block = lent.block() if lent is not None else None
         if lent is not None and block is not None and (lent.before != start or len(block) < nbytes):
             lent.bank._room = (start, nbytes)
-            block.kept = False  # Forward calls want another size now.
+            block.kept = False  # Forward calls want another size now,
             block = None
+            release_memory()  # and the arena that they had so far may never be asked for again.
         if block is None:
             block = lease(nbytes)
         return tensors_over(block, 0, nbytes, parts)
