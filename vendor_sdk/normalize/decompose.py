@@ -34,6 +34,9 @@ DECOMPOSED_AT_CAPTURE = (
 )
 """Whether torch factors A or its transpose depends on A's strides, forward and backward alike: only here are they torch's."""
 
+SLICED_AT_CAPTURE = (aten.split_with_sizes.default,)
+"""Views of several results, which the partitioner would save one by one instead of what they show."""
+
 TORCHS_OWN_IS_WRONG = (
     # one off for integer results with fractional ends
     aten.linspace.default,
@@ -53,7 +56,7 @@ def capture_table() -> dict[OpOverload, Rule]:
     for target in (*BY_TARGET, *COMPOSITE_BY_TARGET):
         table.pop(target, None)
     ours = {**_derived(), **VARIANTS}
-    table.update({target: ours[target] for target in (*DECOMPOSED_AT_CAPTURE, *TORCHS_OWN_IS_WRONG)})
+    table.update({target: ours[target] for target in (*DECOMPOSED_AT_CAPTURE, *SLICED_AT_CAPTURE, *TORCHS_OWN_IS_WRONG)})
     return table
 
 

@@ -27,7 +27,7 @@ LARGE = 1 << 20
 """Bytes from which an output comes from a block. Below, the C library's own caches are as good."""
 PAGE = 1 << 21
 """Large blocks end at multiples of this: a huge page, which the kernel is asked for."""
-SPARE = 64
+SPARE = 512
 """Blocks are at most one part in so many larger than what is asked for, or a page of the processor."""
 IDLE_LIMIT = 1 << 30
 """Idle bytes that are kept; the longest idle go first."""
