@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 import threading
@@ -420,6 +421,43 @@ def test_steps_in_threads_share_no_bank() -> None:
         thread.join()
     for x, gradients in zip(xs, found, strict=True):
         same(gradients, eager(x))
+
+
+def test_what_launches_keep_for_themselves_is_told_and_given_back() -> None:
+    """Sums over the rows go through partial sums, which are no buffers of the plan."""
+    torch._dynamo.reset()
+    x, g = torch.randn(4096, 96), torch.randn(4096, 96)
+
+    def sums(x: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows = torch.softmax(x, 1)
+        return rows, (rows * g).sum(0), g.sum(0)
+
+    compiled = torch.compile(sums, backend="cpp_cpu")
+    compiled(x, g)
+    vendor_sdk.release_memory()
+    results: list[Any] = [None] * 8
+
+    def work(i: int) -> None:
+        for _ in range(5):
+            results[i] = compiled(x + i, g)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(results))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, found in enumerate(results):
+        same(found, sums(x + i, g))
+    results.clear()
+    gc.collect()
+    found = None
+    (graph,) = json.loads(vendor_sdk.explain(sums, x, g, backend="cpp_cpu", show=False).to_json())["graphs"]
+    scratch = sum(kernel["scratch"] for kernel in graph["kernels"])
+    assert scratch == 64 * 96 * 4
+    for _ in range(2):
+        compiled(x, g)
+        gc.collect()
+        assert vendor_sdk.release_memory() >= scratch
 
 
 class Frozen(Layers):

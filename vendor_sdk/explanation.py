@@ -262,8 +262,9 @@ def _traffic(graph: CompiledGraph) -> Traffic:
 
 def _kernel_table(graph: GraphReport) -> Table:
     table = Table(title=f"{graph.name}: kernels")
-    for column in ("count", "kernel", "route", "prims", "reads", "writes", "at"):
-        table.add_column(column, justify="right" if column in ("count", "reads", "writes") else "left", overflow="fold")
+    numbers = ("count", "reads", "writes", "scratch")
+    for column in ("count", "kernel", "route", "prims", *numbers[1:], "at"):
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     groups = graph.kernels.grouped()
     for count, kernel in groups[:ROWS]:
         lines = [_short(where) for where in kernel.where]
@@ -275,11 +276,12 @@ def _kernel_table(graph: GraphReport) -> Table:
             _counted(kernel.prims),
             _bytes(kernel.read),
             _bytes(kernel.written),
+            _bytes(kernel.scratch) if kernel.scratch != 0 else "",
             ", ".join(lines[:2]) + more,
         )
     if len(groups) > ROWS:
         rest = sum(count for count, _ in groups[ROWS:])
-        table.add_row(f"x{rest}", "...", "", f"{len(groups) - ROWS} more sorts of kernels, which to_json() lists", "", "", "")
+        table.add_row(f"x{rest}", "...", "", f"{len(groups) - ROWS} more sorts of kernels, which to_json() lists", *[""] * 4)
     return table
 
 

@@ -54,6 +54,7 @@ class KernelReport:
         where: user lines, each once.
         read, written: bytes of its operands and results as planned (with the sizes of the trace where those are symbolic); an
             operand counts whole, whatever part of it is read. None where only data tells.
+        scratch: bytes of buffers that an emitted kernel has to itself during a launch, beyond the plan.
     """
 
     name: str
@@ -62,6 +63,7 @@ class KernelReport:
     where: tuple[str, ...]
     read: int | None
     written: int | None
+    scratch: int | None = 0
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,9 @@ def _kernel(compiled: CompiledGraph, node: fx.Node, sizes: Mapping[str, int]) ->
     loops = compiled.loops.get(node)
     read: int | None
     written: int | None
+    scratch: int | None = 0
     if loops is not None:
+        scratch = _total(_evaluated(p.size, sizes, p.dtype) for p in loops.scratch)
         read = _total(_evaluated(p.size, sizes, p.dtype) for p in loops.params if p.role in ("in", "inout"))
         written = _total(_evaluated(p.size, sizes, p.dtype) for p in loops.params if p.role in ("out", "inout"))
     else:
@@ -160,6 +164,7 @@ def _kernel(compiled: CompiledGraph, node: fx.Node, sizes: Mapping[str, int]) ->
         tuple(dict.fromkeys(line for part in (*parts, node) if (line := user_line(part)))),
         read,
         written,
+        scratch,
     )
 
 

@@ -217,21 +217,30 @@ extern "C" int omp_get_num_threads(void) noexcept;
 extern "C" int omp_get_max_threads(void) noexcept;
 extern "C" void *aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__) noexcept;
 
-// Memory of a launch: one block that its thread keeps for the next, unless it is large.
-struct Block {
-  char *memory = nullptr;
-  int64_t size = 0;
-  ~Block() { __builtin_free(memory); }
-};
-static thread_local Block kept_block;
-enum : int64_t { KEPT_BYTES = 1 << 26 };
+// Memory of a launch: one block that its library keeps for the next launch, unless it is large; launches that run meanwhile have
+// blocks of their own. A block begins with its size.
+static char *kept_memory;
+enum : int64_t { KEPT_BYTES = 1 << 26, BLOCK_HEAD = 64 };
 INLINE char *borrow(int64_t size) {
-  if (size > KEPT_BYTES) return (char *)aligned_alloc(64, size);
-  if (size > kept_block.size) {
-    __builtin_free(kept_block.memory);
-    kept_block.memory = (char *)aligned_alloc(64, size);
-    kept_block.size = kept_block.memory ? size : 0;
+  if (size <= KEPT_BYTES) {
+    char *kept = __atomic_exchange_n(&kept_memory, (char *)nullptr, __ATOMIC_ACQUIRE);
+    if (kept && *(int64_t *)kept >= size) return kept + BLOCK_HEAD;
+    __builtin_free(kept);
   }
-  return kept_block.memory;
+  char *fresh = (char *)aligned_alloc(64, BLOCK_HEAD + (size + 63) / 64 * 64);
+  if (!fresh) return nullptr;
+  *(int64_t *)fresh = size;
+  return fresh + BLOCK_HEAD;
 }
-INLINE void give_back(char *memory, int64_t size) { if (size > KEPT_BYTES) __builtin_free(memory); }
+INLINE void give_back(char *memory, int64_t size) {
+  char *block = memory - BLOCK_HEAD;
+  if (size <= KEPT_BYTES) block = __atomic_exchange_n(&kept_memory, block, __ATOMIC_ACQ_REL);
+  __builtin_free(block);
+}
+// How many bytes that gave back.
+extern "C" int64_t free_kept_memory() {
+  char *kept = __atomic_exchange_n(&kept_memory, (char *)nullptr, __ATOMIC_ACQUIRE);
+  const int64_t size = kept ? *(int64_t *)kept : 0;
+  __builtin_free(kept);
+  return size;
+}

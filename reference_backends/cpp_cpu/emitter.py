@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reference_backends.cpp_cpu import contraction, machine, units
+from reference_backends.cpp_cpu import compiler, contraction, machine, units
 from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.analysis import loads
 from reference_backends.cpp_cpu.horizontal import Horizontal, Shared, shared
@@ -106,4 +106,4 @@ class CppEmitter(Emitter):
         return launching.link(program)
 
     def release(self) -> int:
-        return launching.release()
+        return launching.release() + compiler.release()
