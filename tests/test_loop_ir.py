@@ -42,6 +42,10 @@ K = ix.variable("k", 8)
         ((K * 2) % 4, (K % 2) * 2),
         (ix.minimum(I, N), I),
         (ix.maximum(K, 0), K),
+        (ix.minimum((N + 1) // 2, N), (N + 1) // 2),
+        (ix.maximum(N - N // 3, 1), N - N // 3),
+        (ix.maximum(N * M * 3, N * M + 2 * M), N * M * 3),
+        (ix.maximum(M * N - M * (N // 2), M), M * N - M * (N // 2)),
         (I - I, ix.ZERO),
     ],
 )
@@ -52,12 +56,14 @@ def test_index_expressions_simplify(expression: ix.Int, expected: ix.Int) -> Non
 def test_index_expressions_keep_their_value() -> None:
     """Random expressions: simplified or not, printed or not, the value is what Python computes."""
     draw = random.Random(0)
-    for _ in range(400):
-        variables = {"a": draw.randint(0, 6), "b": draw.randint(0, 4), "s": draw.randint(2, 9)}
+    for _ in range(1200):
+        variables = {"a": draw.randint(0, 6), "b": draw.randint(0, 4), "s": draw.randint(2, 9), "c": 0}
+        variables["c"] = draw.randint(0, variables["s"] - 1)
         s = ix.symbol("s", 2)
         terms: list[tuple[ix.Int, int]] = [
             (ix.variable("a", 7), variables["a"]),
             (ix.variable("b", 5), variables["b"]),
+            (ix.variable("c", s), variables["c"]),
             (s, variables["s"]),
         ]
         for _ in range(draw.randint(1, 6)):
@@ -85,6 +91,7 @@ def test_index_expressions_keep_their_value() -> None:
         low, high = ix.bounds(expression)
         assert low is None or low <= value
         assert high is None or value <= high
+        assert value >= 0 or not ix.nonnegative(expression)
 
 
 def test_a_stride_is_what_one_step_adds() -> None:

@@ -312,28 +312,47 @@ def nonnegative(expression: Int, _depth: int = 6) -> bool:
     if low is not None:
         if low >= 0:
             return True
-        if all(
-            not isinstance(f, Symbol) or f.below is None or not f.below.terms for a, _ in expression.terms for f in a.factors
-        ):
+        if all(s.below is not None and not s.below.terms for s in symbols(expression).values()):
             return False
     if _depth == 0:
         return False
     for atom, coefficient in expression.terms:
         for factor in atom.factors:
-            if not isinstance(factor, Symbol) or factor.lower is None:
+            if not isinstance(factor, Symbol) or factor.lower is None or factor.below is None:
                 continue
-            others = list(atom.factors)
-            others.remove(factor)
-            if factor in others or any((f.bounds()[0] is None or f.bounds()[0] < 0) for f in others):  # type: ignore[operator]
+            if _others(atom, factor) is None or sum(factor.name in symbols(wrap_atom(a)) for a, _ in expression.terms) > 1:
                 continue
-            occurrences = sum(factor in a.factors for a, _ in expression.terms)
-            if occurrences > 1:
+            extreme = factor.below - 1 if coefficient < 0 else wrap(factor.lower)
+            return nonnegative(substitute(expression, {factor.name: extreme}), _depth - 1)
+    for atom, coefficient in expression.terms:
+        for factor in atom.factors:
+            if not isinstance(factor, Div) or (d := factor.key[1].value) is None:
                 continue
-            if coefficient < 0 and factor.below is not None:
-                return nonnegative(substitute(expression, {factor.name: factor.below - 1}), _depth - 1)
-            if coefficient > 0 and factor.below is not None:
-                return nonnegative(substitute(expression, {factor.name: wrap(factor.lower)}), _depth - 1)
-    return False
+            others = _others(atom, factor)
+            if others is None:
+                continue
+            # d * (n // d) lies in [n - d + 1, n], and an integer is not negative when d times it is above -d.
+            worst = factor.key[0] if coefficient < 0 else factor.key[0] - (d - 1)
+            rest = expression - wrap_atom(atom) * coefficient
+            return nonnegative(rest * d + worst * others * coefficient + (d - 1), _depth - 1)
+    return _grows(expression)
+
+
+def _others(atom: Atom, factor: Atom) -> Int | None:
+    """The product of an atom's factors but one, where none of them is negative or depends on that one."""
+    others = list(atom.factors)
+    others.remove(factor)
+    if any((low := f.bounds()[0]) is None or low < 0 for f in others):
+        return None
+    rest = _product(others) if others else ONE
+    return None if isinstance(factor, Symbol) and factor.name in symbols(rest) else rest
+
+
+def _grows(expression: Int) -> bool:
+    """Whether an expression is not negative where its symbols are least, and grows with each of them."""
+    least = {s.name: symbol(s.name, 0) + s.lower for s in symbols(expression).values() if s.lower}
+    low, _ = bounds(substitute(expression, least)) if least else (None, None)
+    return low is not None and low >= 0
 
 
 def less(left: Int | int, right: Int | int) -> bool:
