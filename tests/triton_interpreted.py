@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 import vendor_sdk
+import vendor_sdk.aot
 import vendor_sdk.pipeline
 from conformance.judge import expected_result, judge
 from conformance.program import build
@@ -217,7 +218,7 @@ def sizes(name: str) -> str:
     graphs: list[Any] = []
 
     def function(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return a.softmax(1), a.sum(0) * a.shape[0], a.transpose(0, 1).reshape(-1), a.cumsum(1)
+        return a.softmax(1), a.sum(0) * a.shape[0], a.transpose(0, 1).reshape(-1), a.cumsum(1), torch.cat((a, -a), 1).exp()
 
     backend = functools.partial(vendor_sdk.aot.compile_dynamo, backend=name)
     with vendor_sdk.pipeline.recording(graphs.append):
