@@ -119,8 +119,7 @@ class Columns(Scans):
         place = f"({inner.var} - {self.base})"
         kept: list[tuple[loop.Accumulator, str, str]] = []
         bounds = {r.var: ("0", index.to_c(r.size)) for r in s.ranges}
-        if self.cut:
-            self.open_parts(s, tile, bounds)
+        region = self.open_parts(s, tile, bounds) if self.cut else None
         for a in s.accumulators:
             for to, kind, first in zip(a.to, self.lane_kinds(a), (identity(a.op, a.dtype), LAST), strict=False):
                 running = "double" if blocked(a) else kind
@@ -166,8 +165,9 @@ class Columns(Scans):
         self.out(f"run_rows<{joined}>({self.base}, {self.width}, {stop} - {first}, {step});")
         self.out.close(len(s.ranges))
         self.varying, self.along = set(), ""
-        if self.cut:
+        if region is not None:
             self.out.close()
+            self.copied(region)
         for a in s.accumulators:
             if self.cut:
                 self.join_parts(a, tile)
@@ -177,18 +177,19 @@ class Columns(Scans):
                 self.out(f"alignas(64) {kind} {to}_t[{tile}];")
                 self.out(f"for (int64_t at = 0; at < {tile}; ++at) {to}_t[at] = ({kind}){to}_w[at];")
 
-    def open_parts(self, s: loop.Reduce, tile: int, bounds: dict[str, tuple[str, str]]) -> None:
-        """Cuts the rows that few columns are reduced over into parts for threads, a fixed number of them."""
+    def open_parts(self, s: loop.Reduce, tile: int, bounds: dict[str, tuple[str, str]]) -> int:
+        """Cuts the rows that few columns are reduced over into a fixed number of parts for threads; the region's place."""
         for a in s.accumulators:
             for to, kind in zip(a.to, self.lane_kinds(a), strict=True):
                 self.out(f"alignas(64) {'double' if blocked(a) else kind} {to}_p[{CUTS * tile}];")
         longest = max(s.ranges, key=lambda r: r.size.value or 0)
         length, start, stop = index.to_c(longest.size), self.fresh("start"), self.fresh("stop")
-        self.out("#pragma omp parallel for schedule(static)")
+        region = self.pragma(" for schedule(static)")
         self.out.open(f"for (int64_t part = 0; part < {CUTS}; ++part)")
         each = f"({length} + {CUTS * ROWS - 1}) / {CUTS * ROWS} * {ROWS}"
         self.out(f"const int64_t {start} = min_int(part * ({each}), {length}), {stop} = min_int({start} + ({each}), {length});")
         bounds[longest.var] = (start, stop)
+        return region
 
     def join_parts(self, a: loop.Accumulator, tile: int) -> None:
         for to, kind in zip(a.to, kinds(a), strict=True):

@@ -35,6 +35,9 @@ def shareable(s: loop.Stmt) -> bool:
 class Nests(Tiles):
     """Text of whole nests."""
 
+    region: int | None
+    """Where the open parallel region is, if there is one."""
+
     def nest(self, nest: loop.Nest) -> None:
         """A nest of the kernel itself."""
         serial = collides(nest)
@@ -113,7 +116,9 @@ class Nests(Tiles):
         parallel = not serial and (total.value is None or total.value >= GRAIN)
         if parallel:
             clause = f" if({index.to_c(total)} >= {GRAIN})" if total.value is None else ""
-            self.out(f"#pragma omp parallel{clause}")
+            self.region = self.pragma(clause)
+        else:
+            self.region = None
         self.out.open("")
         return parallel
 
@@ -125,6 +130,8 @@ class Nests(Tiles):
         if self.streamed:
             self.out("if (past_caches) drain_streams();")
         self.out.close()
+        if self.region is not None:
+            self.copied(self.region)
 
     # Rows
 
@@ -186,7 +193,7 @@ class Nests(Tiles):
         # Whole vectors, but for the last chunk.
         self.out(f"const int64_t {chunk} = ({length} + {CHUNKS * 64 - 1}) / {CHUNKS * 64} * 64;")
         clause = f" if({index.to_c(size)} >= {GRAIN})" if size.value is None else ""
-        self.out(f"#pragma omp parallel for schedule(static){clause}")
+        region = self.pragma(f" for schedule(static){clause}")
         self.out.open(f"for (int64_t {part} = 0; {part} < {CHUNKS}; ++{part})")
         self.out(f"const int64_t {start} = min_int({part} * {chunk}, {length});")
         self.out(f"const int64_t {stop} = min_int({start} + {chunk}, {length});")
@@ -195,6 +202,7 @@ class Nests(Tiles):
             for to in a.to:
                 self.out(f"{to}_p[{part}] = {to}_w;")
         self.out.close()
+        self.copied(region)
         for a in s.accumulators:
             self.declare(a, "_w")
             self.out.open(f"for (int64_t {part} = 0; {part} < {CHUNKS}; ++{part})")

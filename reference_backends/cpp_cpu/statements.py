@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,22 @@ class Statements:
     def symbol(self, name: str) -> str:
         """Shape symbols are torch's short names; anything else could clash with a name of C++."""
         return name if self.symbols[name].role == "size" else f"arg_{name}"
+
+    def pragma(self, text: str) -> int:
+        """Opens a parallel region; its place, for ``copied``."""
+        self.out(f"#pragma omp parallel{text}")
+        return len(self.out.lines) - 1
+
+    def copied(self, region: int) -> None:
+        """Gives threads copies of the arguments that a finished region reads: shared ones are behind pointers, and every store
+        of a vector might change them for all that the compiler knows."""
+        lines = self.out.lines
+        words = {word for line in lines[region + 1 :] for word in re.findall(r"\w+", line)}
+        arguments = [p.name for p in (*self.kernel.params, *self.kernel.scratch)]
+        arguments += [*map(self.symbol, self.symbols), "past_caches"]
+        names = [name for name in arguments if name in words]
+        if names:
+            lines[region] += f" firstprivate({', '.join(names)})"
 
     def fresh(self, prefix: str) -> str:
         self.counter += 1
