@@ -51,7 +51,7 @@ def _cat_element(k: Builder, parts: Sequence[Argument], dim: int, i: tuple[Int, 
         size = k.shape(part)[dim]
         position = i[dim] - offset
         offset = offset + size
-        if ix.less(position, 0) or ix.nonnegative(position - size):
+        if _outside(position, size):
             continue
         within = all_of(k, inside(k, position, size))
         value = k.convert(k.load(part, (*i[:dim], position, *i[dim + 1 :]), within, 0), dtype)
@@ -82,6 +82,11 @@ def inside(k: Builder, position: Int, size: Int) -> list[Value]:
     return conditions
 
 
+def _outside(position: Int, size: Int) -> bool:
+    """Whether ``position`` is never one of ``size``."""
+    return ix.less(position, 0) or ix.nonnegative(position - size)
+
+
 def _pad(k: Builder) -> None:
     source = k.args["self"]
     shape, pad = k.shape(source), k.sizes(k.args["pad"])
@@ -90,10 +95,12 @@ def _pad(k: Builder) -> None:
         before[len(shape) - 1 - pair] = pad[2 * pair]
     with k.nest(k.outputs[0].shape) as i:
         position = tuple(a - b for a, b in zip(i, before, strict=True))
+        filler = k.operand(k.args["value"], (), k.dtype(source))
         conditions = [c for p, size in zip(position, shape, strict=True) for c in inside(k, p, size)]
-        value = k.args["value"]
-        filler = k.operand(value, (), k.dtype(source))
-        k.store(0, i, k.load(source, position, all_of(k, conditions), filler))
+        if any(map(_outside, position, shape)):
+            k.store(0, i, filler)
+        else:
+            k.store(0, i, k.load(source, position, all_of(k, conditions), filler))
 
 
 LOWERINGS: Mapping[str, Lowering] = {

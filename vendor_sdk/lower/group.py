@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,22 +41,32 @@ SHORTEST = 16
 _MODE: Mapping[str, StoreMode] = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
 
 
-class _Split(Exception):
-    """The loop over ``var`` is better cut at ``at``."""
-
-    def __init__(self, var: str, at: int) -> None:
-        super().__init__(var, at)
-        self.var, self.at = var, at
-
-
 @dataclass(frozen=True)
 class _Part:
-    """A loop variable that runs over ``size`` iterations of the loop ``var``, from ``start`` on."""
+    """A loop variable that runs over ``size`` iterations of the loop ``var``, from ``start`` on: its part number ``place``."""
 
     var: str
-    start: int
-    size: int
+    place: int
+    start: Int
+    size: Int
     innermost: bool
+
+    def cuts_at(self, at: Int) -> bool:
+        """Whether a cut lies within the part, in any order of magnitude of sizes, and pays. Where it may lie at an end, one
+        loop may be empty."""
+        rest = self.size - at
+        if at == 0 or rest == 0 or not (ix.nonnegative(at) and ix.nonnegative(rest)):
+            return False
+        shortest = ix.bounds(ix.minimum(at, rest))[1]
+        return not self.innermost or shortest is None or shortest >= SHORTEST
+
+
+class _Split(Exception):
+    """The loop that a part belongs to is better cut where ``at`` iterations of that part have run."""
+
+    def __init__(self, part: _Part, at: Int) -> None:
+        super().__init__(part, at)
+        self.part, self.at = part, at
 
 
 class _Stepped(Exception):
@@ -202,11 +213,9 @@ class GroupBuilder(Builder):
         for each part, inside the loops around it: what two parts read is still near when the second runs."""
         last = len(loops.rows) - 1
         whole = {
-            r.var: _Part(r.var, 0, r.size.value, k == last)
-            for k, r in enumerate(loops.rows)
-            if r.size.value is not None and (self.inner_nests or k == 0)
+            r.var: _Part(r.var, 0, ix.ZERO, r.size, k == last) for k, r in enumerate(loops.rows) if self.inner_nests or k == 0
         }
-        cuts: set[int] = set()
+        cuts: list[Int] = []
         var = ""
         while True:
             self._parts = {} if len(cuts) >= PARTS else dict(whole)
@@ -215,25 +224,25 @@ class GroupBuilder(Builder):
                 self._cut_elements(loops, outputs, var, cuts)
             except _Split as split:
                 del self._nests[made:]
-                var, whole = split.var, {}
-                cuts.add(split.at)
+                var, whole = split.part.var, {}
+                cuts.insert(split.part.place, split.part.start + split.at)
             else:
                 break
         self._parts = {}
 
-    def _cut_elements(self, loops: Loops, outputs: list[Node], var: str, cuts: set[int]) -> None:
+    def _cut_elements(self, loops: Loops, outputs: list[Node], var: str, cuts: Sequence[Int]) -> None:
+        """The loops with the one over ``var`` cut at ``cuts``, which ascend."""
         if not cuts:
             with self.loops(loops.rows):
                 self._store_all(loops, outputs, {})
             return
         position = next(k for k, r in enumerate(loops.rows) if r.var == var)
         around, cut, inside = loops.rows[:position], loops.rows[position], loops.rows[position + 1 :]
-        ends = [*sorted(cuts), cut.size.value or 0]
         with self.loops(around) if around else nullcontext():
-            for start, end in zip([0, *ends], ends, strict=False):
-                part = Range(self._fresh("i"), ix.wrap(end - start))
+            for place, (start, end) in enumerate(pairwise((ix.ZERO, *cuts, cut.size))):
+                part = Range(self._fresh("i"), end - start)
                 if len(cuts) < PARTS:
-                    self._parts[part.var] = _Part(var, start, end - start, not inside)
+                    self._parts[part.var] = _Part(var, place, start, part.size, not inside)
                 with self.loops((part, *inside)):
                     self._store_all(loops, outputs, {var: ix.variable(part.var, part.size) + start})
 
@@ -246,11 +255,9 @@ class GroupBuilder(Builder):
             part = self._parts.get(name)
             if part is None or ix.stride(position, name) != 1:
                 continue
-            at = ix.wrap(bound) - ix.substitute(position, {name: ix.ZERO})
-            if at.value is None or not 0 < at.value < part.size:
-                continue
-            if not part.innermost or min(at.value, part.size - at.value) >= SHORTEST:
-                raise _Split(part.var, part.start + at.value)
+            at = bound - ix.substitute(position, {name: ix.ZERO})
+            if part.cuts_at(at):
+                raise _Split(part, at)
 
     def _rows(
         self,

@@ -20,6 +20,9 @@ from vendor_sdk.ir.loop_ops import cost
 from vendor_sdk.lower.build import Block, Builder, Layout, Lowering, Node, Request, Value
 from vendor_sdk.prims.opset import BY_TARGET
 
+OWN = "."
+"""Stands in the names of a node's own variables and values, behind the node's; symbols of sizes have none."""
+
 
 @dataclass(frozen=True)
 class Read:
@@ -59,6 +62,11 @@ class Summary:
     statements: int
     random: bool
 
+    def depends_on_data(self, read: Read) -> bool:
+        """Whether where an operand is read is itself computed from operands: a gather costs more than a load."""
+        own = {name for i in (*self.variables, *self.reduced) for name in ix.symbols(i)}
+        return any(OWN in name for i in read.index for name in ix.symbols(i).keys() - own)
+
 
 class _OtherShape(Exception):
     """The lowering is not one nest over the results that stores each element once."""
@@ -88,7 +96,7 @@ class _Recorder(Builder):
         if len(shapes) != 1:
             raise _OtherShape
         (shape,) = shapes
-        prefix = f"{self.node.name}."
+        prefix = f"{self.node.name}{OWN}"
         variables = tuple(ix.ZERO if size == 1 else ix.variable(f"{prefix}{d}", size) for d, size in enumerate(shape))
         self.element_shape = shape
         self.reads: dict[Read, None] = {}
@@ -117,7 +125,7 @@ class _Recorder(Builder):
         )
 
     def _fresh(self, prefix: str) -> str:
-        return f"{self.node.name}.{super()._fresh(prefix)}"  # indices that data decides differ between nodes
+        return f"{self.node.name}{OWN}{super()._fresh(prefix)}"  # indices that data decides differ between nodes
 
     @contextmanager
     def nest(
@@ -142,7 +150,7 @@ class _Recorder(Builder):
             raise _OtherShape
         if not self.steps:
             self.sizes_reduced = tuple(sizes)
-            prefix = f"{self.node.name}.r"
+            prefix = f"{self.node.name}{OWN}r"
             self.reduced = tuple(ix.ZERO if n == 1 else ix.variable(f"{prefix}{d}", n) for d, n in enumerate(sizes))
         self.steps += 1
         combined = body(self.reduced)

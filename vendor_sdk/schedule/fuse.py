@@ -174,15 +174,11 @@ class _Pass:
             return True
         (read, *others) = reads
         operand = read.node.meta["val"]
-        if others or self._indirect(read):
+        if others or summary.depends_on_data(read):
             return False
         size = _elements(read.node) * operand.dtype.itemsize
         bytes_ = ix.product(summary.shape) * result.dtype.itemsize
         return operand.dtype.itemsize <= result.dtype.itemsize or ix.nonnegative(bytes_ - size)
-
-    def _indirect(self, read: Read) -> bool:
-        """Whether an index is itself loaded: a gather costs more than a load."""
-        return any(symbol.below is None for i in read.index for symbol in ix.symbols(i).values())
 
     def _expanded(self, summary: Summary) -> Summary:
         """The summary with what is inlined read through."""
