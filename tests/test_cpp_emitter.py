@@ -264,6 +264,26 @@ def test_nests_across_memory() -> None:
     assert text.count("transpose(") == 2
 
 
+def by_channel(images: int, channels: int, pixels: int) -> Case:
+    """Numbers of a channel lie along the channels, what they are combined with lies along the pixels."""
+    k = kernels.Writer("by_channel")
+    n = images * channels * pixels
+    x, numbers, y = k.param("x", n), [k.param(f"c{p}", channels) for p in range(3)], k.out("y", n)
+    with k.nest(images, channels, pixels) as (b, c, i):
+        value = k.load(x, (b * channels + c) * pixels + i)
+        for number in numbers:
+            value = k.op("add", value, k.load(number, c))
+        k.store(y, (b * channels + c) * pixels + i, value)
+    inputs = torch.randn(images, channels, pixels), *(torch.randn(channels, 1) for _ in range(3))
+    return Case(k.kernel(), inputs, (((images, channels, pixels), torch.float32),), lambda x, a, b, c: x + a + b + c)
+
+
+def test_numbers_of_a_row_do_not_turn_the_loops() -> None:
+    case = by_channel(3, 64, 71)
+    check([case])
+    assert "transpose(" not in EMITTER.emit(case.kernel)
+
+
 @pytest.mark.parametrize("instructions", ["x86-64-v3", "x86-64-v2"])
 def test_other_instruction_sets(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if platform.machine() != "x86_64":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import torch
 
@@ -35,19 +36,23 @@ def crossing(nest: loop.Nest) -> Crossing | None:
     both: list[Access] = [*loads(nest.body), *stores(nest.body)]
     accesses = [s for s in both if not index.symbols(s.index).keys() & made]
 
-    def count(r: loop.Range) -> tuple[bool, int]:
-        long = r.size.value is None or r.size.value > SHORT
-        return long, sum(stride_is(s.index, r.var, 1) for s in accesses)
-
     def turned(inner: loop.Range, across: loop.Range) -> tuple[Access, ...]:
         return tuple(s for s in accesses if _turns(s, inner, across))
 
-    inner = max(reversed(nest.ranges), key=count)
-    others = [r for r in nest.ranges if r is not inner]
-    across = max(others, key=lambda r: len(turned(inner, r)), default=None)
-    if across is None or not (found := turned(inner, across)):
+    def straight(inner: loop.Range, across: loop.Range) -> int:
+        """Accesses that lie along ``inner`` and step over memory along ``across``: what ``across`` does not move is read once,
+        whichever way the loops run."""
+        return sum(stride_is(s.index, inner.var, 1) and not stride_is(s.index, across.var, 0) for s in accesses)
+
+    def rank(pair: tuple[loop.Range, loop.Range]) -> tuple[bool, int, int]:
+        inner, across = pair
+        return inner.size.value is None or inner.size.value > SHORT, straight(inner, across), len(turned(inner, across))
+
+    mixed = [pair for pair in permutations(reversed(nest.ranges), 2) if straight(*pair) and turned(*pair)]
+    if not mixed:
         return None
-    return Crossing(inner, across, found)
+    inner, across = max(mixed, key=rank)
+    return Crossing(inner, across, turned(inner, across))
 
 
 def _turns(s: Access, inner: loop.Range, across: loop.Range) -> bool:
