@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from reference_backends.cpp_cpu import interval
+from reference_backends.cpp_cpu import interval, winograd
 from vendor_sdk import contraction, index, loop
 
 if TYPE_CHECKING:
@@ -58,7 +58,16 @@ def write(text: KernelText, c: contraction.Contraction) -> None:
     text.kernel = replace(kernel, scratch=(*kernel.scratch, *given))
     text.out.open("")
     if c.is_matrix_product:
-        _matrices(text, _oriented(c, text.symbols))
+        for each in (c, c.exchanged()):
+            windows, overlaps = winograd.windows(each), winograd.overlaps(each)
+            if windows is not None:
+                _by_points(text, each, "convolution", "Windows", windows, each.k)
+                break
+            if overlaps is not None:
+                _by_points(text, each, "weight_gradient", "Overlaps", overlaps, each.n)
+                break
+        else:
+            _matrices(text, _oriented(c, text.symbols))
     else:
         _vector(text, c)
     text.out.close()
@@ -113,6 +122,38 @@ def _along(f: contraction.Factor) -> bool:
 
 
 def _matrices(text: KernelText, c: contraction.Contraction) -> None:
+    product = _product(text, c)
+    rows, columns = contraction.sizes(c.m).value, contraction.sizes(c.n).value
+    across = -1 if columns is None else columns
+    text.out(f"choose_tiles<{across}>({product});" if rows is None else f"use_tiles<{rows}, {across}>({product});")
+    text.out(f"if (const int32_t failed = matrix_product({product})) status = failed;")
+
+
+def _by_points(
+    text: KernelText, c: contraction.Contraction, way: str, record: str, w: winograd.Windows, offsets: Sequence[loop.Range]
+) -> None:
+    """A product by ``way``, a function of ``winograd.h``, whose ``record`` says what slides under its windows."""
+    product = _product(text, c)
+    elements = _fill(text, c, w.elements, SUMS[c.dtype])
+    windows = text.fresh("windows")
+    text.out(f"{record}<{SUMS[c.dtype]}> {windows} = {{}};")
+    sizes = [contraction.sizes(c.m), contraction.sizes(w.images), w.height, w.width, contraction.sizes(offsets)]
+    named = zip(("images", "height", "width"), sizes[1:4], strict=True)
+    text.out(
+        ", ".join(f"{windows}.{name} = {index.to_c(size)}" for name, size in named) + f", {windows}.elements = {elements};"
+    )
+    if record == "Windows":
+        text.out(f"{windows}.down = {_truth(w.down)}, {windows}.across = {_truth(w.across)};")
+    known = ", ".join(str(-1 if size.value is None else size.value) for size in sizes)
+    text.out(f"if (const int32_t failed = {way}<{known}>({product}, {windows})) status = failed;")
+
+
+def _truth(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def _product(text: KernelText, c: contraction.Contraction) -> str:
+    """Writes the factors and what finishes tiles of the result; the name of the ``Product`` of them."""
     kind = SUMS[c.dtype]
     left, right = _fill(text, c, c.left, kind), _fill(text, c, c.right, kind)
     finish = text.fresh("finish")
@@ -129,10 +170,7 @@ def _matrices(text: KernelText, c: contraction.Contraction) -> None:
     _sizes(text, product, ("batches", c.batch), ("m", c.m), ("n", c.n), ("k", c.k))
     text.out(f"{product}.left = {left}, {product}.right = {right};")
     text.out(f"{product}.context = &{finish}, {product}.finish = finish_with<decltype({finish}), {kind}>;")
-    rows, columns = contraction.sizes(c.m).value, contraction.sizes(c.n).value
-    across = -1 if columns is None else columns
-    text.out(f"choose_tiles<{across}>({product});" if rows is None else f"use_tiles<{rows}, {across}>({product});")
-    text.out(f"if (const int32_t failed = matrix_product({product})) status = failed;")
+    return product
 
 
 def _vector(text: KernelText, c: contraction.Contraction) -> None:
@@ -175,7 +213,7 @@ def _fill(text: KernelText, c: contraction.Contraction, f: contraction.Factor, k
         walk.close()
     _close(text)
     address = _address(text, c, f, kind)
-    return f"{{&{fill}, fill_with<decltype({fill}), {kind}>, {'true' if along else 'false'}{address}}}"
+    return f"{{&{fill}, fill_with<decltype({fill}), {kind}>, {_truth(along)}{address}}}"
 
 
 @dataclass(frozen=True)

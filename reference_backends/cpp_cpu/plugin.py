@@ -43,6 +43,7 @@ def backend() -> Backend:
             "sums": "float32 within blocks, float64 across them; the result does not depend on the number of threads",
             "attention": "blocked, float32 within blocks (float64 for float64); no scores in memory",
             "matrix products": "blocked, sums in float32 (float64 for float64) of at most 256 terms each; convolutions too",
+            "3x3 convolutions": "float32: minimal filtering with tiles of 2x2, and plain sums where its results are not finite",
         },
     )
 

@@ -23,10 +23,25 @@ from vendor_sdk import LoopKernel, loop
 UNIT_WEIGHT = 2000
 """What a compiler process of its own costs, in characters of kernel text that take as long: starting it and reading the headers
 (0.08 s with g++ 12, which compiles 1000 characters in 0.04 s)."""
-HEADER_WEIGHT = {"special.h": 500, "gemm.h": 6000, "tiles.h": 1000, "scans.h": 500}
+HEADER_WEIGHT = {
+    "special.h": 500,
+    "gemm.h": 6000,
+    "winograd.h": 3000,
+    "winograd_weights.h": 3000,
+    "tiles.h": 1000,
+    "scans.h": 500,
+}
 """What a header adds to the first kernel of a unit that needs it: instantiating its templates."""
 WORTH = 0.8
 """Part of the time that another process must leave to be started: the other cores may be busy."""
+_CALLED = {
+    "gemm.h": ("matrix_product(", "vector_product(", "convolution<", "weight_gradient<"),
+    "winograd.h": ("convolution<", "weight_gradient<"),
+    "winograd_weights.h": ("weight_gradient<",),
+    "tiles.h": ("transpose(",),
+    "scans.h": ("prefix<",),
+}
+"""Headers by the calls that need them."""
 _INDEX = ".kernel"
 _PLACE = "KERNEL_NAME_HERE"
 _FILES = ("base.h", "vector.h", "piecewise.h", "math.h")
@@ -70,12 +85,7 @@ def _unit(kernel: LoopKernel, text: str) -> Unit:
     more = []
     if loop.required_ops(kernel) & {*SPECIAL, "scan.logaddexp"}:
         more.append("special.h")
-    if "matrix_product(" in text or "vector_product(" in text:
-        more.append("gemm.h")
-    if "transpose(" in text:
-        more.append("tiles.h")
-    if "prefix<" in text:
-        more.append("scans.h")
+    more += [header for header, calls in _CALLED.items() if any(call in text for call in calls)]
     key = compiler.ARTIFACTS.key("kernel", _digest(tuple(more)), whole)
     name = f"kernel_{key}"
     return Unit(key, replace(kernel, name=name), whole.replace(_PLACE, name), tuple(more))
