@@ -10,6 +10,7 @@ import torch
 
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from tests.lowered import Call, call, flat
+from vendor_sdk import explain
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.contraction import match
 from vendor_sdk.ir.loop import (
@@ -374,8 +375,41 @@ def test_normalisation_and_activation_end_a_convolution(kernel: int, groups: int
     with torch.no_grad(), recording(graphs.append):
         result = torch.compile(model, backend="cpp_cpu")(x, shortcut)
         torch.testing.assert_close(result, model(x, shortcut), rtol=1e-4, atol=1e-4)
-    # One for the scale of each channel, and one for all the rest.
-    assert [graph.launches for graph in graphs] == [2]
+    # With groups, the nest of a convolution is not one over its results: what follows is another kernel.
+    assert [graph.launches for graph in graphs] == [1 if groups == 1 else 2]
+
+
+def kernels_of(function: Any, *inputs: torch.Tensor) -> list[str]:
+    """Names of the kernels that ``function`` runs as; its result is compared with eager's."""
+    torch._dynamo.reset()
+    with torch.no_grad():
+        seen = explain(function, *inputs, backend="cpp_cpu", show=False)
+        result = torch.compile(function, backend="cpp_cpu")(*inputs)
+        torch.testing.assert_close(result, function(*inputs), rtol=1e-4, atol=1e-4)
+    return [kernel.name for graph in seen.graphs for kernel in graph.kernels.kernels]
+
+
+def test_what_stands_between_two_contractions_ends_the_first() -> None:
+    x, first, second = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3), torch.randn(8, 8, 3, 3)
+
+    def convolutions(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return torch.conv2d(torch.relu(torch.conv2d(x, first)), second)
+
+    assert kernels_of(convolutions, x, first, second) == ["k0_convolution_relu", "k1_convolution"]
+
+    def products(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ first) @ second
+
+    assert kernels_of(products, *(torch.randn(9, 9) for _ in range(3))) == ["k0_mm_relu", "k1_mm"]
+
+
+def test_what_a_contraction_alone_reads_of_an_input_is_made_on_the_way() -> None:
+    assert len(kernels_of(lambda x, w: torch.conv2d(torch.relu(x), w), torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3))) == 1
+
+
+def test_a_transposed_convolution_is_ended_too() -> None:
+    x, weight = torch.randn(2, 6, 7, 7), torch.randn(6, 5, 3, 3)
+    assert len(kernels_of(lambda x, w: torch.relu(torch.conv_transpose2d(x, w)), x, weight)) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.uint8, torch.int64, torch.float64])

@@ -7,7 +7,8 @@ the same result.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -99,6 +100,17 @@ class _Geometry:
         values = [self.k.integer(v) for v in self.k.args[name]]
         return tuple(values * self.rank if len(values) == 1 else values)
 
+    @contextmanager
+    def nest(self, channels: Int, positions: Sequence[Int]) -> Iterator[tuple[Int, Int, Int, tuple[Int, ...]]]:
+        """Loops over the batch, the groups, the ``channels`` of each and positions. One group has no loop: its nest is over the
+        results, which is what others can be fused with."""
+        if self.groups == 1:
+            with self.k.nest((self.batch, channels, *positions)) as (b, channel, *o):
+                yield b, ix.ZERO, channel, tuple(o)
+        else:
+            with self.k.nest((self.batch, ix.wrap(self.groups), channels, *positions)) as (b, group, channel, *o):
+                yield b, group, channel, tuple(o)
+
     def place(self, o: Sequence[Int], r: Sequence[Int]) -> tuple[Int, ...]:
         """Where offset ``r`` of window ``o`` lies in the wide tensor; possibly in the padding."""
         return tuple(
@@ -113,7 +125,7 @@ class _Geometry:
 def _correlate(k: Builder, output: int, g: _Geometry, wide: Argument, bias: Argument) -> None:
     """narrow = sum over inner channels and window of wide * weight, plus ``bias``."""
     total = _Sum(k, k.outputs[output].dtype)
-    with k.nest((g.batch, ix.wrap(g.groups), g.outer, *g.narrow)) as (b, group, outer, *o):
+    with g.nest(g.outer, g.narrow) as (b, group, outer, o):
 
         def element(r: tuple[Int, ...]) -> Value:
             place = g.place(o, r[1:])
@@ -159,7 +171,7 @@ def _spread(k: Builder, output: int, g: _Geometry, narrow: Argument, bias: Argum
     for phases in itertools.product(*dimensions):
         if any(phase.count == 0 for phase in phases):
             continue
-        with k.nest((g.batch, ix.wrap(g.groups), g.inner, *(p.count for p in phases))) as (b, group, inner, *q):
+        with g.nest(g.inner, [p.count for p in phases]) as (b, group, inner, q):
 
             def weight(r: tuple[Int, ...]) -> Value:
                 offset = [p.start + t * p.step for p, t in zip(phases, r[1:], strict=True)]

@@ -136,10 +136,29 @@ class _Pass:
                 continue
             if summary.steps or summary.random or isinstance(node.meta["val"], tuple | list):
                 continue
+            if self._ends(node, summary):
+                continue
             price = summary.cost + sum(prices.get(read.node, 0) for read in summary.reads)
             if (price <= AGAIN and self._saves(node, summary)) or (price <= ONCE and self._moves_once(node, summary)):
                 prices[node] = price
                 self.schedule.inlined[node] = summary
+
+    def _ends(self, node: fx.Node, summary: Summary) -> bool:
+        """Whether a prim that a contraction reads is better made where its operand is: a contraction reads an element many
+        times, and whoever computes the operand stores no more bytes than before."""
+        (user,) = node.users if len(node.users) == 1 else (node,)
+        if user not in self.contractions or len(summary.reads) != 1:
+            return False
+        (read,) = summary.reads
+        maker = self.base[read.node]
+        if maker not in self.summaries or maker in self.schedule.inlined or len(read.node.users) != 1:
+            return False
+        (result,) = tensors_of(node.meta["val"])
+        return (
+            maker in self.emitted
+            and read.index == summary.variables
+            and result.dtype.itemsize <= read.node.meta["val"].dtype.itemsize
+        )
 
     def _moves_once(self, node: fx.Node, summary: Summary) -> bool:
         """Whether one prim reads the result, once, out of step: it moves the elements (cat, pad), and may as well make them."""
