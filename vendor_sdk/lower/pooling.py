@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -136,15 +135,11 @@ def _max(n: int) -> Lowering:
         with k.nest(k.outputs[0].shape) as i:
             lead, o = i[: len(i) - n], i[len(i) - n :]
 
-            def element(r: tuple[Int, ...]) -> tuple[Value, Value]:
+            def element(r: tuple[Int, ...]) -> tuple[Value, Value | None, Int]:
                 position = w.at(o, r)
                 mask = w.valid(position)
                 value = k.load(source, (*lead, *position), mask, _lowest(k.dtype(source)))
-                flat = k.index(flatten(position, w.spatial))
-                if mask is not None:
-                    # Padding never wins, not even against elements as small as its value.
-                    flat = k.compute("where", mask, flat, k.const(_BIG, torch.int64))
-                return k.convert(value, dtype), flat
+                return k.convert(value, dtype), mask, flatten(position, w.spatial)
 
             best, place = _largest(k, w.kernel, element)
             k.store(0, i, best)
@@ -153,32 +148,43 @@ def _max(n: int) -> Lowering:
     return lowering
 
 
-def _largest(
-    k: Builder, window: Sequence[int], element: Callable[[tuple[Int, ...]], tuple[Value, Value]]
-) -> tuple[Value, Value]:
-    """The largest value of a window, NaN above all, and the first position that has it. A small window is written out, so that
-    neighbouring windows run in the lanes of a vector and a position that nobody reads costs nothing."""
-    if math.prod(window) > WRITTEN_OUT:
-        (best,) = k.reduce([ix.wrap(size) for size in window], lambda r: [("argmax", *element(r))])
+Element = tuple[Value, Value | None, Int]
+"""Of a window: its value, in the padding the smallest there is; whether it is no padding (None: it never is); its place."""
+
+
+def _largest(k: Builder, window: Sequence[int], element: Callable[[tuple[Int, ...]], Element]) -> tuple[Value, Value]:
+    """The largest value of a window, NaN above all, and the first position that has it, in order; padding never wins, not even
+    against elements as small as its value. A small window is written out, so that neighbouring windows run in the lanes of a
+    vector and a position that nobody reads costs nothing."""
+    offsets = [tuple(map(ix.wrap, offset)) for offset in itertools.product(*(range(size) for size in window))]
+    if len(offsets) > WRITTEN_OUT:
+
+        def numbered(r: tuple[Int, ...]) -> tuple[str, Value, Value]:
+            value, mask, place = element(r)
+            flat = k.index(place)
+            return "argmax", value, flat if mask is None else k.compute("where", mask, flat, k.const(_BIG, torch.int64))
+
+        (best,) = k.reduce([ix.wrap(size) for size in window], lambda r: [numbered(r)])
         assert isinstance(best, tuple)
         return best
-    found: tuple[Value, Value] | None = None
-    for offset in itertools.product(*(range(size) for size in window)):
-        value, place = element(tuple(map(ix.wrap, offset)))
-        if found is None:
-            found = value, place
-            continue
-        best, first = found
-        takes = k.compute("gt", value, best)
+    largest, seen, start = element(offsets[0])
+    elements = [element(offset) for offset in offsets[1:]]
+    # Places are told apart by how far they are from the first, which is a small number, the same for all windows.
+    apart = [(place - start).value for _, _, place in elements]
+    small = all(distance is not None and distance < 2**31 for distance in apart)
+    distance = k.const(0, torch.int32) if small else k.const(0, torch.int64)
+    for (value, mask, place), known in zip(elements, apart, strict=True):
+        takes = k.compute("gt", value, largest)
         if value.dtype.is_floating_point:
-            number = k.compute("eq", best, best)
+            number = k.compute("eq", largest, largest)
             takes = k.compute("bitor", takes, k.compute("bitand", k.compute("ne", value, value), number))
-        # Padding may stand first; equal elements come in the order of their positions.
-        earlier = k.compute("bitand", k.compute("eq", value, best), k.compute("lt", place, first))
-        takes = k.compute("bitor", takes, earlier)
-        found = k.compute("max", best, value), k.compute("where", takes, place, first)
-    assert found is not None
-    return found
+        if seen is not None:
+            first = k.compute("bitnot", seen)
+            takes = k.compute("bitor", takes, first if mask is None else k.compute("bitand", first, mask))
+            seen = None if mask is None else k.compute("bitor", seen, mask)
+        there = k.index(place - start) if known is None or not small else k.const(known, torch.int32)
+        largest, distance = k.compute("max", largest, value), k.compute("where", takes, there, distance)
+    return largest, k.compute("add", k.index(start), k.convert(distance, torch.int64))
 
 
 def _max_backward(n: int) -> Lowering:
