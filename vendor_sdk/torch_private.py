@@ -244,7 +244,10 @@ def _let_keys_be_short() -> None:
     whole = FxGraphHashDetails.__init__
 
     def init(self: Any, gm: fx.GraphModule, example_inputs: Sequence[Any], *more: Any) -> None:
-        if not _keys.short or _has_triton_kernels(gm) or not all(isinstance(x, _KEYED) for x in example_inputs):
+        # Without a tensor among the inputs the current device decides; Inductor's part of the key says which that is.
+        tensors = any(isinstance(x, torch.Tensor) for x in example_inputs)
+        plain = tensors and all(isinstance(x, _KEYED) for x in example_inputs) and not _has_triton_kernels(gm)
+        if not (_keys.short and plain):
             whole(self, gm, example_inputs, *more)
             return
         environment = getattr(TracingContext.try_get(), "fake_mode", None)
