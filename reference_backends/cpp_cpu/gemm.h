@@ -180,6 +180,7 @@ template <class T> struct Product {
   // Tiles of TILE_VECTORS vectors and of fewer, and the same with as few rows as the last ones have.
   void (*wide)(const Tile<T> &, const T *, int64_t, T *, bool), (*last_wide)(const Tile<T> &, const T *, int64_t, T *, bool);
   void (*slim)(const Tile<T> &, const T *, int64_t, T *, bool), (*last_slim)(const Tile<T> &, const T *, int64_t, T *, bool);
+  int32_t (*dots)(const Product &);  // Where there may be few rows.
 };
 
 template <class F, class T>
@@ -210,10 +211,15 @@ constexpr int tile_rows(int64_t m) {
   return best;
 }
 constexpr int last_rows(int64_t m) { return m <= 0 ? 1 : last_of(m, tile_rows(m)); }
+// Products of few rows (dots.h).
+enum : int64_t { FEW_ROWS = 64 };
+template <class T> static bool is_for_dots(const Product<T> &p);
+template <class T> static int32_t dot_matrix_product(const Product<T> &p);
 // Tiles for m rows and n columns, -1 where that is known only at run time.
 template <int64_t M, int64_t N, class T> static void use_tiles(Product<T> &p) {
   constexpr int rows = tile_rows(M), last = last_rows(M), width = TILE_VECTORS * Lane<T>::COUNT;
   constexpr int slim = N < 0 ? TILE_VECTORS / 2 : (int)((N % width + Lane<T>::COUNT - 1) / Lane<T>::COUNT);
+  if constexpr (M <= FEW_ROWS) p.dots = dot_matrix_product<T>;
   p.rows = rows, p.wide = tile_product<T, rows, TILE_VECTORS>, p.last_wide = tile_product<T, last, TILE_VECTORS>;
   if constexpr (slim > 0 && slim < TILE_VECTORS) {
     p.narrow = slim * Lane<T>::COUNT;
@@ -413,6 +419,7 @@ INLINE char *aligned_to_line(void *memory) { return (char *)(((__UINTPTR_TYPE__)
 
 template <class T> static int32_t matrix_product(const Product<T> &p) {
   if (p.batches <= 0 || p.m <= 0 || p.n <= 0) return OK;
+  if (p.dots && is_for_dots(p)) return p.dots(p);
   const int64_t work = p.m * p.n * max_int(p.k, 1);
   const int64_t threads = work * p.batches < PARALLEL_PRODUCTS ? 1 : omp_get_max_threads();
   // Where batches alone keep the threads busy, each takes whole ones and never waits for another.
@@ -541,7 +548,8 @@ template <class T> static int32_t vector_product(const VectorProduct<T> &p) {
       if (p.k) p.vector.fill(p.vector.context, batch, 0, 1, 0, p.k, vector, p.k);
       for (int64_t i = p.k; i < padded; ++i) vector[i] = 0;
     }
-#pragma omp for schedule(dynamic)
+    // Threads take the same rows at every call: they may still be in their caches.
+#pragma omp for schedule(static)
     for (int64_t task = 0; task < p.batches * lines; ++task) {
       const int64_t batch = task / lines, first = task % lines * line, count = min_int(line, p.n - first);
       T sums[LINE_ACROSS] __attribute__((aligned(64)));

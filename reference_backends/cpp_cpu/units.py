@@ -26,6 +26,7 @@ UNIT_WEIGHT = 2000
 HEADER_WEIGHT = {
     "special.h": 500,
     "gemm.h": 6000,
+    "dots.h": 500,
     "winograd.h": 3000,
     "winograd_weights.h": 3000,
     "tiles.h": 1000,
@@ -34,8 +35,10 @@ HEADER_WEIGHT = {
 """What a header adds to the first kernel of a unit that needs it: instantiating its templates."""
 WORTH = 0.8
 """Part of the time that another process must leave to be started: the other cores may be busy."""
+_PRODUCTS = ("matrix_product(", "vector_product(", "convolution<", "weight_gradient<")
 _CALLED = {
-    "gemm.h": ("matrix_product(", "vector_product(", "convolution<", "weight_gradient<"),
+    "gemm.h": _PRODUCTS,
+    "dots.h": _PRODUCTS,
     "winograd.h": ("convolution<", "weight_gradient<"),
     "winograd_weights.h": ("weight_gradient<",),
     "tiles.h": ("transpose(",),
