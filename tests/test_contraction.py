@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from reference_backends.cpp_cpu import compiler
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from tests.lowered import Call, call, flat
 from vendor_sdk import explain
@@ -193,6 +195,80 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
         torch.set_num_threads(before)
     for others in results[1:]:
         assert all(torch.equal(x, y) for x, y in zip(results[0], others, strict=True))
+
+
+FEW_ROWS = [
+    (2, 17, 256),
+    (3, 70, 129),
+    (5, 1000, 777),
+    (16, 35, 512),
+    (33, 40, 600),
+    (64, 66, 1100),
+    (6, 19, 5000),
+    (65, 64, 1100),
+]
+"""Rows, columns and steps of products whose factors lie along the sum: where nothing is packed, and just beyond."""
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("shape", FEW_ROWS, ids=str)
+def test_few_rows(shape: tuple[int, int, int], dynamic: bool) -> None:
+    m, n, k = shape
+    check_mm(torch.randn(m, k), torch.randn(n, k).t(), dynamic=dynamic)
+    check_mm(torch.randn(n, k), torch.randn(m, k).t(), dynamic=dynamic)
+
+
+def test_few_rows_of_many_batches() -> None:
+    check_mm(torch.randn(5, 3, 200), torch.randn(5, 33, 200).mT)
+
+
+def test_few_rows_of_rows_that_are_apart() -> None:
+    check_mm(torch.randn(3, 500)[:, 7:307], torch.randn(40, 901)[::2, 3:303].t())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.int64], ids=str)
+def test_few_rows_of_other_dtypes(dtype: torch.dtype) -> None:
+    a, b = torch.randint(-9, 9, (7, 301)).to(dtype), torch.randint(-9, 9, (45, 301)).to(dtype).t()
+    (result,) = launch(call(aten.mm.default, (a, b)))
+    assert torch.equal(result, a @ b)
+
+
+def test_few_rows_do_not_depend_on_the_number_of_threads() -> None:
+    a, b = torch.randn(13, 5000), torch.randn(331, 5000).t()
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(check_mm(a, b))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_nan_stays_in_its_row_where_tiles_have_fewer() -> None:
+    a, b = torch.randn(3, 301), torch.randn(21, 301)
+    a[0, 300], b[0, 0] = float("nan"), float("inf")
+    (result,) = launch(call(aten.mm.default, (a, b.t())))
+    assert result[0].isnan().all()
+    assert torch.equal(result[1:].isfinite(), torch.ones(2, 21, dtype=torch.bool).index_fill(1, torch.tensor([0]), False))
+
+
+@pytest.mark.parametrize("instructions", ["x86-64-v3", "x86-64-v2"])
+def test_other_instruction_sets(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip("for x86")
+    flags = tuple(f"-march={instructions}" if f.startswith("-march=") else f for f in compiler.FLAGS)
+    monkeypatch.setattr(compiler, "FLAGS", flags)
+    compiler.toolchain.cache_clear()
+    try:
+        check_mm(torch.randn(15, 301), torch.randn(301, 33))
+        check_mm(torch.randn(1, 301), torch.randn(33, 301).t())
+        check_mm(torch.randn(7, 301), torch.randn(33, 301).t())
+        test_few_rows_of_other_dtypes(torch.float64)
+        test_few_rows_of_other_dtypes(torch.int64)
+    finally:
+        compiler.toolchain.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64], ids=str)
