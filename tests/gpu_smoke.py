@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 
 import vendor_sdk
+import vendor_sdk.aot
 import vendor_sdk.pipeline
 from conformance import cases, program
 from conformance.cases import Case

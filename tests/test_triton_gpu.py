@@ -17,7 +17,7 @@ import torch
 
 import vendor_sdk
 from reference_backends.triton_gpu import compiler, launch, plugin
-from reference_backends.triton_gpu.emitter import OPS, TritonEmitter
+from reference_backends.triton_gpu.emitter import OPS, TritonEmitter, divided
 from vendor_sdk import ALL, Backend, Decline, Launch, LoopKernel, NodeContext, TensorInfo, TorchDevice, hookimpl, index, loop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,6 +145,35 @@ def test_contiguous_operands_are_read_in_order(emitted: Callable[..., list[tuple
     assert "tl.load(in0 + (x_index), mask=x_mask" in text
 
 
+def test_a_row_is_read_once_and_divided_by_its_own_reciprocal(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    ((_, text),) = emitted(lambda a: a.softmax(1), torch.ones(64, 5000))
+    assert text.count("tl.load(in0") == 2  # 4,096 and 904 columns
+    assert "for " not in text
+    assert text.count("libdevice.exp") == 2
+    assert "base.div_by" in text
+
+
+def test_totals_over_rows_stay_in_registers(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    def backward(g: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return g * x - (g * x).mean(1, keepdim=True), (g * x).sum(0), g.sum(0)
+
+    ((kernel, text),) = emitted(backward, torch.ones(4096, 1024), torch.ones(4096, 1024))
+    assert len(kernel.scratch) == 2
+    assert "atomic" not in text
+    assert text.count("tl.store(buffer0") == 1
+
+
+def test_tiles_turn_what_is_read_across(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    ((_, text),) = emitted(lambda a, b: a.t() + b, torch.ones(300, 200), torch.ones(200, 300))
+    assert '"spread"' in text
+
+
+def test_long_loops_of_few_iterations_are_divided(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    ((kernel, text),) = emitted(lambda a: a.sum(), torch.ones(1 << 22))
+    assert len(kernel.body) == 1
+    assert text.count("@triton.jit") == 2
+
+
 def test_an_inner_loop_of_varying_length_is_refused() -> None:
     x, n = index.variable("i0", 4), index.variable("i0", 4) + 1
     load = loop.Load("v0", "in0", x + index.variable("r0", n), torch.float32)
@@ -159,14 +188,25 @@ def test_an_inner_loop_of_varying_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 1000, 1 << 20])
-@pytest.mark.parametrize("longest", [0, 1, 33, 4097, 1 << 20])
-@pytest.mark.parametrize("across", [False, True])
-def test_blocks_are_powers_of_two_that_fit(count: int, longest: int, across: bool) -> None:
-    x, r, warps = launch.tile(count, longest, across)
+@pytest.mark.parametrize("longest", [1, 33, 4097, 1 << 20])
+@pytest.mark.parametrize("kind", ["along", "across", "spread"])
+def test_blocks_are_powers_of_two_that_fit(count: int, longest: int, kind: launch.Kind) -> None:
+    x, (r,), warps = launch.tile(count, [longest], kind)
     assert x & (x - 1) == r & (r - 1) == warps & (warps - 1) == 0
-    assert 1 <= x * r <= launch.LANES
+    assert 1 <= x * r <= 2 * launch.ELEMENTS
     assert x < 2 * count
     assert r < 2 * max(longest, 1)
+
+
+@pytest.mark.parametrize("length", [1, 16, 17, 64, 67, 1000, 1023, 4097, 5000, 16384])
+def test_pieces_hold_a_row(length: int) -> None:
+    blocks = launch.blocks_for(length, launch.PIECES)
+    assert all(b & (b - 1) == 0 for b in blocks)
+    assert sum(blocks[:-1]) < length <= sum(blocks)
+    assert sum(blocks) <= max(1.25 * length, length + launch.SMALLEST)
+    assert len(blocks) <= launch.PIECES
+    _, _, warps = launch.tile(1 << 20, [sum(blocks)], "fixed")
+    assert warps & (warps - 1) == 0
 
 
 def test_sums_of_small_integers_are_not_atomic() -> None:
@@ -209,6 +249,11 @@ def test_symbols_are_passed_exactly(interpreted: dict[str, Any]) -> None:
     assert interpreted["symbolic"] == {"sizes": "", "float": "", "index out of range": ""}
 
 
+@needs_triton
+def test_fused_groups_are_right(interpreted: dict[str, Any]) -> None:
+    assert interpreted["fused"] == {}
+
+
 # Machine code
 
 KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
@@ -221,6 +266,17 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "scan": (lambda a: a.cumsum(1), (torch.empty(64, 5000, dtype=torch.int64),)),
     "scatter": (lambda a, i, b: a.scatter_add(0, i, b), (torch.empty(99), torch.empty(50, dtype=torch.int64), torch.empty(50))),
     "random": (lambda a: torch.rand_like(a), (torch.empty(64, 1024),)),
+    "softmax": (lambda a: a.softmax(1), (torch.empty(1024, 4096, dtype=torch.bfloat16),)),
+    "softmax of odd rows": (lambda a: a.softmax(1), (torch.empty(1024, 4097, dtype=torch.bfloat16),)),
+    "layer norm": (
+        lambda a, w, b: torch.nn.functional.layer_norm(a, (4096,), w, b),
+        (torch.empty(1024, 4096, dtype=torch.bfloat16), *(torch.empty(4096, dtype=torch.bfloat16) for _ in "wb")),
+    ),
+    "totals": (
+        lambda g, x: (g * x - (g * x).mean(1, keepdim=True), (g * x).sum(0), g.sum(0)),
+        (torch.empty(16384, 4096, dtype=torch.bfloat16), torch.empty(16384, 4096, dtype=torch.bfloat16)),
+    ),
+    "transposed": (lambda a, b: a.t() + b, (torch.empty(300, 200), torch.empty(200, 300))),
     "float64": (lambda a: a.var(1), (torch.empty(64, 500, dtype=torch.float64),)),
 }
 
@@ -241,7 +297,7 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     assert kernels
     for kernel, text in kernels:
         binaries = compiler.compile_offline(kernel, text, target)
-        assert [b.name for b in binaries] == [f"{kernel.name}_{n}" for n in range(len(kernel.body))]
+        assert [b.name for b in binaries] == [f"{kernel.name}_{n}" for n in range(len(divided(kernel).body))]
         for binary in binaries:
             assert binary.cubin.startswith(b"\x7fELF")
             assert 8 <= binary.registers <= 255

@@ -3,8 +3,8 @@
     TRITON_INTERPRET=1 python -m tests.triton_interpreted [GLOB ...]
 
 prints one JSON object: ``failures`` (case to what is wrong), ``passed`` (prims), ``declined`` (prim to the reason why it is not
-emitted), ``symbolic`` (what is wrong with run-time numbers). The interpreter executes everything but NVIDIA's library of
-functions, for which torch's stand here.
+emitted), ``symbolic`` (what is wrong with run-time numbers), ``fused`` (with groups of prims). The interpreter executes
+everything but NVIDIA's library of functions, for which torch's stand here.
 """
 
 from __future__ import annotations
@@ -179,6 +179,12 @@ def install() -> None:
         halves = torch.from_numpy(np.asarray(value.data)).view(torch.bfloat16)
         return TensorHandle(halves.to(torch.float32).numpy(), language.float32)
 
+    def fused(self: Any, x: Any, y: Any, z: Any) -> Any:
+        """The interpreter rounds the product too; float64 holds that of float32 numbers exactly."""
+        total = x.data.astype(np.float64) * y.data + z.data
+        return TensorHandle(total.astype(x.data.dtype), x.dtype.scalar)
+
+    InterpreterBuilder.create_fma = fused
     InterpreterBuilder.create_fp_trunc = narrowed
     InterpreterBuilder.create_fp_ext = widened
 
@@ -266,6 +272,65 @@ def out_of_range(name: str) -> str:
     return "it was read"
 
 
+# Fused groups
+
+
+def _cross_entropy(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(x, t)
+
+
+def _norm_backward(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    xd = x - x.mean(1, keepdim=True)
+    rstd = (xd.square().mean(1, keepdim=True) + 1e-5).rsqrt()
+    h, gw = xd * rstd, g * w
+    return (gw - gw.mean(1, keepdim=True) - h * (gw * h).mean(1, keepdim=True)) * rstd, (g * h).sum(0), g.sum(0)
+
+
+def _rope(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    first, second = x.chunk(2, -1)
+    return x * c + torch.cat((-second, first), -1)
+
+
+GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
+    "softmax in one tile": (lambda x: x.softmax(1), ((5, 64),)),
+    "softmax in pieces": (lambda x: x.softmax(1), ((5, 67),)),
+    "softmax of a divided row": (lambda x: x.softmax(1), ((1, 17000),)),
+    "layer norm backward": (_norm_backward, ((70, 48), (70, 48), (48,))),
+    "layer norm backward, pieces and a ragged last chunk": (_norm_backward, ((71, 37), (71, 37), (37,))),
+    "transposed": (lambda x, y: x.t() + y, ((70, 130), (130, 70))),
+    "batch of transposed": (lambda x, y: x.transpose(1, 2) * y, ((3, 65, 66), (3, 66, 65))),
+    "columns": (lambda x: (x * 2).sum(0), ((300, 70),)),
+    "columns divided": (lambda x: (x * 2).sum(0), ((601, 67),)),
+    "the largest of all, and where": (lambda x: (x.amax(), x.argmax()), ((17001,),)),
+    "rope": (_rope, ((6, 5, 64), (5, 64))),
+    "cumulative": (lambda x: x.cumsum(1) - x.mean(1, keepdim=True), ((5, 67),)),
+    "two reductions of a row": (lambda x: (x.sum(1), x.amax(1), x.argmin(1)), ((9, 100),)),
+}
+
+
+def fused(name: str) -> dict[str, str]:
+    """What is wrong with groups of prims that run as one kernel, against float64."""
+    wrong: dict[str, str] = {}
+    for what, (function, shapes) in GROUPS.items():
+        inputs = [torch.randn(shape) for shape in shapes]
+        exact = function(*(t.double() for t in inputs))
+        results = vendor_sdk.compile_graph(vendor_sdk.trace(function, inputs), backend=name)(*inputs)
+        exact, results = (list(r) if isinstance(r, tuple | list) else [r] for r in (exact, results))
+        for result, expected in zip(results, exact, strict=True):
+            try:
+                torch.testing.assert_close(result.to(expected.dtype), expected, rtol=2e-5, atol=2e-4)
+            except AssertionError as error:
+                wrong[what] = str(error)
+    targets = torch.randint(0, 48, (70,))
+    x = torch.randn(70, 48)
+    graph = vendor_sdk.trace(_cross_entropy, (x, targets))
+    (loss,) = [vendor_sdk.compile_graph(graph, backend=name)(x, targets)]
+    loss = loss[0] if isinstance(loss, tuple | list) else loss
+    if abs(float(loss) - float(_cross_entropy(x.double(), targets))) > 1e-5:
+        wrong["cross entropy"] = f"{loss}"
+    return wrong
+
+
 SYMBOLIC = {"sizes": sizes, "float": float_symbol, "index out of range": out_of_range}
 
 
@@ -295,8 +360,10 @@ def main(globs: list[str]) -> None:
                 passed.append(row.name)
         seconds[row.name] = round(time.perf_counter() - start, 2)
     symbolic = {what: check(chip.name) for what, check in SYMBOLIC.items()} if not globs else {}
+    groups = fused(chip.name) if not globs else {}
     slowest = dict(sorted(seconds.items(), key=lambda item: -item[1])[:10])
-    print(json.dumps({"failures": failures, "passed": passed, "declined": declined, "symbolic": symbolic, "slowest": slowest}))
+    report = {"failures": failures, "passed": passed, "declined": declined, "symbolic": symbolic, "fused": groups}
+    print(json.dumps({**report, "slowest": slowest}))
 
 
 if __name__ == "__main__":

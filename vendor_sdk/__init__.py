@@ -51,7 +51,7 @@ if TYPE_CHECKING:
         WrongResultError,
     )
     from vendor_sdk.explanation import Explanation, explain
-    from vendor_sdk.ir import contraction, index, loop
+    from vendor_sdk.ir import contraction, index, loop, split
     from vendor_sdk.ir.loop import LoopKernel
     from vendor_sdk.ir.primgraph import PrimGraph
     from vendor_sdk.pipeline import compile_graph, trace
@@ -103,6 +103,7 @@ _MODULES = {
     "index": "vendor_sdk.ir.index",
     "loop": "vendor_sdk.ir.loop",
     "program": "vendor_sdk.contract.program",
+    "split": "vendor_sdk.ir.split",
 }
 """Public modules: vocabularies too large to repeat here."""
 
@@ -204,6 +205,7 @@ __all__ = [
     "reference",
     "register",
     "release_memory",
+    "split",
     "target_of",
     "trace",
     "unregister",

@@ -23,7 +23,7 @@ from vendor_sdk.ir import pickled
 from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.normalize.decompose import capture_table
 from vendor_sdk.plan.activations import Activations
-from vendor_sdk.routes import table_of
+from vendor_sdk.routes import table_of, targets
 from vendor_sdk.watch import Watch
 
 Options = Mapping[str, Any]
@@ -71,11 +71,12 @@ def compile_dynamo(
         return compile_captured
 
     compilers = compiler(False), compiler(True), compiler(False)
+    table = _capture_table(frozenset(session.loaded.backend.composites))
     if key is None:
-        compile_pair = torch_private.aot_autograd(*compilers, _capture_table())
+        compile_pair = torch_private.aot_autograd(*compilers, table)
     else:
         restore = functools.partial(_restore, backend, dict(options or {}))
-        compile_pair = torch_private.cached_aot_autograd(*compilers, _capture_table(), restore, key)
+        compile_pair = torch_private.cached_aot_autograd(*compilers, table, restore, key)
     with _without_collections():
         return compile_pair(module, example_inputs)  # type: ignore[no-any-return]
 
@@ -142,8 +143,8 @@ def _restore(backend: str, options: Options, key: str) -> Callable[..., Any] | N
 
 
 @functools.cache
-def _capture_table() -> Mapping[Any, Callable[..., Any]]:
-    return capture_table()
+def _capture_table(composites: frozenset[str]) -> Mapping[Any, Callable[..., Any]]:
+    return capture_table(targets(composites))
 
 
 def _fakes(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[Any]:

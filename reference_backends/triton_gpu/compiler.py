@@ -21,7 +21,7 @@ from types import ModuleType
 
 import torch
 
-from reference_backends.triton_gpu.launch import OPTIONS, tile
+from reference_backends.triton_gpu.launch import constants, options, tile
 from vendor_sdk import CompilerError, LoopKernel, cache_dir, index
 
 SIGNATURE = {
@@ -124,23 +124,27 @@ def compile_offline(kernel: LoopKernel, text: str, target: str = "cuda:90") -> l
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from reference_backends.triton_gpu.emitter import HEADER
+    from reference_backends.triton_gpu.emitter import HEADER, divided, variants
 
     module = load(f"{HEADER}\n\n{text}")
+    kernel = divided(kernel)
     architecture = int(target.removeprefix("cuda:"))
-    types = [SIGNATURE[p.dtype] for p in (*kernel.params, *kernel.scratch)] + ["i64"] * len(kernel.symbols)
+    types = [SIGNATURE[p.dtype] for p in (*kernel.params, *kernel.scratch)]
+    types += ["i32" if s.role == "size" else "i64" for s in kernel.symbols]
     binaries = []
-    for position in range(len(kernel.body)):
-        function = getattr(module, f"{kernel.name}_{position}")
-        x, r, warps = tile(_guess(index.product([n.size for n in kernel.body[position].ranges])), 1024, False)
+    for nest in (nest for position in range(len(kernel.body)) for _, nest in variants(kernel, position)):
+        function = getattr(module, nest.name)
+        count, lengths = _guess(nest.count), [_guess(size) for size in nest.lengths()]
+        x, blocks, warps = tile(count, lengths, nest.kind, nest.thread)
         names = function.arg_names
-        signature = dict(zip(names, [*types, "constexpr", "constexpr"], strict=True))
+        values = constants(count, lengths, x, blocks, largest=1)
+        signature = dict(zip(names, [*types, *("constexpr" for _ in values)], strict=True))
         # Torch aligns what it allocates to 16 bytes and more; a launch finds the same in the pointers.
         aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind.startswith("*")}
-        source = ASTSource(function, signature, {"XBLOCK": x, "RBLOCK": r}, aligned)
-        options = {"num_warps": warps, **OPTIONS}
+        source = ASTSource(function, signature, dict(zip(names[len(types) :], values, strict=True)), aligned)
+        settings = {"num_warps": warps, **options(nest.thread)}
         try:
-            compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+            compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=settings)
         except Exception as error:
             raise CompilerError(
                 f"triton_gpu: Triton cannot compile {function.__name__} for {target}",

@@ -2,35 +2,93 @@
 
 from __future__ import annotations
 
+import functools
 import struct
-from typing import Any
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, Literal
 
-from vendor_sdk import CompilerError
+from vendor_sdk import CompilerError, loop
 
+Kind = Literal["fixed", "whole", "along", "across", "spread"]
+"""How a nest's inner loops become tiles: all iterations at once, as the text says or as the launch does; some at a time, with
+the lanes along memory in the loop or across it, in the nest; or divided among programs."""
+
+WARPS = 4
 POINTS = 1024
-"""Iterations of a program where no inner loop is taken in blocks."""
-LANES = 4096
-"""Most elements of a block with both axes: 32 a thread."""
-ROW = 2048
-"""Most iterations of an inner loop in one block."""
-ACROSS = 64
-"""Iterations of a nest in a block whose inner loop walks across memory: two transactions of 128 bytes of float32."""
+"""Iterations of a program where no inner loop is a tile."""
+ELEMENTS = 4096
+"""Elements of a tile, where rows are short or long."""
+LONG = 4096
+"""Elements that a program takes at a time of rows too long for a tile."""
+THREAD = 32
+"""Elements of a tile in one thread: the more, the less a row's reductions cost, which threads do together."""
+PIECES = 3
+"""Blocks of different sizes that one tile may have."""
+SMALLEST = 16
+"""Iterations that are not taken in pieces."""
+LONGEST = 16384
+"""Most iterations of a row that is a tile as a whole: 32 values a thread of 512."""
+PROGRAMS = 264
+"""Programs that a large GPU wants at least: two for each of its multiprocessors."""
+ACROSS = 128
+"""Iterations of a nest in a tile whose inner loop walks across memory."""
+SQUARE = 64
+"""Edge of a tile that reads lines along one axis and writes them along the other."""
 
 
-def tile(count: int, longest: int, across: bool) -> tuple[int, int, int]:
-    """``(XBLOCK, RBLOCK, warps)`` for a nest of ``count`` iterations whose longest inner loop has ``longest``.
+def whole_up_to(nest: loop.Nest) -> int:
+    """The longest rows of which a tile holds all: none where a loop walks across memory, whose lines lie in other rows."""
+    from reference_backends.triton_gpu.nest import walks_across
 
-    Powers of two. ``longest`` is 0 where no inner loop is taken in blocks. With ``across`` the lanes of a warp lie along the
-    nest, not along the inner loop.
+    return SQUARE if walks_across(nest) else LONGEST
+
+
+def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD) -> tuple[int, list[int], int]:
+    """``(XBLOCK, blocks of the tiles, warps)`` for a nest of ``count`` iterations with inner loops of these lengths.
+    Tiles that the text fixes have their lengths here, and no blocks.
+
+    All are powers of two.
     """
-    if longest == 0:
-        return min(POINTS, _power(count)), 1, 4
-    if across:
+    if not lengths:
+        return min(POINTS, _power(count)), [], WARPS
+    longest = max(lengths)
+    if kind == "spread":
+        return min(SQUARE, _power(count)), [min(SQUARE, _power(longest))], 4
+    if kind == "across":
         x = min(ACROSS, _power(count))
-        return x, min(LANES // x, _power(longest)), 8
-    r = min(ROW, _power(longest))
-    x = min(max(1, LANES // 4 // r), _power(count))
-    return x, r, 8 if x * r >= ROW else 4
+        return x, [min(2 * ELEMENTS // x, _power(n)) for n in lengths], 8
+    blocks = [] if kind == "fixed" else [_power(n) if kind == "whole" else min(LONG, _power(n)) for n in lengths]
+    row = max(blocks or [longest])
+    x = min(_below(ELEMENTS // 2 // row), _power(count))
+    while x > 1 and count < x * PROGRAMS:
+        x //= 2
+    return x, blocks, min(_below(x * row // thread // 32), 16)
+
+
+def blocks_for(length: int, most: int) -> list[int]:
+    """Powers of two that hold ``length`` iterations: one of at most a quarter more, else several, ``most`` at most."""
+    whole = _power(length)
+    if most == 1 or 4 * whole <= 5 * length or length <= SMALLEST:
+        return [whole]
+    return [whole // 2, *blocks_for(length - whole // 2, most - 1)]
+
+
+def parts(count: int, lengths: Sequence[int], kind: Kind) -> int:
+    """Into how many parts inner loops are divided, so that there are programs for the whole GPU; 1 where there are or where
+    the loops are short."""
+    x, blocks, _ = tile(count, lengths, kind)
+    programs = -(-count // x)
+    longest = max(lengths)
+    if kind == "whole" or 2 * programs >= PROGRAMS:
+        return 1
+    most = min(-(-2 * PROGRAMS // programs), longest // (4 * max(blocks) if kind == "across" else max(blocks)))
+    return next((n for n in range(most, most // 2, -1) if longest % n == 0), max(most, 1))
+
+
+def _below(n: int) -> int:
+    """The largest power of two that is not above ``n``; 1 for none."""
+    return 1 << max(n.bit_length() - 1, 0)
 
 
 def _power(n: int) -> int:
@@ -38,25 +96,112 @@ def _power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def run(kernel: Any, arguments: tuple[Any, ...], count: int, longest: int, *, across: bool) -> None:
-    """Launches ``kernel`` for ``count`` iterations on the current stream; nothing for none."""
-    if count == 0:
-        return
-    x, r, warps = tile(count, longest, across)
-    try:
-        kernel[(-(-count // x), 1, 1)](*arguments, XBLOCK=x, RBLOCK=r, num_warps=warps, **OPTIONS)
-    except Exception as error:
-        if not type(error).__module__.startswith("triton."):
-            raise
-        raise CompilerError(
-            f"triton_gpu: Triton cannot compile {kernel.__name__}",
-            why=str(error),
-            where=kernel.fn.__code__.co_filename,
-            fix="report this with the source file: it is a defect of the emitter",
-        ) from error
+class Launcher:
+    """Launches one function on the current stream; nothing for no iterations.
+
+    Triton's own way to a launch binds and inspects every argument, which takes longer than a small kernel. What it found for
+    equal constants and equally aligned arguments is kept.
+
+    Args:
+        kernel: the function, as ``triton.jit`` made it.
+        kind: how its inner loops become tiles.
+        thread: elements of a tile in one thread.
+    """
+
+    def __init__(self, kernel: Any, kind: Kind, thread: int) -> None:
+        self.kernel, self.kind, self.thread = kernel, kind, thread
+        self.plans: dict[Any, tuple[int, int, tuple[Any, ...]]] = {}
+        self.compiled: dict[Any, Any] = {}
+
+    def __call__(
+        self, buffers: tuple[Any, ...], numbers: tuple[int, ...], leads: int, count: int, lengths: tuple[int, ...], largest: int
+    ) -> None:
+        """Launches for ``leads`` times ``count`` iterations; ``largest`` is the number of elements of the largest buffer."""
+        sizes = (leads, count, lengths, largest)
+        plan = self.plans.get(sizes)
+        if plan is None:
+            plan = self.plans[sizes] = self.plan(*sizes)
+        programs, warps, values = plan
+        if not programs:
+            return
+        driver, knobs = _triton()
+        if knobs.runtime.interpret:
+            self.first(programs, (*buffers, *numbers, *values), warps)
+            return
+        device = driver.active.get_current_device()
+        pointers = [buffer.data_ptr() for buffer in buffers]
+        # What Triton specializes a function for.
+        key = (device, *[p & 15 == 0 for p in pointers])
+        if numbers:
+            key += (sizes, *((n == 1, n & 15 == 0, -(2**31) <= n < 2**31) for n in numbers))
+        compiled = self.compiled.get(key)
+        if compiled is None:
+            self.compiled[key] = _Compiled(self.first(programs, (*buffers, *numbers, *values), warps))
+            return
+        compiled.launch(programs, driver.active.get_current_stream(device), knobs.runtime, (*pointers, *numbers, *values))
+
+    def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int) -> tuple[int, int, tuple[Any, ...]]:
+        """Programs, warps and constants."""
+        if leads * count == 0:
+            return 0, 0, ()
+        x, blocks, warps = tile(count, lengths, self.kind, self.thread)
+        programs = leads * -(-count // x) * (-(-lengths[0] // blocks[0]) if self.kind == "spread" else 1)
+        return programs, warps, constants(count, lengths, x, blocks, largest)
+
+    def first(self, programs: int, arguments: tuple[Any, ...], warps: int) -> Any:
+        try:
+            return self.kernel[(programs, 1, 1)](*arguments, num_warps=warps, **options(self.thread))
+        except Exception as error:
+            if not type(error).__module__.startswith("triton."):
+                raise
+            raise CompilerError(
+                f"triton_gpu: Triton cannot compile {self.kernel.__name__}",
+                why=str(error),
+                where=self.kernel.fn.__code__.co_filename,
+                fix="report this with the source file: it is a defect of the emitter",
+            ) from error
 
 
-OPTIONS = {
+class _Compiled:
+    """A compiled function, ready to be launched with addresses instead of tensors.
+
+    Triton's launcher wraps a function of C, which is called here as Triton 3.6 does; other versions' launchers are called.
+    """
+
+    def __init__(self, compiled: Any) -> None:
+        self.function, self.metadata = compiled.function, compiled.packed_metadata
+        runner = self.run = compiled.run
+        known = version("triton").startswith("3.6.") and not runner.global_scratch_size and not runner.profile_scratch_size
+        self.direct = runner.launch if known else None
+        self.flags = (runner.launch_cooperative_grid, runner.launch_pdl, None, None) if known else ()
+
+    def launch(self, programs: int, stream: int, hooks: Any, arguments: tuple[Any, ...]) -> None:
+        ends = self.metadata, None, hooks.launch_enter_hook, hooks.launch_exit_hook
+        if self.direct is not None:
+            self.direct(programs, 1, 1, stream, self.function, *self.flags, *ends, *arguments)
+        else:
+            self.run(programs, 1, 1, stream, self.function, *ends, *arguments)
+
+
+@functools.cache
+def _triton() -> tuple[Any, Any]:
+    """Triton's driver and settings."""
+    import triton
+
+    return triton.runtime.driver, triton.knobs
+
+
+def constants(count: int, lengths: Sequence[int], x: int, blocks: Sequence[int], largest: int) -> tuple[Any, ...]:
+    """Values of a function's constants, in the order of ``NestText.constants``."""
+    import triton.language as tl
+
+    # Numbers of iterations go up to a block beyond the last.
+    narrow = max(largest, count + x, *(n + b for n, b in zip(lengths, blocks, strict=False)), 0) < 2**31
+    full = (count % x == 0, *(n % b == 0 for n, b in zip(lengths, blocks, strict=False)))
+    return (tl.int32 if narrow else tl.int64, x, *blocks, *full)
+
+
+OPTIONS: dict[str, Any] = {
     # Contraction would make the result depend on how an expression was split.
     "enable_fp_fusion": False,
     # Integers wrap.
@@ -64,6 +209,11 @@ OPTIONS = {
     # NVIDIA's functions of float32 keep subnormal numbers.
     "enable_reflect_ftz": False,
 }
+
+
+def options(thread: int) -> dict[str, Any]:
+    """How a function is compiled: where totals take registers too, two programs still fit on a multiprocessor."""
+    return OPTIONS if thread == THREAD else {**OPTIONS, "maxnreg": 128}
 
 
 def float_bits(value: float) -> int:

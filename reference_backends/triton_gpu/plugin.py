@@ -24,7 +24,7 @@ def backend() -> Backend:
     return Backend(
         name="triton_gpu",
         version="0.1.0",
-        dtypes=frozenset(ALL),
+        dtypes=frozenset((*ALL, torch.int8, torch.int16)),
         requires=compiler.requires,
         deterministic=False,
         notes={

@@ -26,6 +26,9 @@ class Limits:
         local_bytes: bytes of ``Local`` buffers of one iteration; rows that need more are computed again instead of kept.
         local_dynamic: whether ``Local`` buffers may have a size that only the call knows.
         nests: nests of one kernel: independent loops that share a launch (a foreach optimizer step). 1: never.
+        chunk: rows whose totals one iteration sums before they join the others'. Fewer rows are more iterations at once, and
+            more bytes of partial results.
+        narrow_chunk: the same where a total is one number, whose partial results are few bytes in any case.
     """
 
     buffers: int = 64
@@ -33,6 +36,8 @@ class Limits:
     local_bytes: int = 0
     local_dynamic: bool = False
     nests: int = 1
+    chunk: int = 64
+    narrow_chunk: int = 64
 
 
 class Emitter(abc.ABC):

@@ -30,15 +30,14 @@ from vendor_sdk.lower.simplify import simplify
 from vendor_sdk.lower.view import flatten, is_view, unflatten
 from vendor_sdk.prims.opset import BY_TARGET
 
-CHUNK = 64
-"""Rows whose totals are summed one after the other before they join the others', where there are many."""
 FEWEST = 8
 """Chunks that as many rows make at least: fewer would leave threads without work, more move more bytes of partial results."""
 PARTS = 8
 """Loops that one loop may be cut into."""
 SHORTEST = 16
 """Iterations from which on a part of a loop pays."""
-_MODE: Mapping[str, StoreMode] = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
+TOTALS: Mapping[str, StoreMode] = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
+"""Reductions that may run over the rows of a group, a step a row, and the stores that make the steps."""
 
 
 @dataclass(frozen=True)
@@ -183,14 +182,15 @@ class GroupBuilder(Builder):
             self._rows(loops, loops.rows, {}, outputs, limits)
             return
         count = ix.product([r.size for r in loops.rows])
-        chunk, chunks = _chunks(count)
+        self._totals = {by_name[total.name]: total for total in loops.totals}
+        narrow = all(self._width(node) == 1 for node in self._totals)
+        chunk, chunks = _chunks(count, limits.narrow_chunk if narrow else limits.chunk)
         q, t = (Range(self._fresh("i"), size) for size in (chunks, chunk))
         inside = ix.variable(q.var, q.size)
         within = Range(t.var, ix.minimum(chunk, count - inside * chunk) if count != chunk * chunks else chunk)
         row = inside * chunk + ix.variable(within.var, within.size)
         # The position among all rows is below their number, which the chunk's own arithmetic does not tell.
         variables = dict(zip((r.var for r in loops.rows), unflatten(row, [r.size for r in loops.rows]), strict=True))
-        self._totals = {by_name[total.name]: total for total in loops.totals}
         steps = {node: self._partial(node, total, chunks) for node, total in self._totals.items()}
         with self.loops((q,)):
             for partial in steps.values():
@@ -311,7 +311,7 @@ class GroupBuilder(Builder):
 
         def note(at: tuple[Int, ...], combined: Sequence[tuple[Any, ...]]) -> None:
             (op, value), *others = combined
-            if others or op not in _MODE:
+            if others or op not in TOTALS:
                 raise LoweringError(f"'{node.target}' is no total: it combines with {op}")
             found.append((op, value.dtype))
 
@@ -327,7 +327,7 @@ class GroupBuilder(Builder):
 
         def store(at: tuple[Int, ...], combined: Sequence[tuple[Any, ...]]) -> None:
             ((_, value),) = combined
-            self.store_buffer(partial.param, chunk * partial.width + place, value, _MODE[partial.op])
+            self.store_buffer(partial.param, chunk * partial.width + place, value, TOTALS[partial.op])
 
         moved = replace(total, reduced=_moved(total.reduced, variables))
         self._totals[node] = moved
@@ -353,11 +353,11 @@ def _moved(index: Sequence[Int], variables: Mapping[str, Int]) -> tuple[Int, ...
     return tuple(ix.substitute(i, variables) for i in index) if variables else tuple(index)
 
 
-def _chunks(count: Int) -> tuple[Int, Int]:
+def _chunks(count: Int, most: int) -> tuple[Int, Int]:
     """Rows a chunk, and how many chunks; a divisor of a known count where one is near."""
     if count.value is None:
-        return ix.wrap(CHUNK), (count + (CHUNK - 1)) // CHUNK
-    aim = max(min(CHUNK, count.value // (2 * FEWEST)), 1)
+        return ix.wrap(most), (count + (most - 1)) // most
+    aim = max(min(most, count.value // (2 * FEWEST)), 1)
     for size in range(min(2 * aim, count.value), aim // 2, -1):
         if count.value % size == 0:
             return ix.wrap(size), ix.wrap(count.value // size)

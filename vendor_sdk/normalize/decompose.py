@@ -19,7 +19,7 @@ from vendor_sdk.normalize.rules import Rule, aten, named
 from vendor_sdk.normalize.sampling import SAMPLING
 from vendor_sdk.normalize.torch_prims import LATE, TORCH_PRIMS
 from vendor_sdk.normalize.variants import VARIANTS
-from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, FAMILY_MODULES
+from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, COMPOSITES, FAMILY_MODULES
 from vendor_sdk.torch_private import OpOverload
 
 UNDECOMPOSED_AT_CAPTURE = (
@@ -37,6 +37,10 @@ DECOMPOSED_AT_CAPTURE = (
 SLICED_AT_CAPTURE = (aten.split_with_sizes.default,)
 """Views of several results, which the partitioner would save one by one instead of what they show."""
 
+STATISTICS_SAVED = ("log_softmax", "log_softmax_backward", "nll_loss", "nll_loss_backward")
+"""Composites whose parts min-cut should see: then it saves two numbers a row, where the whole's result is a tensor that the
+backward graph gets for the price of a subtraction."""
+
 TORCHS_OWN_IS_WRONG = (
     # one off for integer results with fractional ends
     aten.linspace.default,
@@ -46,8 +50,12 @@ TORCHS_OWN_IS_WRONG = (
 )
 
 
-def capture_table() -> dict[OpOverload, Rule]:
-    """Decompositions for AOTAutograd: core ATen, with composites and prims left whole (a fresh dict)."""
+def capture_table(keep: frozenset[OpOverload] = frozenset()) -> dict[OpOverload, Rule]:
+    """Decompositions for AOTAutograd: core ATen, with prims and nearly all composites left whole (a fresh dict).
+
+    Args:
+        keep: overloads of composites that the backend claims; they stay whole in any case.
+    """
     table = torch_private.core_aten_table()
     for name in UNDECOMPOSED_AT_CAPTURE:
         overload = named(name)
@@ -57,6 +65,8 @@ def capture_table() -> dict[OpOverload, Rule]:
         table.pop(target, None)
     ours = {**_derived(), **VARIANTS}
     table.update({target: ours[target] for target in (*DECOMPOSED_AT_CAPTURE, *SLICED_AT_CAPTURE, *TORCHS_OWN_IS_WRONG)})
+    for name in STATISTICS_SAVED:
+        table.update({target: rule for target, rule in COMPOSITES[name].targets.items() if target not in keep})
     return table
 
 

@@ -19,16 +19,13 @@ from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name
 from vendor_sdk.lower import CONTRACTIONS, LOWERINGS
+from vendor_sdk.lower.group import TOTALS
 from vendor_sdk.lower.summary import summarize
 from vendor_sdk.lower.view import is_view
 from vendor_sdk.schedule.apply import apply
 from vendor_sdk.schedule.fuse import Refusal, Schedule, fuse
 
 __all__ = ["Refusal", "Schedule", "schedule", "usable"]
-
-
-FOR_TOTALS = frozenset(("scratch", "store.add", "store.max", "store.min", "store.mul"))
-"""What an emitter needs for reductions over the rows of a group."""
 
 
 def schedule(graph: PrimGraph, limits: Limits, ops: Collection[str], *, fuel: int | None = None) -> Schedule:
@@ -54,7 +51,7 @@ def schedule(graph: PrimGraph, limits: Limits, ops: Collection[str], *, fuel: in
         _folds,
         usable(limits, ops),
         rows="nest" in ops,
-        totals=set(ops) >= FOR_TOTALS,
+        totals={op for op, mode in TOTALS.items() if "scratch" in ops and f"store.{mode}" in ops},
         fuel=fuel,
     )
     apply(graph, plan, _folds)

@@ -5,7 +5,7 @@ Near linear: a prim looks at the groups of its operands, and ancestors are integ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import fx
@@ -65,7 +65,7 @@ def fuse(
     limits: Limits,
     *,
     rows: bool,
-    totals: bool,
+    totals: Collection[str],
     fuel: int | None = None,
 ) -> Schedule:
     """Groups for the nodes on the emitter route.
@@ -76,7 +76,7 @@ def fuse(
         contractions: those that are matrix products or convolutions.
         folds: whether a node is a view that readers fold.
         rows: whether the emitter has inner nests, which rows with several passes need.
-        totals: whether it has what reductions over the rows of a group need.
+        totals: reductions for whose steps over the rows of a group the emitter has stores.
         fuel: at most so many joins.
     """
     return _Pass(graph, summaries, emitted, contractions, folds, limits, rows, totals, fuel).run()
@@ -92,7 +92,7 @@ class _Pass:
         folds: Callable[[fx.Node], bool],
         limits: Limits,
         rows: bool,
-        totals: bool,
+        totals: Collection[str],
         fuel: int | None,
     ) -> None:
         self.graph, self.summaries, self.emitted, self.contractions = graph, dict(summaries), emitted, contractions
@@ -320,8 +320,8 @@ class _Pass:
         needs_inner = summary.steps or group.shape == "rows"
         if needs_inner and not self.rows and (joined.where == "element" or joined.reduced is not None):
             return "the emitter has no inner nests"
-        if joined.reduced is not None and not self.totals:
-            return "the emitter has no combining stores"
+        if joined.reduced is not None and summary.combines[0] not in self.totals:
+            return f"the emitter has no stores that combine by {summary.combines[0]}"
         return ""
 
     def _add(self, group: Group, node: fx.Node, summary: Summary, joined: Joined) -> None:

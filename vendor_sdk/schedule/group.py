@@ -11,14 +11,13 @@ from torch import fx
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.fused import Where
 from vendor_sdk.ir.index import Int
+from vendor_sdk.lower.group import TOTALS
 from vendor_sdk.lower.summary import Read, Summary
 from vendor_sdk.lower.view import flatten, unflatten
 from vendor_sdk.schedule.space import Index, Solution, moved, names, plain, solve
 
 AGAIN = 8
 """Cost up to which a member is computed again at another index rather than stored and loaded."""
-TOTALS = frozenset(("sum", "max", "min", "prod"))
-"""Reductions that may run over the rows of a group, a step a row."""
 
 Shape = Literal["pointwise", "rows", "contraction"]
 

@@ -1,0 +1,339 @@
+"""Fused kernels of a GPU backend beside eager PyTorch, Inductor and a copy, in one process.
+
+    python -m benchmarks.gpu [--rows 16384] [--columns 4096] [--dtype bfloat16] [--only 'softmax*'] [--peers eager,inductor]
+
+Each pattern's outputs are compared with float64 before anything is timed. In each round all contestants, and a copy of as many
+bytes as the pattern's main tensor, run one after the other in random order, timed by events of the device. A figure is the
+median over rounds of: bytes that must move, over time, as a fraction of the copy's rate in the same round. A short table ends
+the output.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+import torch.nn.functional as F
+
+from benchmarks.accuracy import Judge, checked
+from benchmarks.kernels import rms_norm
+from benchmarks.program import Mode, Program, caller
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+HEAD = 64
+WINDOW = 20e-3
+"""Seconds that a sample takes at least."""
+
+
+@dataclass
+class Maker:
+    """Inputs of a pattern, on the device."""
+
+    rows: int
+    columns: int
+    dtype: torch.dtype
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator("cuda").manual_seed(0))
+
+    def normal(self, *shape: int, gradient: bool = False) -> Tensor:
+        """Standard normal numbers."""
+        return torch.randn(shape, generator=self.generator, device="cuda").to(self.dtype).requires_grad_(gradient)
+
+    def matrix(self, *, gradient: bool = False) -> Tensor:
+        """The main tensor."""
+        return self.normal(self.rows, self.columns, gradient=gradient)
+
+    def vector(self, *, gradient: bool = False) -> Tensor:
+        """One number a column."""
+        return self.normal(self.columns, gradient=gradient)
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """Integers in [0, high)."""
+        return torch.randint(0, high, shape, generator=self.generator, device="cuda")
+
+
+PATTERNS: dict[str, Callable[[Maker], Program]] = {}
+
+
+def pattern(name: str) -> Callable[[Callable[[Maker], Program]], Callable[[Maker], Program]]:
+    """Adds a builder to the table."""
+
+    def add(build: Callable[[Maker], Program]) -> Callable[[Maker], Program]:
+        PATTERNS[name] = build
+        return build
+
+    return add
+
+
+@pattern("bias + gelu (erf)")
+def _gelu(make: Maker) -> Program:
+    return Program(lambda x, b: F.gelu(x + b), (make.matrix(), make.vector()))
+
+
+@pattern("bias + gelu (tanh) + residual")
+def _gelu_residual(make: Maker) -> Program:
+    inputs = make.matrix(), make.vector(), make.matrix()
+    return Program(lambda x, b, r: F.gelu(x + b, approximate="tanh") + r, inputs)
+
+
+@pattern("swiglu")
+def _swiglu(make: Maker) -> Program:
+    return Program(lambda gate, up: F.silu(gate) * up, (make.matrix(), make.matrix()))
+
+
+@pattern("packed swiglu")
+def _packed(make: Maker) -> Program:
+    def function(x: Tensor) -> Tensor:
+        gate, up = x.chunk(2, -1)
+        return F.silu(gate) * up
+
+    return Program(function, (make.normal(make.rows, 2 * (make.columns // 2)),))
+
+
+@pattern("softmax")
+def _softmax(make: Maker) -> Program:
+    return Program(lambda x: torch.softmax(x, -1), (make.matrix(),))
+
+
+@pattern("log_softmax")
+def _log_softmax(make: Maker) -> Program:
+    return Program(lambda x: torch.log_softmax(x, -1), (make.matrix(),))
+
+
+@pattern("masked, scaled softmax")
+def _masked(make: Maker) -> Program:
+    hidden = make.integers(4, make.rows, make.columns) == 0
+    return Program(lambda x, h: torch.softmax((x * 0.125).masked_fill(h, -1e4), -1), (make.matrix(), hidden))
+
+
+@pattern("layer_norm")
+def _layer_norm(make: Maker) -> Program:
+    inputs = make.matrix(), make.vector(), make.vector()
+    return Program(lambda x, w, b: F.layer_norm(x, (make.columns,), w, b), inputs)
+
+
+@pattern("residual + layer_norm")
+def _residual_norm(make: Maker) -> Program:
+    def function(x: Tensor, r: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + r
+        return total, F.layer_norm(total, (make.columns,), w, b)
+
+    return Program(function, (make.matrix(), make.matrix(), make.vector(), make.vector()))
+
+
+@pattern("rms_norm")
+def _rms_norm(make: Maker) -> Program:
+    return Program(rms_norm, (make.matrix(), make.vector()))
+
+
+@pattern("rope")
+def _rope(make: Maker) -> Program:
+    heads = max(1, make.columns // HEAD)
+    angle = torch.arange(make.rows, device="cuda")[:, None] / 10000 ** (torch.arange(0, HEAD, 2, device="cuda") / HEAD)
+    angle = torch.cat((angle, angle), -1)
+
+    def function(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat((-second, first), -1) * sin
+
+    return Program(function, (make.normal(1, heads, make.rows, HEAD), angle.cos().to(make.dtype), angle.sin().to(make.dtype)))
+
+
+@pattern("cross_entropy")
+def _cross_entropy(make: Maker) -> Program:
+    return Program(F.cross_entropy, (make.matrix(), make.integers(make.columns, make.rows)))
+
+
+@pattern("cross_entropy with gradient")
+def _cross_entropy_gradient(make: Maker) -> Program:
+    logits, targets = make.matrix(gradient=True), make.integers(make.columns, make.rows)
+    return Program(F.cross_entropy, (logits, targets), Mode.GRADIENT, ideal_bytes=3 * logits.nbytes + 2 * targets.nbytes)
+
+
+@pattern("batch_norm + relu, evaluation")
+def _batch_norm(make: Maker) -> Program:
+    images = max(1, make.rows * make.columns // (64 * 32 * 32))
+    inputs = (
+        make.normal(images, 64, 32, 32),
+        make.normal(64),
+        make.normal(64).square() + 0.5,
+        make.normal(64),
+        make.normal(64),
+    )
+    return Program(lambda x, mean, var, w, b: torch.relu(F.batch_norm(x, mean, var, w, b)), inputs)
+
+
+@pattern("adamw step")
+def _adamw(make: Maker) -> Program:
+    corrections = [1 - 0.9**10, 1 - 0.999**10]
+
+    def function(p: Tensor, g: Tensor, m: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        p.mul_(1 - 1e-5)
+        m.lerp_(g, 0.1)
+        v.mul_(0.999).addcmul_(g, g, value=0.001)
+        p.addcdiv_(m, v.sqrt() / math.sqrt(corrections[1]) + 1e-8, value=-1e-3 / corrections[0])
+        return p, m, v
+
+    return Program(function, (make.matrix(), make.matrix(), make.matrix(), make.matrix().square()), mutates=True)
+
+
+@pattern("sum over dim 0")
+def _columns(make: Maker) -> Program:
+    return Program(lambda x: x.sum(0), (make.matrix().abs(),))
+
+
+@pattern("global norm")
+def _norm(make: Maker) -> Program:
+    return Program(lambda x: torch.linalg.vector_norm(x.float()), (make.matrix(),))
+
+
+@pattern("transpose + add")
+def _transpose(make: Maker) -> Program:
+    return Program(lambda x, y: x.t() + y, (make.normal(make.columns, make.rows), make.matrix()))
+
+
+@pattern("layer_norm backward")
+def _norm_backward(make: Maker) -> Program:
+    x, w, b = make.matrix(), make.vector(), make.vector()
+    _, mean, rstd = aten.native_layer_norm(x, (make.columns,), w, b, 1e-5)
+
+    def function(g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, w: Tensor, b: Tensor) -> Any:
+        return aten.native_layer_norm_backward(g, x, (make.columns,), mean, rstd, w, b, (True, True, True))
+
+    return Program(function, (make.matrix(), x, mean, rstd, w, b))
+
+
+@pattern("cumsum over rows")
+def _cumsum(make: Maker) -> Program:
+    return Program(lambda x: torch.cumsum(x, -1), (make.matrix().abs(),))
+
+
+@pattern("int8 dequantize + add")
+def _dequantize(make: Maker) -> Program:
+    q = (make.integers(255, make.rows, make.columns) - 127).to(torch.int8)
+    scale = make.vector().abs() * 0.02
+    return Program(lambda q, s, r: q.to(r.dtype) * s + r, (q, scale, make.matrix()))
+
+
+@pattern("dropout + residual + layer_norm")
+def _dropout(make: Maker) -> Program:
+    def function(x: Tensor, r: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.layer_norm(F.dropout(x, 0.1) + r, (make.columns,), w, b)
+
+    return Program(function, (make.matrix(), make.matrix(), make.vector(), make.vector()), verify=lambda out, given: "")
+
+
+def seconds(call: Callable[[], Any], calls: int) -> float:
+    """Of one call, by the device's own clock."""
+    begin, end = (torch.Event("cuda", enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / calls
+
+
+def contest(program: Program, backend: str, peers: list[str], rounds: int) -> dict[str, Any]:
+    """Fractions of the copy's rate, by contestant, or what was wrong."""
+    main = max(program.tensors(), key=lambda t: t.nbytes)
+    source = torch.empty(main.nbytes // 4, device="cuda")
+    target = torch.empty_like(source)
+    judge = Judge(program.own())
+    calls: dict[str, Callable[[], Any]] = {"copy": lambda: target.copy_(source)}
+    result: dict[str, Any] = {}
+    least = 0
+    for name in ("eager", *(p for p in peers if p != "eager"), backend):
+        torch._dynamo.reset()
+        own = program.own()
+        try:
+            function = own.function if name == "eager" else torch.compile(own.function, backend=name, dynamic=False)
+            call = caller(own, function)
+            outputs = checked(call)
+            least = least or program.least_bytes(outputs)
+            verdict = judge.judge(outputs, eager=name == "eager")
+            del outputs
+            if verdict.wrong:
+                result[name] = f"wrong: {verdict.wrong}"
+            elif name == "eager" and "eager" not in peers:
+                continue
+            else:
+                calls[name] = call
+        except Exception as error:
+            result[name] = f"{type(error).__name__}: {error}"[:500]
+    del judge
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    number = {
+        name: max(1, math.ceil(WINDOW / max(min(seconds(call, 3), seconds(call, 3)), 1e-6))) for name, call in calls.items()
+    }
+    for _ in range(rounds):
+        for name in random.sample(list(calls), len(calls)):
+            samples[name].append(seconds(calls[name], number[name]))
+    rate = [2 * source.nbytes / s for s in samples["copy"]]
+    result["copy GB/s"] = round(statistics.median(rate) / 1e9)
+    for name in calls:
+        if name != "copy":
+            result[name] = statistics.median(least / s / r for s, r in zip(samples[name], rate, strict=True))
+            result[f"{name} ms"] = 1e3 * statistics.median(samples[name])
+    return result
+
+
+@click.command()
+@click.option("--backend", default="triton_gpu")
+@click.option("--rows", default=16384)
+@click.option("--columns", default=[4096], multiple=True)
+@click.option("--dtype", default="bfloat16")
+@click.option("--only", default=["*"], multiple=True, help="Names or globs.")
+@click.option("--peers", default="eager,inductor")
+@click.option("--rounds", default=5)
+@click.option("--json", "json_path", type=click.Path(path_type=Path))
+def main(
+    backend: str,
+    rows: int,
+    columns: tuple[int, ...],
+    dtype: str,
+    only: tuple[str, ...],
+    peers: str,
+    rounds: int,
+    json_path: Path,
+) -> None:
+    """Time fused kernels on this machine's GPU."""
+    if not torch.cuda.is_available():
+        raise click.ClickException("no CUDA device: this benchmark times kernels on one")
+    table: dict[str, dict[str, Any]] = {}
+    others = [p for p in peers.split(",") if p]
+    for width in columns:
+        height = max(1, rows * columns[0] // width)
+        for name, build in PATTERNS.items():
+            if not any(fnmatch.fnmatchcase(name, glob) for glob in only):
+                continue
+            program = build(Maker(height, width, getattr(torch, dtype)))
+            with torch.set_grad_enabled(program.mode is not Mode.INFERENCE):
+                row = table[f"{name} {height}x{width}"] = contest(program, backend, others, rounds)
+            cells = [
+                f"{c} {row[c]:.2f}" if isinstance(row.get(c), float) else f"{c} {row.get(c, '-')}" for c in (*others, backend)
+            ]
+            print(f"{name:34} {f'{height}x{width}':>14} {row['copy GB/s']} GB/s  {'  '.join(cells)}", flush=True)
+            del program
+            torch.cuda.empty_cache()
+    if json_path:
+        json_path.write_text(
+            json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": table}, indent=1)
+        )
+    for name in (*others, backend):
+        found = [row[name] for row in table.values() if isinstance(row.get(name), float)]
+        if found:
+            print(f"{name}: geometric mean {statistics.geometric_mean(found):.3f} of {len(found)}, least {min(found):.2f}")
+
+
+if __name__ == "__main__":
+    main()

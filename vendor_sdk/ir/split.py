@@ -1,0 +1,232 @@
+"""Long inner loops of few iterations, divided among more of them: for devices that want thousands of iterations at once.
+
+``split(kernel, position, parts)`` replaces a nest by one nest for each of its long inner loops, over the nest's own ranges and
+``parts``, and one for what remains. A part of a reduction leaves its result in a scratch buffer; whatever reads the reduction
+combines the parts' results first. The order of combination is part of the kernel, so results do not depend on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from vendor_sdk.ir import index as ix
+from vendor_sdk.ir.index import Int
+from vendor_sdk.ir.loop import (
+    Accumulator,
+    Compute,
+    Const,
+    Index,
+    Load,
+    Local,
+    LoopKernel,
+    Nest,
+    Param,
+    Range,
+    Reduce,
+    Scan,
+    Stmt,
+    Store,
+    walk,
+)
+from vendor_sdk.ir.loop_ops import COMBINE
+
+LAST = 2**63 - 1
+"""A position after all others."""
+
+
+def long_loops(nest: Nest) -> list[Reduce | Nest]:
+    """The inner loops of a nest that may be split: none where others than reductions and maps over memory stand beside them."""
+    loops = [s for s in nest.body if isinstance(s, Reduce | Nest | Scan)]
+    if any(isinstance(s, Local) or (isinstance(s, Store) and s.mode != "set") for s in walk(nest.body)):
+        return []
+    plain = all(
+        not isinstance(s, Scan) and s.ranges and not any(isinstance(t, Reduce | Nest | Scan) for t in s.body) for s in loops
+    )
+    return [s for s in loops if isinstance(s, Reduce | Nest)] if plain else []
+
+
+def split(kernel: LoopKernel, position: int, parts: Int | int) -> LoopKernel:
+    """``kernel`` with the inner loops of nest ``position`` divided into ``parts``, where ``long_loops`` finds any."""
+    nest = kernel.body[position]
+    loops = long_loops(nest)
+    if not loops:
+        return kernel
+    return _Split(kernel, position, nest, ix.wrap(parts)).run()
+
+
+class _Split:
+    def __init__(self, kernel: LoopKernel, position: int, nest: Nest, parts: Int) -> None:
+        self.kernel, self.position, self.nest, self.parts = kernel, position, nest, parts
+        taken = {r.var for s in walk(kernel.body) if isinstance(s, Nest | Reduce) for r in s.ranges}
+        taken |= {name for s in walk(kernel.body) for name in _made(s)} | {p.name for p in (*kernel.params, *kernel.scratch)}
+        self.taken = taken
+        self.scratch: list[Param] = []
+        self.nests: list[Nest] = []
+        outer = ix.ZERO
+        for r in nest.ranges:
+            outer = outer * r.size + ix.variable(r.var, r.size)
+        self.outer = outer
+        self.count = ix.product([r.size for r in nest.ranges])
+
+    def fresh(self, prefix: str) -> str:
+        number = 0
+        while f"{prefix}{number}" in self.taken:
+            number += 1
+        self.taken.add(f"{prefix}{number}")
+        return f"{prefix}{number}"
+
+    def run(self) -> LoopKernel:
+        before: list[Stmt] = []
+        """What statements after this point may read: scalars, and reductions of the parts' results."""
+        stores: list[Stmt] = []
+        for s in self.nest.body:
+            if isinstance(s, Reduce):
+                before.append(self.reduction(s, before))
+            elif isinstance(s, Nest):
+                self.map(s, before)
+            elif isinstance(s, Store):
+                stores.append(s)
+            else:
+                before.append(s)
+        if stores:
+            self.add(self.nest.ranges, (*before, *stores))
+        body = [*self.kernel.body]
+        body[self.position : self.position + 1] = self.nests
+        return replace(self.kernel, body=tuple(body), scratch=(*self.kernel.scratch, *self.scratch))
+
+    def part_of(self, ranges: Sequence[Range], body: Sequence[Stmt]) -> tuple[Range, Range, list[Stmt], str | None]:
+        """The range of parts, that of a part's iterations, the body there, and the value that says whether one counts."""
+        total = ix.product([r.size for r in ranges])
+        size = (total + (self.parts - 1)) // self.parts
+        part, inner = Range(self.fresh("p"), self.parts), Range(self.fresh("q"), size)
+        flat = ix.variable(part.var, part.size) * size + ix.variable(inner.var, inner.size)
+        ragged = total != size * self.parts
+        # Positions count below the total, which a part's own arithmetic does not tell.
+        places: dict[str, Int] = {}
+        rest = flat
+        for k, r in reversed(list(enumerate(ranges))):
+            places[r.var] = rest % r.size if k else rest
+            rest = rest // r.size
+        moved = [_moved(s, places) for s in body]
+        if not ragged:
+            return part, inner, moved, None
+        here, end, inside = self.fresh("v"), self.fresh("v"), self.fresh("v")
+        test: list[Stmt] = [Index(here, flat), Index(end, total), Compute(inside, "lt", (here, end), torch.bool)]
+        return part, inner, test + [t for s in moved for t in self.guarded(s, inside)], inside
+
+    def guarded(self, s: Stmt, inside: str) -> list[Stmt]:
+        """A statement that touches memory only where ``inside`` holds."""
+        if not isinstance(s, Load | Store):
+            return [s]
+        if s.mask is None:
+            if isinstance(s, Store):
+                return [replace(s, mask=inside)]
+            other = self.fresh("v")
+            return [Const(other, 0, s.dtype), replace(s, mask=inside, other=other)]
+        both = self.fresh("v")
+        return [Compute(both, "bitand", (inside, s.mask), torch.bool), replace(s, mask=both)]
+
+    def reduction(self, s: Reduce, before: Sequence[Stmt]) -> Reduce:
+        """Adds the nest of the parts. Returns the reduction over their results."""
+        part, inner, body, inside = self.part_of(s.ranges, s.body)
+        accumulators, stores, loads, joined = [], [], [], []
+        q = Range(self.fresh("q"), self.parts)
+        for a in s.accumulators:
+            dtypes = (a.dtype, torch.int64)[: len(a.to)]
+            args = a.args
+            if inside is not None:
+                worst = (COMBINE[a.op].identity(a.dtype), LAST)
+                args = tuple(self.chosen(body, inside, *each) for each in zip(a.args, worst, dtypes, strict=False))
+            results = tuple(self.fresh("a") for _ in a.to)
+            accumulators.append(Accumulator(results, a.op, args, a.dtype))
+            read = []
+            for result, dtype in zip(results, dtypes, strict=True):
+                param = Param(self.fresh("part"), dtype, self.count * self.parts, "scratch")
+                self.scratch.append(param)
+                stores.append(Store(param.name, ix.variable(part.var, part.size) * self.count + self.outer, result))
+                read.append(self.fresh("v"))
+                loads.append(Load(read[-1], param.name, ix.variable(q.var, q.size) * self.count + self.outer, dtype))
+            joined.append(Accumulator(a.to, a.op, tuple(read), a.dtype))
+        partial = Reduce((inner,), tuple(body), tuple(accumulators))
+        self.add((part, *self.nest.ranges), (*before, partial, *stores))
+        return Reduce((q,), tuple(loads), tuple(joined))
+
+    def chosen(self, body: list[Stmt], inside: str, value: str, worst: bool | int | float, dtype: torch.dtype) -> str:
+        other, chosen = self.fresh("v"), self.fresh("v")
+        body += [Const(other, worst, dtype), Compute(chosen, "where", (inside, value, other), dtype)]
+        return chosen
+
+    def map(self, s: Nest, before: Sequence[Stmt]) -> None:
+        part, inner, body, _ = self.part_of(s.ranges, s.body)
+        self.add((part, *self.nest.ranges), (*before, Nest((inner,), tuple(body))))
+
+    def add(self, ranges: tuple[Range, ...], body: Sequence[Stmt]) -> None:
+        """A nest of what the stores of ``body`` need. Values have names of their own in each nest."""
+        names: dict[str, str] = {}
+        kept = needed(body)
+        for s in walk(kept):
+            names.update({name: self.fresh("s") for name in _made(s)})
+        self.nests.append(Nest(ranges, tuple(_renamed(s, names) for s in kept)))
+
+
+def needed(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """The statements of a body that its stores need."""
+    wanted: set[str] = set()
+    kept: list[Stmt] = []
+    for s in reversed(body):
+        if any(isinstance(t, Store) for t in walk((s,))) or wanted & set(_made(s)):
+            kept.append(s)
+            wanted |= {name for t in walk((s,)) for name in _read(t)}
+    return tuple(reversed(kept))
+
+
+def _made(s: Stmt) -> tuple[str, ...]:
+    if isinstance(s, Reduce | Scan):
+        return tuple(name for a in s.accumulators for name in a.to)
+    return () if isinstance(s, Store | Nest | Local) else (s.to,)
+
+
+def _read(s: Stmt) -> set[str]:
+    names: set[str] = set()
+    if isinstance(s, Load | Store | Index):
+        names |= ix.symbols(s.index).keys()
+    if isinstance(s, Load):
+        names |= {name for name in (s.mask, s.other) if name}
+    elif isinstance(s, Store):
+        names |= {s.value, *([s.mask] if s.mask else [])}
+    elif isinstance(s, Compute):
+        names |= set(s.args)
+    elif isinstance(s, Reduce | Scan):
+        names |= {name for a in s.accumulators for name in a.args}
+    if isinstance(s, Reduce | Nest):
+        names |= {name for r in s.ranges for name in ix.symbols(r.size)}
+    return names
+
+
+def _renamed(s: Stmt, names: dict[str, str]) -> Stmt:
+    """A statement whose values have the names that ``names`` gives them."""
+    values: dict[str, Any] = {}
+    if isinstance(s, Load | Store | Index):
+        used = {name: ix.symbol(names[name]) for name in ix.symbols(s.index) if name in names}
+        values["index"] = ix.substitute(s.index, used) if used else s.index
+    for name in ("to", "mask", "other", "value"):
+        held = getattr(s, name, None)
+        if isinstance(held, str):
+            values[name] = names.get(held, held)
+    if isinstance(s, Compute):
+        values["args"] = tuple(names.get(a, a) for a in s.args)
+    elif isinstance(s, Reduce | Nest):
+        values["body"] = tuple(_renamed(t, names) for t in s.body)
+    if isinstance(s, Reduce):
+        values["accumulators"] = tuple(
+            replace(a, to=tuple(names[n] for n in a.to), args=tuple(names.get(n, n) for n in a.args)) for a in s.accumulators
+        )
+    return replace(s, **values)
+
+
+def _moved(s: Stmt, places: dict[str, Int]) -> Stmt:
+    return replace(s, index=ix.substitute(s.index, places)) if isinstance(s, Load | Store | Index) else s
