@@ -256,7 +256,8 @@ class GroupBuilder(Builder):
             if part is None or ix.stride(position, name) != 1:
                 continue
             at = bound - ix.substitute(position, {name: ix.ZERO})
-            if part.cuts_at(at):
+            # A bound that moves with another loop is none to cut at.
+            if not ix.symbols(at).keys() & self._depth.keys() and part.cuts_at(at):
                 raise _Split(part, at)
 
     def _rows(
