@@ -268,6 +268,10 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "random": (lambda a: torch.rand_like(a), (torch.empty(64, 1024),)),
     "softmax": (lambda a: a.softmax(1), (torch.empty(1024, 4096, dtype=torch.bfloat16),)),
     "softmax of odd rows": (lambda a: a.softmax(1), (torch.empty(1024, 4097, dtype=torch.bfloat16),)),
+    "positions of odd rows": (
+        lambda a, t: torch.where(torch.arange(5000)[None, :] == t[:, None], a - a.sum(1, keepdim=True), a.exp()),
+        (torch.empty(1024, 5000, dtype=torch.bfloat16), torch.zeros(1024, dtype=torch.int64)),
+    ),
     "layer norm": (
         lambda a, w, b: torch.nn.functional.layer_norm(a, (4096,), w, b),
         (torch.empty(1024, 4096, dtype=torch.bfloat16), *(torch.empty(4096, dtype=torch.bfloat16) for _ in "wb")),

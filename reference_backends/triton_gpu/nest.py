@@ -212,10 +212,15 @@ class NestText:
         self.leads = index.product([r.size for r in self.lead])
         self.inner = inner_loops(self.nest)
         sizes = list(dict.fromkeys(map(length_of, self.inner)))
-        scans = {length_of(s) for s in self.inner if isinstance(s, loop.Scan)}
+        # A scan cannot be taken in pieces; and of positions in pieces, ptxas 12.9 kept kilobytes in memory.
+        one_piece = {
+            length_of(s)
+            for s in self.inner
+            if isinstance(s, loop.Scan) or any(isinstance(each, loop.Index) for each in body_of(s))
+        }
         self.fixed = self.whole and all(size.value is not None for size in sizes)
         """Whether the text says how many iterations lie in a tile; else the launch does."""
-        self.tiles = {size: self.pieces_of(n, size, whole=size in scans) for n, size in enumerate(sizes)}
+        self.tiles = {size: self.pieces_of(n, size, whole=size in one_piece) for n, size in enumerate(sizes)}
         self.kind: Kind = "across" if walks_across(nest) else "along"
         if self.spread or self.whole:
             self.kind = "spread" if self.spread else "fixed" if self.fixed else "whole"
