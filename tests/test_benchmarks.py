@@ -571,3 +571,10 @@ def test_extra_names_what_the_peers_need() -> None:
     extra = " ".join(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["bench"])
     for peer in PEERS.values():
         assert all(module in extra for module in peer.requires)
+
+
+def test_the_gpu_page_is_that_of_its_result() -> None:
+    from benchmarks.gpu import page
+
+    result = json.loads((ROOT / "benchmarks" / "results" / "gpu.json").read_text())
+    assert (ROOT / "docs" / "performance_gpu.md").read_text() == page(result)
