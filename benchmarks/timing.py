@@ -12,11 +12,23 @@ from contextlib import contextmanager
 SAMPLE_SECONDS = 0.02
 """A sample repeats the call until it takes at least this long."""
 SETTLE_SECONDS = 0.003
-"""Between two contestants: the previous one's worker threads stop spinning."""
+SETTLE_LIMIT = 0.2
+"""Between two contestants, worker threads of the previous one spin for a while, in the way of the next one's: so many seconds
+at a time, and at most so many, until the process has used a tenth of one processor or less."""
 LONG_CALLS = 10
 """A call this many samples long needs no untimed call before it: what the caches held does not show."""
 
 Call = Callable[[], object]
+
+
+def settle() -> None:
+    """Waits until the process is idle."""
+    end = time.perf_counter() + SETTLE_LIMIT
+    while True:
+        busy, start = time.process_time(), time.perf_counter()
+        time.sleep(SETTLE_SECONDS)
+        if time.process_time() - busy <= 0.1 * (time.perf_counter() - start) or start > end:
+            return
 
 
 def sample(call: Call, repetitions: int) -> float:
@@ -56,7 +68,7 @@ def interleave(
     for index in range(-1, rounds):  # Round -1 counts repetitions and warms up.
         order.shuffle(names)
         for name in list(names):
-            time.sleep(SETTLE_SECONDS)
+            settle()
             try:
                 with _uncollected():
                     if index < 0:
