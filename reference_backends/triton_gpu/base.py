@@ -211,6 +211,12 @@ def power(a, b):
 
 
 @triton.jit
+def but_infinite(value, a):
+    """``value``, and NaN where ``a`` is infinite: NVIDIA's Bessel functions have limits there, torch's have none."""
+    return tl.where(tl.abs(a) == float("inf"), float("nan"), value)
+
+
+@triton.jit
 def sigmoid(a):
     one = tl.full([], 1.0, a.dtype)
     return div(one, one + libdevice.exp(neg(a)))
