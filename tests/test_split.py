@@ -11,9 +11,9 @@ import torch
 
 from tests import fusing
 from vendor_sdk.contract.emitter import Limits
-from vendor_sdk.ir.loop import LoopKernel
+from vendor_sdk.ir.loop import LoopKernel, Symbol, loop_variables, makes, walk
 from vendor_sdk.ir.loop_verify import verify
-from vendor_sdk.ir.split import split
+from vendor_sdk.lower.split import split
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "sum": lambda x: x.sum(1),
@@ -73,3 +73,11 @@ def test_only_what_a_part_needs_is_computed() -> None:
     kernel = split(lowered.kernel, 0, 4)
     assert len(kernel.body) == 3  # the largest; the sum, from the parts' largest; the quotients, from both
     assert [p.size.value for p in kernel.scratch] == [8, 8]
+
+
+def test_new_names_are_not_those_of_symbols() -> None:
+    compiled = fusing.compiled(lambda x: x.softmax(1), [torch.ones(2, 64)], Limits())
+    (lowered,) = compiled.kernels.values()
+    kernel = split(replace(lowered.kernel, symbols=(Symbol("w0"), Symbol("p0"))), 0, 4)
+    made = {name for s in walk(kernel.body) for name in (*makes(s), *loop_variables(s))}
+    assert not made & {"w0", "p0"}

@@ -51,9 +51,10 @@ if TYPE_CHECKING:
         WrongResultError,
     )
     from vendor_sdk.explanation import Explanation, explain
-    from vendor_sdk.ir import contraction, index, loop, split
+    from vendor_sdk.ir import contraction, index, loop
     from vendor_sdk.ir.loop import LoopKernel
     from vendor_sdk.ir.primgraph import PrimGraph
+    from vendor_sdk.lower import split
     from vendor_sdk.pipeline import compile_graph, trace
     from vendor_sdk.prims.bounds import Accumulated, Bound, Distribution, Exact, Property, Ulp, Verdict, violations
     from vendor_sdk.prims.opset import COMPOSITES, OPSET, OPSET_VERSION
@@ -103,7 +104,7 @@ _MODULES = {
     "index": "vendor_sdk.ir.index",
     "loop": "vendor_sdk.ir.loop",
     "program": "vendor_sdk.contract.program",
-    "split": "vendor_sdk.ir.split",
+    "split": "vendor_sdk.lower.split",
 }
 """Public modules: vocabularies too large to repeat here."""
 

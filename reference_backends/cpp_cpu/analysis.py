@@ -26,27 +26,9 @@ def stores(body: Sequence[loop.Stmt]) -> list[loop.Store]:
     return [s for s in loop.walk(tuple(body)) if isinstance(s, loop.Store)]
 
 
-def reads(s: loop.Stmt) -> set[str]:
-    """Names of variables and values that one statement without a body reads."""
-    if isinstance(s, loop.Load):
-        return {*index.symbols(s.index), *(n for n in (s.mask, s.other) if n)}
-    if isinstance(s, loop.Store):
-        return {*index.symbols(s.index), *(n for n in (s.value, s.mask) if n)}
-    if isinstance(s, loop.Index):
-        return set(index.symbols(s.index))
-    if isinstance(s, loop.Compute):
-        return set(s.args)
-    return set()
-
-
 def used(body: Sequence[loop.Stmt]) -> set[str]:
     """Names of values that a body reads, those it makes itself included."""
-    names: set[str] = set()
-    for s in loop.walk(tuple(body)):
-        names |= reads(s)
-        if isinstance(s, loop.Reduce | loop.Scan):
-            names.update(n for a in s.accumulators for n in a.args)
-    return names
+    return {name for s in body for name in loop.needs(s)}
 
 
 def stride_is(expression: index.Int, variable: str, *values: int) -> bool:
@@ -68,7 +50,7 @@ def hoist(body: Sequence[loop.Stmt], variable: str, given: Iterable[str] = ()) -
         if not isinstance(s, Leaf):
             inside.append(s)
             continue
-        read = reads(s)
+        read = set(loop.reads(s))
         if read & varying:
             varying.add(s.to)
         elif read & pinned or (isinstance(s, loop.Load) and s.param in written):

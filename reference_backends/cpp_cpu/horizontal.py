@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from reference_backends.cpp_cpu.analysis import gathers, iterations, loads, plain, reads, scatters, stores
+from reference_backends.cpp_cpu.analysis import gathers, iterations, loads, plain, scatters, stores
 from reference_backends.cpp_cpu.nests import PIECE, Nests
 from reference_backends.cpp_cpu.table import CTYPES
 from vendor_sdk import LoopKernel, index, loop
@@ -59,7 +59,7 @@ def shared(kernel: LoopKernel, nest: loop.Nest) -> Shared | None:
         assert isinstance(s, loop.Load | loop.Const | loop.Scalar | loop.Index | loop.Compute)
         names[s.to] = f"v{len(names)}"
         body.append(replace(s, to=names[s.to]))
-    symbols = {n for s in body for n in reads(s)} | {s.symbol for s in body if isinstance(s, loop.Scalar)}
+    symbols = {n for s in body for n in loop.reads(s)} | {s.symbol for s in body if isinstance(s, loop.Scalar)}
     own = LoopKernel(
         "nest",
         tuple(replace(kernel.param(old), name=new, size=index.ZERO) for old, new in params.items()),

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.loop import Compute, Const, Index, Load, Nest, Range, Reduce, Scalar, Stmt, Store
-from vendor_sdk.ir.ranges import merge, reads
+from vendor_sdk.ir.loop import Compute, Const, Index, Load, Nest, Range, Reduce, Scalar, Stmt, Store, reads
+from vendor_sdk.ir.ranges import merge
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def needed(body: Sequence[Stmt], names: Iterable[str], always: Collection[Stmt] 
     for stmt in reversed(body):
         if stmt in always or (not isinstance(stmt, Store) and stmt.to in wanted):  # type: ignore[union-attr]
             kept.append(stmt)
-            wanted |= reads(stmt)
+            wanted.update(reads(stmt))
     return tuple(reversed(kept))
 
 

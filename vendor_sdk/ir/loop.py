@@ -37,7 +37,7 @@ from typing import Literal
 
 import torch
 
-from vendor_sdk.ir.index import Int
+from vendor_sdk.ir.index import Int, symbols
 
 Role = Literal["in", "out", "inout", "scratch", "local"]
 SymbolRole = Literal["size", "scalar", "seed"]
@@ -218,6 +218,44 @@ def walk(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
         elif isinstance(stmt, Scan):
             yield from walk(stmt.body)
             yield from walk(stmt.then)
+
+
+def loop_variables(stmt: Stmt) -> tuple[str, ...]:
+    """Of a statement that is a loop; none of others."""
+    if isinstance(stmt, Scan):
+        return (stmt.range.var,)
+    return tuple(r.var for r in stmt.ranges) if isinstance(stmt, Reduce | Nest) else ()
+
+
+def reads(stmt: Stmt) -> list[str]:
+    """Names that a statement itself uses, in order: values, variables and size symbols; not those of statements inside it."""
+    names: list[str | None] = []
+    if isinstance(stmt, Load | Store | Index):
+        names += symbols(stmt.index)
+    if isinstance(stmt, Load):
+        names += stmt.mask, stmt.other
+    elif isinstance(stmt, Store):
+        names += stmt.value, stmt.mask
+    elif isinstance(stmt, Compute):
+        names += stmt.args
+    elif isinstance(stmt, Reduce | Scan | Nest):
+        ranges = (stmt.range,) if isinstance(stmt, Scan) else stmt.ranges
+        names += (name for r in ranges for name in symbols(r.size))
+        names += (name for a in getattr(stmt, "accumulators", ()) for name in a.args)
+    return [name for name in names if name]
+
+
+def needs(stmt: Stmt) -> Iterator[str]:
+    """What a statement and those inside it read, their own values and loop variables included."""
+    for s in walk((stmt,)):
+        yield from reads(s)
+
+
+def makes(stmt: Stmt) -> tuple[str, ...]:
+    """Names of the values that a statement leaves to those after it."""
+    if isinstance(stmt, Reduce | Scan):
+        return tuple(name for a in stmt.accumulators for name in a.to)
+    return (stmt.to,) if isinstance(stmt, Load | Const | Scalar | Index | Compute) else ()
 
 
 def required_ops(kernel: LoopKernel) -> frozenset[str]:

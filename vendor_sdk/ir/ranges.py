@@ -1,9 +1,10 @@
-"""Rectangular loops rewritten: substitution of loop variables, neighbouring ranges walked as one, what a statement reads."""
+"""Rectangular loops rewritten: substitution of loop variables, neighbouring ranges walked as one, other names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
@@ -91,15 +92,36 @@ def substitute(
     return tuple(result)
 
 
-def reads(stmt: Stmt) -> set[str]:
-    """Names of the values, loop variables and size symbols that a statement without inner loops reads."""
-    names: set[str] = set()
+def renamed(stmt: Stmt, names: Mapping[str, str], moved: Mapping[str, Int] = {}) -> Stmt:
+    """A statement, and what is inside it, with other names for values that it reads or makes, and loop variables replaced."""
+    values: dict[str, Any] = {}
+
+    def index(expression: Int) -> Int:
+        known = ix.symbols(expression)
+        change: dict[str, Int] = {n: v for n, v in moved.items() if n in known}
+        for old, symbol in known.items():
+            if old in names:
+                change[old] = ix.symbol(names[old], symbol.lower, symbol.upper, symbol.below)
+        return ix.substitute(expression, change) if change else expression
+
+    def other(given: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(name, name) for name in given)
+
     if isinstance(stmt, Load | Store | Index):
-        names.update(ix.symbols(stmt.index))
-    if isinstance(stmt, Load):
-        names.update(n for n in (stmt.mask, stmt.other) if n)
-    elif isinstance(stmt, Store):
-        names.update(n for n in (stmt.value, stmt.mask) if n)
-    elif isinstance(stmt, Compute):
-        names.update(stmt.args)
-    return names
+        values["index"] = index(stmt.index)
+    for name in ("to", "mask", "other", "value"):
+        used = getattr(stmt, name, None)
+        if isinstance(used, str) and used in names:
+            values[name] = names[used]
+    if isinstance(stmt, Compute):
+        values["args"] = other(stmt.args)
+    elif isinstance(stmt, Reduce | Nest):
+        values["ranges"] = tuple(Range(r.var, index(r.size)) for r in stmt.ranges)
+    elif isinstance(stmt, Scan):
+        values["range"] = Range(stmt.range.var, index(stmt.range.size))
+        values["then"] = tuple(renamed(s, names, moved) for s in stmt.then)
+    if isinstance(stmt, Reduce | Nest | Scan):
+        values["body"] = tuple(renamed(s, names, moved) for s in stmt.body)
+    if isinstance(stmt, Reduce | Scan):
+        values["accumulators"] = tuple(replace(a, to=other(a.to), args=other(a.args)) for a in stmt.accumulators)
+    return replace(stmt, **values) if values else stmt

@@ -7,7 +7,7 @@ earlier phase computed at some cost in a buffer of the row instead of computing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,9 +29,12 @@ from vendor_sdk.ir.loop import (
     Scan,
     Stmt,
     Store,
-    walk,
+    makes,
+    needs,
+    reads,
 )
 from vendor_sdk.ir.loop_ops import cost
+from vendor_sdk.ir.ranges import renamed
 
 KEEP = 6
 """Cost of an expression from which on a store and a load beside the arithmetic are cheaper than computing it again."""
@@ -48,12 +51,12 @@ def arrange(body: tuple[Stmt, ...], limits: Limits, fresh: Fresh) -> list[Stmt]:
     for scalars, loops in _phases(body):
         before = len(around.body)
         for stmt in scalars:
-            around.append(_renamed(stmt, names, {}))
+            around.append(renamed(stmt, names, {}))
         ordered.extend(around.body[before:])
         for same in _alike(loops):
             first = same[0]
             if not _mergeable(first):
-                ordered.append(_renamed(first, names, {}))
+                ordered.append(renamed(first, names, {}))
                 continue
             one = _Merged(first.ranges, names)  # type: ignore[union-attr]
             for loop in same:
@@ -78,46 +81,15 @@ def _phases(body: tuple[Stmt, ...]) -> list[tuple[list[Stmt], list[Stmt]]]:
         return phases[phase]
 
     for stmt in body:
-        phase = max((ready.get(name, 0) for name in _reads(stmt)), default=0)
+        phase = max((ready.get(name, 0) for name in needs(stmt)), default=0)
         if isinstance(stmt, Reduce | Nest | Scan):
             at(phase)[1].append(stmt)
             phase += 1
         else:
             at(phase)[0].append(stmt)
-        for name in _makes(stmt):
+        for name in makes(stmt):
             ready[name] = phase
     return phases
-
-
-def _reads(stmt: Stmt) -> Iterable[str]:
-    """Names that a statement takes from around it, loop variables of its own included."""
-    for s in walk((stmt,)):
-        if isinstance(s, Load | Store | Index):
-            yield from ix.symbols(s.index)
-        if isinstance(s, Load):
-            yield from (name for name in (s.mask, s.other) if name)
-        elif isinstance(s, Store):
-            yield s.value
-            if s.mask:
-                yield s.mask
-        elif isinstance(s, Compute):
-            yield from s.args
-        if isinstance(s, Reduce | Scan):
-            for a in s.accumulators:
-                yield from a.args
-        if isinstance(s, Reduce | Nest):
-            for r in s.ranges:
-                yield from ix.symbols(r.size)
-        elif isinstance(s, Scan):
-            yield from ix.symbols(s.range.size)
-
-
-def _makes(stmt: Stmt) -> Iterable[str]:
-    if isinstance(stmt, Load | Const | Scalar | Index | Compute):
-        yield stmt.to
-    elif isinstance(stmt, Reduce | Scan):
-        for a in stmt.accumulators:
-            yield from a.to
 
 
 def _mergeable(stmt: Stmt) -> bool:
@@ -154,7 +126,7 @@ class _Merged:
     def add(self, loop: Loop) -> None:
         moved = {b.var: ix.variable(a.var, a.size) for a, b in zip(self.ranges, loop.ranges, strict=True) if a.var != b.var}
         for stmt in loop.body:
-            self.append(_renamed(stmt, self.names, moved))
+            self.append(renamed(stmt, self.names, moved))
         if isinstance(loop, Reduce):
             self.reduces = True
             for a in loop.accumulators:
@@ -185,38 +157,6 @@ def _key(stmt: Stmt) -> Any:
     if isinstance(stmt, Const):  # 0.0 is not -0.0, and NaN is itself
         return Const, repr(stmt.value), stmt.dtype
     return replace(stmt, to="")  # type: ignore[arg-type]
-
-
-def _renamed(stmt: Stmt, names: Mapping[str, str], moved: Mapping[str, Int]) -> Stmt:
-    """A statement, and what is inside it, with values and loop variables replaced."""
-    values: dict[str, Any] = {}
-
-    def index(expression: Int) -> Int:
-        known = ix.symbols(expression)
-        change: dict[str, Int] = {n: v for n, v in moved.items() if n in known}
-        for old, symbol in known.items():
-            if old in names:
-                change[old] = ix.symbol(names[old], symbol.lower, symbol.upper, symbol.below)
-        return ix.substitute(expression, change) if change else expression
-
-    if isinstance(stmt, Load | Store | Index):
-        values["index"] = index(stmt.index)
-    for name in ("mask", "other", "value"):
-        used = getattr(stmt, name, None)
-        if isinstance(used, str) and used in names:
-            values[name] = names[used]
-    if isinstance(stmt, Compute):
-        values["args"] = tuple(names.get(a, a) for a in stmt.args)
-    elif isinstance(stmt, Reduce | Nest):
-        values["ranges"] = tuple(Range(r.var, index(r.size)) for r in stmt.ranges)
-    elif isinstance(stmt, Scan):
-        values["range"] = Range(stmt.range.var, index(stmt.range.size))
-        values["then"] = tuple(_renamed(s, names, moved) for s in stmt.then)
-    if isinstance(stmt, Reduce | Nest | Scan):
-        values["body"] = tuple(_renamed(s, names, moved) for s in stmt.body)
-    if isinstance(stmt, Reduce | Scan):
-        values["accumulators"] = tuple(replace(a, args=tuple(names.get(n, n) for n in a.args)) for a in stmt.accumulators)
-    return replace(stmt, **values) if values else stmt
 
 
 # Values kept from one pass to the next
@@ -283,11 +223,11 @@ class _Expressions:
         self.made = {s.to: s for s in loop.body if isinstance(s, Load | Const | Scalar | Index | Compute)}
         common = {r.var: ix.variable(f"${k}", r.size) for k, r in enumerate(loop.ranges)}
         for name, stmt in self.made.items():
-            reads = [n for n in dict.fromkeys(_reads(stmt)) if n in self.made]
-            renamed = _renamed(stmt, {n: f"#{self.keys[n]}" for n in reads}, common)
-            self.keys[name] = numbers.setdefault((sizes, _key(renamed)), len(numbers))
+            read = [n for n in dict.fromkeys(reads(stmt)) if n in self.made]
+            alike = renamed(stmt, {n: f"#{self.keys[n]}" for n in read}, common)
+            self.keys[name] = numbers.setdefault((sizes, _key(alike)), len(numbers))
             own = cost(stmt.op) if isinstance(stmt, Compute) else 1 if isinstance(stmt, Load) else 0
-            self.costs[name] = own + sum(self.costs[n] for n in reads)
+            self.costs[name] = own + sum(self.costs[n] for n in read)
             self.dtypes[name] = stmt.dtype
 
     def load(self, name: str, stmt: Load) -> None:
@@ -296,14 +236,14 @@ class _Expressions:
     def live(self) -> set[str]:
         """Values that a store or an accumulator needs."""
         live: set[str] = set()
-        stack = [n for s in self.loop.body if isinstance(s, Store) for n in _reads(s)]
+        stack = [n for s in self.loop.body if isinstance(s, Store) for n in reads(s)]
         stack += [n for a in self.loop.accumulators for n in a.args]
         while stack:
             name = stack.pop()
             if name in live or name not in self.made:
                 continue
             live.add(name)
-            stack.extend(_reads(self.made[name]))
+            stack.extend(reads(self.made[name]))
         return live
 
     def needed(self, live: set[str]) -> list[Stmt]:

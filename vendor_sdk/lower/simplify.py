@@ -6,8 +6,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.loop import Accumulator, Compute, Const, Index, Load, Nest, Reduce, Scalar, Scan, Stmt
-from vendor_sdk.ir.ranges import merge, reads
+from vendor_sdk.ir.loop import (
+    Accumulator,
+    Compute,
+    Const,
+    Index,
+    Load,
+    Nest,
+    Reduce,
+    Scalar,
+    Scan,
+    Stmt,
+    Store,
+    makes,
+    reads,
+    walk,
+)
+from vendor_sdk.ir.ranges import merge
 from vendor_sdk.lower.build import TRAPS, Lowered
 
 REPORTS = TRAPS | {"wrap_index"}
@@ -25,9 +40,9 @@ def live(body: tuple[Stmt, ...], used: set[str]) -> tuple[Stmt, ...]:
     kept: list[Stmt] = []
     for stmt in reversed(body):
         if isinstance(stmt, Load | Const | Scalar | Index | Compute):
-            if stmt.to not in used and not (isinstance(stmt, Compute) and stmt.op in REPORTS):
+            if stmt.to not in used and not _reports(stmt):
                 continue
-            used |= reads(stmt)
+            used.update(reads(stmt))
         elif isinstance(stmt, Scan):
             used |= {name for accumulator in stmt.accumulators for name in accumulator.args}
             used |= set(ix.symbols(stmt.range.size))
@@ -35,14 +50,20 @@ def live(body: tuple[Stmt, ...], used: set[str]) -> tuple[Stmt, ...]:
             stmt = replace(stmt, body=live(stmt.body, used), then=then)
         elif isinstance(stmt, Reduce | Nest):
             if isinstance(stmt, Reduce):
+                if not used & {*makes(stmt)} and not any(isinstance(s, Store) or _reports(s) for s in walk((stmt,))):
+                    continue
                 stmt = replace(stmt, accumulators=tuple(_without_position(a, used) for a in stmt.accumulators))
                 used |= {name for accumulator in stmt.accumulators for name in accumulator.args}
             used |= {name for r in stmt.ranges for name in ix.symbols(r.size)}
             stmt = replace(stmt, body=live(stmt.body, used))
         else:
-            used |= reads(stmt)
+            used.update(reads(stmt))
         kept.append(stmt)
     return tuple(reversed(kept))
+
+
+def _reports(stmt: Stmt) -> bool:
+    return isinstance(stmt, Compute) and stmt.op in REPORTS
 
 
 def _without_position(a: Accumulator, used: set[str]) -> Accumulator:

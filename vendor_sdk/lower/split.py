@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -30,9 +29,13 @@ from vendor_sdk.ir.loop import (
     Scan,
     Stmt,
     Store,
+    loop_variables,
+    makes,
     walk,
 )
 from vendor_sdk.ir.loop_ops import COMBINE
+from vendor_sdk.ir.ranges import renamed, substitute
+from vendor_sdk.lower.simplify import live
 
 LAST = 2**63 - 1
 """A position after all others."""
@@ -61,9 +64,8 @@ def split(kernel: LoopKernel, position: int, parts: Int | int) -> LoopKernel:
 class _Split:
     def __init__(self, kernel: LoopKernel, position: int, nest: Nest, parts: Int) -> None:
         self.kernel, self.position, self.nest, self.parts = kernel, position, nest, parts
-        taken = {r.var for s in walk(kernel.body) if isinstance(s, Nest | Reduce) for r in s.ranges}
-        taken |= {name for s in walk(kernel.body) for name in _made(s)} | {p.name for p in (*kernel.params, *kernel.scratch)}
-        self.taken = taken
+        self.taken = {name for s in walk(kernel.body) for name in (*makes(s), *loop_variables(s))}
+        self.taken |= {p.name for p in (*kernel.params, *kernel.scratch)} | {s.name for s in kernel.symbols}
         self.scratch: list[Param] = []
         self.nests: list[Nest] = []
         outer = ix.ZERO
@@ -111,9 +113,9 @@ class _Split:
         for k, r in reversed(list(enumerate(ranges))):
             places[r.var] = rest % r.size if k else rest
             rest = rest // r.size
-        moved = [_moved(s, places) for s in body]
+        moved = substitute(tuple(body), places)
         if not ragged:
-            return part, inner, moved, None
+            return part, inner, list(moved), None
         here, end, inside = self.fresh("v"), self.fresh("v"), self.fresh("v")
         test: list[Stmt] = [Index(here, flat), Index(end, total), Compute(inside, "lt", (here, end), torch.bool)]
         return part, inner, test + [t for s in moved for t in self.guarded(s, inside)], inside
@@ -166,67 +168,6 @@ class _Split:
 
     def add(self, ranges: tuple[Range, ...], body: Sequence[Stmt]) -> None:
         """A nest of what the stores of ``body`` need. Values have names of their own in each nest."""
-        names: dict[str, str] = {}
-        kept = needed(body)
-        for s in walk(kept):
-            names.update({name: self.fresh("s") for name in _made(s)})
-        self.nests.append(Nest(ranges, tuple(_renamed(s, names) for s in kept)))
-
-
-def needed(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
-    """The statements of a body that its stores need."""
-    wanted: set[str] = set()
-    kept: list[Stmt] = []
-    for s in reversed(body):
-        if any(isinstance(t, Store) for t in walk((s,))) or wanted & set(_made(s)):
-            kept.append(s)
-            wanted |= {name for t in walk((s,)) for name in _read(t)}
-    return tuple(reversed(kept))
-
-
-def _made(s: Stmt) -> tuple[str, ...]:
-    if isinstance(s, Reduce | Scan):
-        return tuple(name for a in s.accumulators for name in a.to)
-    return () if isinstance(s, Store | Nest | Local) else (s.to,)
-
-
-def _read(s: Stmt) -> set[str]:
-    names: set[str] = set()
-    if isinstance(s, Load | Store | Index):
-        names |= ix.symbols(s.index).keys()
-    if isinstance(s, Load):
-        names |= {name for name in (s.mask, s.other) if name}
-    elif isinstance(s, Store):
-        names |= {s.value, *([s.mask] if s.mask else [])}
-    elif isinstance(s, Compute):
-        names |= set(s.args)
-    elif isinstance(s, Reduce | Scan):
-        names |= {name for a in s.accumulators for name in a.args}
-    if isinstance(s, Reduce | Nest):
-        names |= {name for r in s.ranges for name in ix.symbols(r.size)}
-    return names
-
-
-def _renamed(s: Stmt, names: dict[str, str]) -> Stmt:
-    """A statement whose values have the names that ``names`` gives them."""
-    values: dict[str, Any] = {}
-    if isinstance(s, Load | Store | Index):
-        used = {name: ix.symbol(names[name]) for name in ix.symbols(s.index) if name in names}
-        values["index"] = ix.substitute(s.index, used) if used else s.index
-    for name in ("to", "mask", "other", "value"):
-        held = getattr(s, name, None)
-        if isinstance(held, str):
-            values[name] = names.get(held, held)
-    if isinstance(s, Compute):
-        values["args"] = tuple(names.get(a, a) for a in s.args)
-    elif isinstance(s, Reduce | Nest):
-        values["body"] = tuple(_renamed(t, names) for t in s.body)
-    if isinstance(s, Reduce):
-        values["accumulators"] = tuple(
-            replace(a, to=tuple(names[n] for n in a.to), args=tuple(names.get(n, n) for n in a.args)) for a in s.accumulators
-        )
-    return replace(s, **values)
-
-
-def _moved(s: Stmt, places: dict[str, Int]) -> Stmt:
-    return replace(s, index=ix.substitute(s.index, places)) if isinstance(s, Load | Store | Index) else s
+        kept = live(tuple(body), set())
+        names = {name: self.fresh("w") for s in walk(kept) for name in makes(s)}
+        self.nests.append(Nest(ranges, tuple(renamed(s, names) for s in kept)))
