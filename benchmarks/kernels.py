@@ -156,8 +156,13 @@ def _dropped(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> str:
     limit = 4 * torch.finfo(x.dtype).eps
     if error.numel() and float(error.max()) > limit:
         return f"a kept element is off by {float(error.max()):.2g} of itself, allowed is {limit:.2g}"
-    share, sigma = float(kept.float().mean()), math.sqrt(DROPPED * (1 - DROPPED) / x.numel())
-    if abs(share - (1 - DROPPED)) > 6 * sigma + 1e-6:
+    return _share(kept)
+
+
+def _share(kept: Tensor) -> str:
+    """What is wrong with the share of elements that dropout left: more than six standard deviations."""
+    share, sigma = float(kept.double().mean()), math.sqrt(DROPPED * (1 - DROPPED) / max(1, kept.numel()))
+    if not abs(share - (1 - DROPPED)) <= 6 * sigma:
         return f"{share:.6f} of the elements are kept, expected {1 - DROPPED} within {6 * sigma:.2g}"
     return ""
 
@@ -215,16 +220,23 @@ def _dropout_layer_norm(make: Maker) -> Program:
 
 
 def _dropped_and_normed(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> str:
-    """The norm is that of the sum, which is the residual alone or with the scaled input."""
-    (total, normed), (x, bias, r, w, b) = outputs, [t.double() for t in inputs]
+    (total, normed), (x, bias, r, w, b) = outputs, inputs
+    return dropped_and_normed(total, normed, x.double() + bias, r, w, b)
+
+
+def dropped_and_normed(total: Tensor, normed: Tensor, branch: Tensor, r: Tensor, w: Tensor, b: Tensor) -> str:
+    """What is wrong, if anything: the total must be the residual alone or with the scaled branch, of which as many elements
+    are left as dropout leaves, and the norm must be that of the total."""
     eps = torch.finfo(total.dtype).eps
-    added = total.double() - r
-    nearest = torch.minimum((added - (x + bias) / (1 - DROPPED)).abs(), added.abs())
-    if float(nearest.max()) > 64 * eps:
+    added, scaled = total.double() - r, branch.double() / (1 - DROPPED)
+    nearest = torch.minimum((added - scaled).abs(), added.abs())
+    if not float(nearest.max()) <= 64 * eps:
         return f"an element is {float(nearest.max()):.2g} away from both the residual and the residual with the input"
+    if wrong := _share((added.abs() > (added - scaled).abs())[scaled.abs() > 256 * eps]):
+        return wrong
     # In half precision the norm may have been taken before the sum was rounded.
-    error = float((normed.double() - F.layer_norm(total.double(), (COLUMNS,), w, b)).abs().max())
-    return f"the norm is off by {error:.2g}" if error > 256 * eps else ""
+    error = float((normed.double() - F.layer_norm(total.double(), total.shape[-1:], w.double(), b.double())).abs().max())
+    return "" if error <= 256 * eps else f"the norm is off by {error:.2g}"
 
 
 @kernel("layer_norm backward", quick=True)

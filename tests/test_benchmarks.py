@@ -20,10 +20,11 @@ import torch
 from click.testing import CliRunner, Result
 from torch import nn
 
-from benchmarks import cli, copying, machine, native, pages, report, run, timing
-from benchmarks.accuracy import Judge, outcome
+from benchmarks import cli, copying, gpu_patterns, machine, native, pages, report, run, timing
+from benchmarks.accuracy import Judge, checked, outcome
 from benchmarks.contestants import PEERS, Compiled, Contestant, Eager, Entry, OnnxRuntime, Unsupported, contestants
-from benchmarks.kernels import KERNELS, Maker
+from benchmarks.gpu_patterns import PATTERNS
+from benchmarks.kernels import DROPPED, KERNELS, Maker, dropped_and_normed
 from benchmarks.networks import NETWORKS, Recurrent, ResNet18, Trained
 from benchmarks.program import BenchmarkError, Mode, Program, caller
 from benchmarks.results import Figures, Results, RowResult, State, row_from_json, schema
@@ -578,3 +579,22 @@ def test_the_gpu_page_is_that_of_its_result() -> None:
 
     result = json.loads((ROOT / "benchmarks" / "results" / "gpu" / "h200.json").read_text())
     assert (ROOT / "docs" / "performance_gpu.md").read_text() == page(result)
+
+
+@pytest.mark.parametrize("name", sorted(PATTERNS))
+def test_gpu_patterns_are_judged(name: str) -> None:
+    program = PATTERNS[name](gpu_patterns.Maker(48, 128, torch.float32, "cpu"))
+    judge = Judge(program.own())
+    with torch.set_grad_enabled(program.mode is not Mode.INFERENCE):
+        own = program.own()
+        outputs = checked(caller(own, own.function))
+    assert not judge.judge(outputs, eager=True).wrong
+    bent = [out + 0.01 * torch.randn_like(out).abs() * out.abs().max() if out.is_floating_point() else out for out in outputs]
+    assert judge.judge(bent).wrong
+
+
+def test_a_dropout_that_keeps_everything_is_wrong() -> None:
+    x, r, w, b = (torch.randn(s) for s in ((48, 128), (48, 128), (128,), (128,)))
+    for scale in (0.0, 1 / (1 - DROPPED)):
+        total = x * scale + r
+        assert "are kept" in dropped_and_normed(total, torch.layer_norm(total, (128,), w, b), x, r, w, b)
