@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from reference_backends.triton_gpu import compiler
-from reference_backends.triton_gpu.launch import LONGEST, Kind, parts, whole_up_to
-from reference_backends.triton_gpu.nest import NestText, Writer, inner_loops, length_of, symbol_name, walks_across
+from reference_backends.triton_gpu.analysis import inner_loops, length_of, walks_across
+from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Kind, parts
+from reference_backends.triton_gpu.nest import NestText, symbol_name
+from reference_backends.triton_gpu.statements import Writer
 from reference_backends.triton_gpu.table import OPS
 from vendor_sdk import Emitter, Launch, Limits, LoopKernel, index, split
 
@@ -50,7 +52,8 @@ def variants(kernel: LoopKernel, position: int) -> list[tuple[str, NestText]]:
     name = f"{kernel.name}_{position}"
     loops = inner_loops(nest)
     lengths = list(dict.fromkeys(map(length_of, loops)))
-    limit = whole_up_to(nest)
+    # Where a loop walks across memory, a tile holds the rows that lie along its lines: short columns fit.
+    limit = SQUARE if walks_across(nest) else LONGEST
     longest = max((size.value for size in lengths if size.value is not None), default=0)
     if not lengths or longest > limit or all(size.value is not None for size in lengths):
         return [("", NestText(kernel, name, nest, whole=bool(lengths) and longest <= limit))]

@@ -8,19 +8,18 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Literal
 
-from vendor_sdk import CompilerError, loop
+from vendor_sdk import CompilerError
 
 Kind = Literal["fixed", "whole", "along", "across", "spread"]
 """How a nest's inner loops become tiles: all iterations at once, as the text says or as the launch does; some at a time, with
 the lanes along memory in the loop or across it, in the nest; or divided among programs."""
 
 WARPS = 4
+"""Of a program where no inner loop is a tile: eight elements a thread, one vector of halves."""
 POINTS = 1024
 """Iterations of a program where no inner loop is a tile."""
 ELEMENTS = 4096
-"""Elements of a tile, where rows are short or long."""
-LONG = 4096
-"""Elements that a program takes at a time of rows too long for a tile."""
+"""Elements of a tile of short rows, or of one row too long for a tile as a whole."""
 THREAD = 32
 """Elements of a tile in one thread: the more, the less a row's reductions cost, which threads do together."""
 PIECES = 3
@@ -37,13 +36,6 @@ SQUARE = 64
 """Edge of a tile that reads lines along one axis and writes them along the other."""
 
 
-def whole_up_to(nest: loop.Nest) -> int:
-    """The longest rows of which a tile holds all: none where a loop walks across memory, whose lines lie in other rows."""
-    from reference_backends.triton_gpu.nest import walks_across
-
-    return SQUARE if walks_across(nest) else LONGEST
-
-
 def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD) -> tuple[int, list[int], int]:
     """``(XBLOCK, blocks of the tiles, warps)`` for a nest of ``count`` iterations with inner loops of these lengths.
     Tiles that the text fixes have their lengths here, and no blocks.
@@ -58,7 +50,7 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD) -
     if kind == "across":
         x = min(ACROSS, _power(count))
         return x, [min(2 * ELEMENTS // x, _power(n)) for n in lengths], 8
-    blocks = [] if kind == "fixed" else [_power(n) if kind == "whole" else min(LONG, _power(n)) for n in lengths]
+    blocks = [] if kind == "fixed" else [_power(n) if kind == "whole" else min(ELEMENTS, _power(n)) for n in lengths]
     row = max(blocks or [longest])
     x = min(_below(ELEMENTS // 2 // row), _power(count))
     while x > 1 and count < x * PROGRAMS:

@@ -1,0 +1,83 @@
+"""Questions about nests that decide the shape of the code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vendor_sdk import index, loop
+
+SHORT = 32
+"""Iterations up to which an inner loop runs one after the other, so that the block's lanes lie along the nest."""
+
+Loop = loop.Reduce | loop.Scan | loop.Nest
+
+
+def plain(body: Sequence[loop.Stmt]) -> bool:
+    """Whether a body has no loops inside."""
+    return not any(isinstance(s, Loop) for s in body)
+
+
+def ranges_of(s: Loop) -> tuple[loop.Range, ...]:
+    return (s.range,) if isinstance(s, loop.Scan) else s.ranges
+
+
+def body_of(s: Loop) -> tuple[loop.Stmt, ...]:
+    return (*s.body, *s.then) if isinstance(s, loop.Scan) else s.body
+
+
+def length_of(s: Loop) -> index.Int:
+    return index.product([r.size for r in ranges_of(s)])
+
+
+def tiled(s: loop.Stmt) -> bool:
+    """Whether an inner loop's iterations lie along the axis r."""
+    if isinstance(s, loop.Scan):
+        return plain(body_of(s))
+    if not isinstance(s, loop.Reduce | loop.Nest) or not s.ranges or not plain(s.body):
+        return False
+    size = length_of(s).value
+    return isinstance(s, loop.Nest) or size is None or size > SHORT
+
+
+def inner_loops(nest: loop.Nest) -> list[Loop]:
+    """The inner loops that become tiles."""
+    return [s for s in loop.walk(nest.body) if isinstance(s, Loop) and tiled(s)]
+
+
+def walks_across(nest: loop.Nest) -> bool:
+    """Whether inner loops walk across memory that the nest's last range walks along."""
+    if not nest.ranges:
+        return False
+    along = nest.ranges[-1].var
+    for s in inner_loops(nest):
+        last = ranges_of(s)[-1].var
+        for access in body_of(s):
+            if isinstance(access, loop.Load | loop.Store) and step(access.index, along) == 1:
+                return step(access.index, last) not in (0, 1)
+    return False
+
+
+def transposed(nest: loop.Nest) -> loop.Nest | None:
+    """A nest without inner loops with the range that some access walks along as an inner loop, where others walk along the
+    last range: tiles of both then read and write whole lines. None where all walk along the last."""
+    if len(nest.ranges) < 2 or not plain(nest.body):
+        return None
+    last = nest.ranges[-1].var
+    for access in nest.body:
+        if not isinstance(access, loop.Load | loop.Store) or step(access.index, last) in (0, 1):
+            continue
+        for r in nest.ranges[:-1]:
+            if step(access.index, r.var) == 1 and (r.size.value or SHORT) >= SHORT:
+                others = tuple(other for other in nest.ranges if other is not r)
+                return loop.Nest(others, (loop.Nest((r,), nest.body),))
+    return None
+
+
+def step(expression: index.Int, variable: str) -> int | None:
+    found = index.stride(expression, variable)
+    return None if found is None else found.value
+
+
+def names_in(body: Sequence[loop.Stmt]) -> set[str]:
+    """The loop variables and values that statements, and those inside them, make."""
+    return {name for s in loop.walk(tuple(body)) for name in (*loop.loop_variables(s), *loop.makes(s))}

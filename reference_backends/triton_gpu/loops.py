@@ -1,0 +1,314 @@
+"""Inner loops: whole tiles, tiles one after the other, iterations one after the other; totals and scans over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from reference_backends.triton_gpu.analysis import Loop, body_of, length_of, names_in, ranges_of, tiled
+from reference_backends.triton_gpu.statements import NONE, Axes, R, Statements, Tile, X
+from reference_backends.triton_gpu.table import SMALL, TYPES, combination, constant, convert, identity, wide
+from vendor_sdk import LoopKernel, LoweringError, index, loop
+
+
+def listed(names: Sequence[str]) -> str:
+    """Operands of a reduction or scan."""
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
+
+
+class Loops(Statements):
+    """Text of a nest's inner loops."""
+
+    name: str
+    nest: loop.Nest
+    whole: bool
+    spread: bool
+    fixed: bool
+    kept: Mapping[str, object]
+    """Scratch buffers that are registers until the end."""
+
+    def __init__(self, kernel: LoopKernel) -> None:
+        super().__init__(kernel)
+        self.functions: list[str] = []
+        """Lines of functions that this one calls."""
+
+    def statement(self, s: loop.Stmt) -> None:
+        if not isinstance(s, Loop):
+            super().statement(s)
+        elif self.tile is not None or not tiled(s):
+            self.one_by_one(s)
+        elif isinstance(s, loop.Scan):
+            self.scan_in_tiles(s)
+        else:
+            self.in_tiles(s)
+
+    # Tiles
+
+    def number(self, tile: Tile, start: str) -> None:
+        """Numbers the iterations of a tile, and says which of them count."""
+        along = f"tl.arange(0, {tile.block})[None, :]"
+        self.out(f"{tile.number} = tl.cast({f'{start} + ' if start != '0' else ''}{along}, INDEX)")
+        if tile.mask:
+            full = "" if self.fixed else f" | {tile.block}_FULL"
+            self.out(f"{tile.mask} = ({tile.number} < {self.uniform(tile.size)}){full}")
+
+    def enter(self, s: Loop, tile: Tile) -> dict[Any, str]:
+        """Opens the loop over tiles of an inner loop's iterations. Returns what was known before."""
+        before = self.known
+        if not self.whole and not self.spread:
+            self.known = dict(before)
+            start = self.fresh("start")
+            self.out(f"for {start} in range(0, {self.uniform(tile.size)}, {tile.block}):")
+            self.out.depth += 1
+            self.number(tile, start)
+        self.tile = tile
+        self.place(ranges_of(s), index.variable(tile.number, tile.size))
+        return before
+
+    def leave(self, s: Loop, before: dict[Any, str]) -> None:
+        self.tile = None
+        if not self.whole and not self.spread:
+            self.known = before
+            self.out.depth -= 1
+        self.fence(s)
+
+    def fence(self, s: Loop) -> None:
+        """Lets all threads of a program see what this loop stored, where others use it."""
+        stored = {each.param for each in loop.walk((s,)) if isinstance(each, loop.Store)} - self.kept.keys()
+        uses = [each for each in loop.walk(self.nest.body) if isinstance(each, loop.Load | loop.Store)]
+        if any(sum(use.param == name for use in uses) > 1 for name in stored if self.kernel.param(name).role == "scratch"):
+            self.out("tl.debug_barrier()")
+
+    def in_tiles(self, s: loop.Reduce | loop.Nest) -> None:
+        accumulators = s.accumulators if isinstance(s, loop.Reduce) else ()
+        pieces = self.tiles[length_of(s)]
+        if self.whole:
+            operands = []
+            for tile in pieces:
+                before = self.enter(s, tile)
+                self.body(s.body)
+                axes = self.varies(name for a in accumulators for name in a.args) | R
+                operands.append([name for a in accumulators for name in self.operands(a, axes)])
+                self.leave(s, before)
+            if len({wide(a.dtype) for a in accumulators}) == 1 and all(len(a.to) == 1 for a in accumulators):
+                self.reduce_whole(accumulators, operands, axes - R)
+                return
+            first = 0
+            for a in accumulators:
+                last = first + len(a.to)
+                self.reduce_whole([a], [names[first:last] for names in operands], axes - R)
+                first = last
+            return
+        # Each lane of the tile has a running result; the lanes are combined at the end.
+        (tile,) = pieces
+        for a in accumulators:
+            self.start(a, f"[XBLOCK, {tile.block}]")
+        before = self.enter(s, tile)
+        self.body(s.body)
+        mask = self.mask(self.context())
+        for a in accumulators:
+            self.advance(a, "combine", mask)
+        self.leave(s, before)
+        for a in accumulators:
+            joined = [f"{to}_r" for to in a.to]
+            running = [f"{to}_w" for to in a.to]
+            operand = running[0] if len(running) == 1 else f"({', '.join(running)})"
+            self.out(f"{', '.join(joined)} = tl.reduce({operand}, 1, {combination(a, 'combine')})")
+            self.settle_all(a, [f"{name}[:, None]" for name in joined], X)
+
+    def operands(self, a: loop.Accumulator, axes: Axes) -> list[str]:
+        """What a tile is reduced or scanned from: the identity where iterations do not count."""
+        assert self.tile is not None
+        names = []
+        for to, value, dtype, least in zip(
+            a.to, a.args, (wide(a.dtype), torch.int64), (identity(a.op, a.dtype), 2**63 - 1), strict=False
+        ):
+            name = f"{to}_v{self.tile.suffix}"
+            text = f"{self.here(value)}.to({TYPES[dtype]})"
+            self.out(
+                f"{name} = " + (f"tl.where({self.tile.mask}, {text}, {constant(least, dtype)})" if self.tile.mask else text)
+            )
+            if self.axes[value] | (R if self.tile.mask else NONE) != axes:
+                self.out(f"{name} = tl.broadcast_to({name}, {self.shape(axes)})")
+            names.append(name)
+        return names
+
+    def reduce_whole(self, accumulators: Sequence[loop.Accumulator], operands: Sequence[list[str]], axes: Axes) -> None:
+        """Combines the lanes of each piece, and the pieces: accumulators at once, since lanes wait for one another."""
+        function = self.joint(accumulators)
+        joined = [f"{to}_r" for a in accumulators for to in a.to]
+        along = "1" if "x" in axes else "None"
+        for position, names in enumerate(operands):
+            results = [f"{name}_{position}" for name in joined] if position else joined
+            self.out(f"{', '.join(results)} = tl.reduce({listed(names)}, {along}, {function})")
+            if position:
+                self.out(f"{', '.join(joined)} = {function}({', '.join([*joined, *results])})")
+        for a in accumulators:
+            self.settle_all(a, [f"{to}_r[:, None]" if axes else f"{to}_r" for to in a.to], axes)
+
+    def joint(self, accumulators: Sequence[loop.Accumulator]) -> str:
+        """The function that takes a step of all accumulators."""
+        if len(accumulators) == 1:
+            return combination(accumulators[0], "combine")
+        name = f"{self.name}_{self.fresh('join')}"
+        left, right = ([f"{side}{k}" for k in range(sum(len(a.to) for a in accumulators))] for side in "ab")
+        steps, at = [], 0
+        for a in accumulators:
+            end = at + len(a.to)
+            to = ", ".join(f"c{k}" for k in range(at, end))
+            steps.append(f"    {to} = {combination(a, 'combine')}({', '.join([*left[at:end], *right[at:end]])})")
+            at = end
+        results = ", ".join(f"c{k}" for k in range(at))
+        self.functions += ["@triton.jit", f"def {name}({', '.join([*left, *right])}):", *steps, f"    return {results}", "", ""]
+        return name
+
+    def scan_in_tiles(self, s: loop.Scan) -> None:
+        """Each tile is scanned at once, from what the tiles before it came to (``_w``)."""
+        if not self.whole:
+            for a in s.accumulators:
+                self.start(a, "[XBLOCK, 1]")
+        (tile,) = self.tiles[length_of(s)]
+        before = self.enter(s, tile)
+        self.body(s.body)
+        for a in s.accumulators:
+            function = combination(a, "running")
+            operand = listed(self.operands(a, X | R))
+            carried, scanned, totals = ([f"{to}_{suffix}" for to in a.to] for suffix in "wsr")
+            self.out(f"{', '.join(scanned)} = tl.associative_scan({operand}, 1, {function})")
+            if not self.whole:
+                self.out(f"{', '.join(scanned)} = {function}({', '.join([*carried, *scanned])})")
+                self.out(f"{', '.join(totals)} = tl.reduce({operand}, 1, {function})")
+                after = [f"{name}[:, None]" for name in totals]
+                self.out(f"{', '.join(carried)} = {function}({', '.join([*carried, *after])})")
+            self.settle_all(a, scanned, self.context())
+        self.body(s.then)
+        self.leave(s, before)
+
+    # One iteration after the other
+
+    def one_by_one(self, s: Loop) -> None:
+        accumulators = () if isinstance(s, loop.Nest) else s.accumulators
+        for a in accumulators:
+            self.start(a, self.shape(self.context()))
+        if self.whole:
+            self.hoist(s)
+        ahead = self.fetch_first(s)
+        depth, before, mask = self.out.depth, self.known, self.x_mask
+        self.known = dict(before)
+        for r in ranges_of(s):
+            length, axes = self.expression(r.size)
+            turn = self.fresh("turn")
+            if "r" in axes:
+                raise LoweringError(f"triton_gpu: {self.kernel.name} has an inner loop whose length varies along another")
+            self.out(f"for {turn} in range(0, {f'tl.max({length})' if axes else length}):")
+            self.out.depth += 1
+            if axes:
+                self.out(f"{turn}_mask = {self.x_mask} & ({turn} < {length})")
+                self.x_mask = f"{turn}_mask"
+            self.out(f"{r.var} = tl.cast({turn}, INDEX)")
+            self.places.pop(r.var, None)
+        self.fetch_next(s, ahead)
+        self.body(s.body)
+        for a in accumulators:
+            self.advance(a, "running" if isinstance(s, loop.Scan) else "combine", "" if self.x_mask == mask else self.x_mask)
+        if isinstance(s, loop.Scan):
+            for a in accumulators:
+                self.settle_all(a, [f"{to}_w" for to in a.to], self.context())
+            self.body(s.then)
+        for name in ahead:
+            self.out(f"{name} = {name}_next")
+        self.out.depth, self.known, self.x_mask = depth, before, mask
+        if isinstance(s, loop.Reduce):
+            for a in accumulators:
+                self.settle_all(a, [f"{to}_w" for to in a.to], self.context())
+
+    def hoist(self, s: Loop) -> None:
+        """Loads tiles that are the same in all iterations of a loop before it."""
+        varying = names_in((s,))
+        for inner in [each for each in loop.walk(body_of(s)) if isinstance(each, Loop) and tiled(each)]:
+            own = {r.var for r in ranges_of(inner)}
+            for each in body_of(inner):
+                if not isinstance(each, loop.Load) or each.mask or each.param in self.written:
+                    continue
+                used = index.symbols(each.index).keys() & varying
+                if used and used <= own:
+                    for tile in self.tiles[length_of(inner)]:
+                        self.enter(inner, tile)
+                        self.load(each)
+                        self.tile = None
+
+    def fetch_first(self, s: Loop) -> dict[str, tuple[loop.Load, Tile, Loop]]:
+        """Loads what the first iteration of a loop over rows reads: each iteration then loads for the one after it, so that
+        memory works while the row is computed. By name, what is loaded."""
+        ranges = ranges_of(s)
+        if not self.whole or len(ranges) != 1 or self.expression(ranges[0].size)[1]:
+            return {}
+        row = ranges[0].var
+        varying = names_in((s,))
+        ahead: dict[str, tuple[loop.Load, Tile, Loop]] = {}
+        seen = set()
+        for inner in [each for each in body_of(s) if isinstance(each, Loop) and tiled(each)]:
+            own = {r.var for r in ranges_of(inner)}
+            for each in body_of(inner):
+                if not isinstance(each, loop.Load) or each.mask or each.param in self.written:
+                    continue
+                used = index.symbols(each.index).keys() & varying
+                if row not in used or not own & used or not used <= own | {row}:
+                    continue
+                for tile in self.tiles[length_of(inner)]:
+                    text = self.ahead(each, tile, inner, row, index.ZERO, "")
+                    if text not in seen:
+                        seen.add(text)
+                        name = self.fresh("ahead")
+                        self.out(f"{name} = {text}")
+                        ahead[name] = (each, tile, inner)
+        return ahead
+
+    def fetch_next(self, s: Loop, ahead: Mapping[str, tuple[loop.Load, Tile, Loop]]) -> None:
+        """Inside the loop: loads for the next iteration, and what was loaded for this one."""
+        for name, (load, tile, inner) in ahead.items():
+            (row,) = ranges_of(s)
+            here = self.ahead(load, tile, inner, row.var, index.variable(row.var, row.size), "")
+            self.known[here, load.dtype] = name
+            self.axes[name] = X | R
+            more = f"({row.var} + 1 < {self.uniform(row.size)})"
+            following = self.ahead(load, tile, inner, row.var, index.variable(row.var, row.size) + 1, more)
+            self.out(f"{name}_next = {following}")
+
+    def ahead(self, s: loop.Load, tile: Tile, inner: Loop, row: str, at: index.Int, extra: str) -> str:
+        """The text of a load of a tile in iteration ``at`` of the loop around it."""
+        before = self.places.get(row)
+        self.places[row] = at
+        self.enter(inner, tile)
+        address, axes = self.pointer(s.param, s.index, ())
+        text = f"tl.load({address}, mask={self.mask(axes, extra or None)}, other=0)"
+        self.tile = None
+        self.places.pop(row)
+        if before is not None:
+            self.places[row] = before
+        return text
+
+    # Running results
+
+    def start(self, a: loop.Accumulator, shape: str) -> None:
+        self.out(f"{a.to[0]}_w = {constant(identity(a.op, a.dtype), wide(a.dtype), shape)}")
+        if len(a.to) == 2:
+            # Worse than any position, so that the first element is taken even when it equals the identity.
+            self.out(f"{a.to[1]}_w = {constant(2**63 - 1, torch.int64, shape)}")
+
+    def advance(self, a: loop.Accumulator, kind: str, mask: str) -> None:
+        """One step of the running results, where ``mask`` holds (``""``: everywhere)."""
+        running = [f"{to}_w" for to in a.to]
+        steps = [f"{to}_n" for to in a.to]
+        values = [f"{self.here(v)}.to({TYPES[t]})" for v, t in zip(a.args, (wide(a.dtype), torch.int64), strict=False)]
+        if not self.varies(a.args):
+            values = [f"tl.broadcast_to({value}, {self.shape(self.context())})" for value in values]
+        self.out(f"{', '.join(steps)} = {combination(a, kind)}({', '.join([*running, *values])})")
+        for name, following in zip(running, steps, strict=True):
+            self.out(f"{name} = tl.where({mask}, {following}, {name})" if mask else f"{name} = {following}")
+
+    def settle_all(self, a: loop.Accumulator, names: Sequence[str], axes: Axes) -> None:
+        for to, name, dtype in zip(a.to, names, (a.dtype, torch.int64), strict=False):
+            self.define(to, convert(f"({name})", torch.int32, dtype) if dtype in SMALL else name, dtype, axes)

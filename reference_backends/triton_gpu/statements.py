@@ -1,0 +1,223 @@
+"""Statements of one iteration as Triton, on blocks.
+
+Every value of a function is a block with up to two axes:
+
+- *x*: the iterations of the program's block;
+- *r*: iterations of an inner loop (a reduction, scan or nest without loops of its own): a *tile*.
+
+A value that does not vary along an axis has size one there, or is a scalar; ``axes`` of a value says along which it varies, and
+so which masks its loads and stores need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from reference_backends.triton_gpu import indices
+from reference_backends.triton_gpu.table import OPS, TYPES, bitcast, constant, convert
+from vendor_sdk import LoopKernel, LoweringError, index, loop
+
+Axes = frozenset[str]
+NONE: Axes = frozenset()
+X: Axes = frozenset("x")
+R: Axes = frozenset("r")
+
+
+@dataclass
+class Writer:
+    """Indented lines of Python."""
+
+    lines: list[str] = field(default_factory=list)
+    depth: int = 1
+
+    def __call__(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The axis r of inner loops of one length, or a piece of it.
+
+    Attributes:
+        block: how many iterations lie in it: a number, or the name of the constant.
+        number: name of the iterations' numbers.
+        mask: name of where they count; empty where all do.
+        size: iterations of the loops.
+        start: the piece's first.
+        suffix: of the names of values in this piece.
+    """
+
+    block: str
+    number: str
+    mask: str
+    size: index.Int
+    start: int = 0
+    suffix: str = ""
+
+
+class Statements:
+    """Text of a kernel's statements. A value of the loop IR is a block of its name."""
+
+    def __init__(self, kernel: LoopKernel) -> None:
+        self.kernel = kernel
+        self.out = Writer()
+        self.axes: dict[str, Axes] = {}
+        self.types: dict[str, torch.dtype] = {}
+        self.places: dict[str, index.Int] = {}
+        self.known: dict[Any, str] = {}
+        self.tile: Tile | None = None
+        self.tiles: dict[index.Int, list[Tile]] = {}
+        self.x_mask = "x_mask"
+        self.written: set[str] = set()
+        self.counter = 0
+
+    # Places
+
+    def fresh(self, prefix: str) -> str:
+        self.counter += 1
+        return f"{prefix}_{self.counter}"
+
+    def place(self, ranges: Sequence[loop.Range], number: index.Int) -> None:
+        """Loop variables as functions of the iteration's number; index expressions over several often fold back to it."""
+        rest = number
+        for position, r in reversed(list(enumerate(ranges))):
+            if r.size == 0:  # the loop's text is never run
+                self.places.update({each.var: index.ZERO for each in ranges})
+                return
+            self.places[r.var] = rest % r.size if position else rest
+            rest = rest // r.size
+
+    def expression(self, expression: index.Int) -> tuple[str, Axes]:
+        placed = index.substitute(expression, self.places)
+        return indices.text(placed), self.varies(index.symbols(placed))
+
+    def varies(self, names: Iterable[str]) -> Axes:
+        return NONE.union(*(self.axes.get(name, NONE) for name in names))
+
+    def uniform(self, size: index.Int) -> str:
+        """The text of a loop's length, which all lanes share."""
+        text, axes = self.expression(size)
+        if axes:
+            raise LoweringError(f"triton_gpu: {self.kernel.name} has an inner loop whose length varies between iterations")
+        return text
+
+    def shape(self, axes: Axes) -> str:
+        if not axes:
+            return "[]"
+        if not self.tiles:
+            return "[XBLOCK]"
+        return f"[{'XBLOCK' if 'x' in axes else '1'}, {self.tile.block if self.tile and 'r' in axes else '1'}]"
+
+    def context(self) -> Axes:
+        return X | R if self.tile else X
+
+    def mask(self, axes: Axes, extra: str | None = None) -> str:
+        """Where lanes count: inside the ranges of the axes, and where ``extra`` holds."""
+        parts = [self.x_mask] if "x" in axes else []
+        if "r" in axes and self.tile is not None and self.tile.mask:
+            parts.append(self.tile.mask)
+        return " & ".join([*parts, extra] if extra else parts)
+
+    def pointer(self, param: str, position: index.Int, others: Iterable[str | None], least: Axes = NONE) -> tuple[str, Axes]:
+        """The address of an element, as wide as the values that go with it."""
+        text, axes = self.expression(position)
+        full = axes | least | self.varies(name for name in others if name)
+        if full != axes:
+            text = f"tl.full({self.shape(full)}, 0, tl.int32) + {text}"
+        return f"{param} + ({text})", full
+
+    # Values
+
+    def define(self, name: str, text: str, dtype: torch.dtype, axes: Axes) -> None:
+        self.types[name], self.axes[name] = dtype, axes
+        here = self.here(name)
+        self.axes[here] = axes
+        if dtype == torch.int64:
+            self.places.pop(name, None)
+            if here != name:
+                self.places[name] = index.symbol(here)
+        self.out(f"{here} = {text}")
+
+    def here(self, name: str) -> str:
+        """The name of a value in the piece of the tile that the text is about."""
+        return name + self.tile.suffix if self.tile and "r" in self.axes[name] else name
+
+    def once(self, name: str, text: str, dtype: torch.dtype, axes: Axes) -> None:
+        """Defines a value, or names the equal one that is there."""
+        self.axes[name] = axes
+        here = self.here(name)
+        first = self.known.get((text, dtype))
+        if first is None:
+            self.known[text, dtype] = here
+            self.define(name, text, dtype, axes)
+        elif first != here:
+            self.known["name", here] = first
+            self.define(name, first, dtype, axes)
+
+    def same(self, name: str) -> str:
+        """The first name of a value, so that equal expressions have equal text."""
+        here = self.here(name)
+        return self.known.get(("name", here), here)
+
+    # Statements
+
+    def body(self, body: Sequence[loop.Stmt]) -> None:
+        for s in body:
+            self.statement(s)
+
+    def statement(self, s: loop.Stmt) -> None:
+        if isinstance(s, loop.Load):
+            self.load(s)
+        elif isinstance(s, loop.Store):
+            self.store(s)
+        elif isinstance(s, loop.Const):
+            self.once(s.to, constant(s.value, s.dtype), s.dtype, NONE)
+        elif isinstance(s, loop.Scalar):
+            self.once(s.to, f"arg_{s.symbol}", s.dtype, NONE)
+        elif isinstance(s, loop.Index):
+            text, axes = self.expression(s.index)
+            self.once(s.to, f"tl.cast({text}, tl.int64)", torch.int64, axes)
+        else:
+            assert isinstance(s, loop.Compute), f"{s} needs an op that the table does not have"
+            self.compute(s)
+
+    def compute(self, s: loop.Compute) -> None:
+        source = self.types[s.args[-1]]
+        axes = self.varies(s.args)
+        args = [self.same(name) for name in s.args]
+        if s.op == "convert":
+            text = convert(args[0], source, s.dtype)
+        elif s.op == "bitcast":
+            text = bitcast(args[0], source, s.dtype)
+        elif source == torch.bool and s.op in ("max", "min"):
+            text = f"{args[0]} {'|' if s.op == 'max' else '&'} {args[1]}"
+        elif s.op == "div" and source == torch.float32 and self.axes[s.args[1]] < axes:
+            text = f"base.div_by({', '.join(args)})"
+        elif source == torch.bool and s.op == "bitnot":
+            text = f"{args[0]} == 0"
+        else:
+            mask = self.mask(axes) or "True"
+            text = OPS[s.op].format(*args, args=", ".join(args), T=TYPES[source], mask=mask)
+        self.once(s.to, text, s.dtype, axes)
+
+    def load(self, s: loop.Load) -> None:
+        others = [self.same(name) if name else None for name in (s.mask, s.other)]
+        address, axes = self.pointer(s.param, s.index, (s.mask, s.other))
+        mask = self.mask(axes, others[0])
+        # Lanes outside the ranges get zero: what they compute is defined, and thrown away.
+        text = f"tl.load({address}, mask={mask}, other={others[1] or '0'})" if mask else f"tl.load({address})"
+        (self.define if s.param in self.written else self.once)(s.to, text, s.dtype, axes)
+
+    def store(self, s: loop.Store) -> None:
+        least = NONE if s.mode == "set" else self.context()  # Every iteration takes part, also where the address does not vary.
+        address, axes = self.pointer(s.param, s.index, (s.value, s.mask), least)
+        mask = self.mask(axes, self.here(s.mask) if s.mask else None)
+        value = self.here(s.value)
+        if s.mode == "set":
+            self.out(f"tl.store({address}, {value}{f', mask={mask}' if mask else ''})")
+        else:
+            self.out(f'{OPS[f"store.{s.mode}"]}({address}, {value}, mask={mask}, sem="relaxed")')
