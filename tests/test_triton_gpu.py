@@ -140,6 +140,11 @@ def test_equal_kernels_give_equal_text(emitted: Callable[..., list[tuple[LoopKer
     assert len(first) == 1
 
 
+def test_other_dtypes_have_other_text(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    dtypes = [d for d in ALL if d is not torch.bool]
+    assert len({emitted(torch.abs, torch.ones(3, 67).to(d))[0][1] for d in dtypes}) == len(dtypes)
+
+
 def test_contiguous_operands_are_read_in_order(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
     ((_, text),) = emitted(lambda a: a.exp(), torch.ones(5, 6, 7))
     assert "tl.load(in0 + (x_index), mask=x_mask" in text

@@ -11,7 +11,7 @@ from reference_backends.triton_gpu.analysis import inner_loops, length_of, walks
 from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Kind, parts
 from reference_backends.triton_gpu.nest import NestText, symbol_name
 from reference_backends.triton_gpu.statements import Writer
-from reference_backends.triton_gpu.table import OPS
+from reference_backends.triton_gpu.table import OPS, TYPES
 from vendor_sdk import Emitter, Launch, Limits, LoopKernel, index, split
 
 HEADER = """\
@@ -83,7 +83,9 @@ def kernel_text(kernel: LoopKernel) -> str:
         for condition, nest in found:
             host(f"if {condition}:" if condition else "else:")
             host(f"    {nest.launch()}")
-    taken = ", ".join([*(p.name for p in kernel.params), *map(symbol_name, kernel.symbols)])
+    # A module is loaded once for equal texts, and its launchers keep what Triton compiled: texts must differ where dtypes do.
+    buffers = (f'{p.name}: "{TYPES[p.dtype]}"' for p in kernel.params)
+    taken = ", ".join([*buffers, *map(symbol_name, kernel.symbols)])
     texts.append("\n".join([f"def {kernel.name}({taken}):", *(host.lines or ["    pass"])]) + "\n")
     return "\n\n".join(texts)
 
