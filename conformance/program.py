@@ -51,7 +51,8 @@ def build(target: Any, samples: Sequence[Sample], outlines: Sequence[Any], devic
         samples: the calls.
         outlines: a value per sample with the structure of its result, which tells how many tensors come back and where
             ``None`` stands instead of one.
-        device: where inputs are put, and what stands for the CPU in arguments that name a device.
+        device: where inputs are put, what stands for the CPU in arguments that name a device, and where operators without
+            inputs put their results.
     """
     graph = fx.Graph()
     places: dict[int, fx.Node] = {}
@@ -75,12 +76,19 @@ def build(target: Any, samples: Sequence[Sample], outlines: Sequence[Any], devic
     counts: list[int] = []
     for sample, outline in zip(samples, outlines, strict=True):
         kwargs = {name: literal(value) for name, value in sample.kwargs.items()}
+        if not tensors(sample) and _takes_device(target):
+            kwargs.setdefault("device", device)
         call = graph.call_function(target, tuple(literal(value) for value in sample.args), kwargs)
         found = [_follow(graph, call, path) for path in paths(outline)]
         results += found
         counts.append(len(found))
     graph.output(tuple(results))
     return Program(fx.GraphModule(torch.nn.Module(), graph), inputs_of(samples, device), owners, counts)
+
+
+def _takes_device(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)  # functions of symbols have none
+    return schema is not None and any(argument.name == "device" for argument in schema.arguments)
 
 
 def tensors(sample: Sample) -> list[torch.Tensor]:

@@ -18,7 +18,7 @@ import torch
 import vendor_sdk
 from reference_backends.triton_gpu import compiler, launch, plugin
 from reference_backends.triton_gpu.emitter import OPS, TritonEmitter, divided
-from vendor_sdk import ALL, Backend, Decline, Launch, LoopKernel, NodeContext, TensorInfo, TorchDevice, hookimpl, index, loop
+from vendor_sdk import ALL, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,23 +26,6 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
     reason="triton is not installed: pip install 'triton>=3.6' (in the extra 'test')",
 )
-
-NO_LIBRARY_FUNCTION = {
-    "digamma",
-    "igamma",
-    "igammac",
-    "polygamma",
-    "special_airy_ai",
-    "special_i0e",
-    "special_i1e",
-    "special_modified_bessel_k0",
-    "special_modified_bessel_k1",
-    "special_scaled_modified_bessel_k0",
-    "special_scaled_modified_bessel_k1",
-    "special_spherical_bessel_j0",
-    "special_zeta",
-}
-"""Prims that lower to loops and need a function that NVIDIA's library has not: torch's own CUDA kernels run them."""
 
 
 class Recorder(TritonEmitter):
@@ -75,8 +58,6 @@ class OnPaper:
     @hookimpl
     def emitter(self) -> Recorder:
         return self.recorder
-
-    supports = staticmethod(plugin.supports)
 
 
 @pytest.fixture
@@ -129,7 +110,8 @@ def test_every_op_of_the_table_is_an_op() -> None:
     from vendor_sdk.ir.loop_ops import COMBINE
     from vendor_sdk.ir.loop_ops import OPS as KNOWN
 
-    rows = {*KNOWN, "scratch", "nest", *(f"{kind}.{name}" for kind in ("reduce", "scan") for name in COMBINE), "store.add"}
+    rows = {*KNOWN, "scratch", "nest", *(f"{kind}.{name}" for kind in ("reduce", "scan") for name in COMBINE)}
+    rows |= {f"store.{mode}" for mode in ("add", "mul", "max", "min")}
     assert set(OPS) <= rows
 
 
@@ -214,16 +196,6 @@ def test_pieces_hold_a_row(length: int) -> None:
     assert warps & (warps - 1) == 0
 
 
-def test_sums_of_small_integers_are_not_atomic() -> None:
-    def node(prim: str, dtype: torch.dtype, *args: Any) -> NodeContext:
-        return NodeContext(prim=prim, args=args, kwargs={}, outputs=(TensorInfo((2,), dtype),), backward=False)
-
-    assert plugin.supports(node("scatter_add", torch.int8)) == Decline("the GPU has no atomic addition of int8")
-    assert plugin.supports(node("scatter_add", torch.float32)) is None
-    assert plugin.supports(node("index_put", torch.uint8, None, None, None, True)) is not None
-    assert plugin.supports(node("index_put", torch.uint8, None, None, None)) is None
-
-
 # Numerics
 
 
@@ -246,7 +218,7 @@ def test_every_emitted_prim_is_right(interpreted: dict[str, Any]) -> None:
 @needs_triton
 def test_what_the_emitter_lacks_is_known(interpreted: dict[str, Any]) -> None:
     lacking = {prim for prim, reason in interpreted["declined"].items() if "emitter lacks" in reason}
-    assert lacking == NO_LIBRARY_FUNCTION | {"mm", "bmm", "addmm", "baddbmm"}  # no template yet
+    assert lacking == {"mm", "bmm", "addmm", "baddbmm"}  # no template yet
 
 
 @needs_triton
@@ -270,6 +242,18 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "argmax": (lambda a: a.argmax(1), (torch.empty(64, 5000),)),
     "scan": (lambda a: a.cumsum(1), (torch.empty(64, 5000, dtype=torch.int64),)),
     "scatter": (lambda a, i, b: a.scatter_add(0, i, b), (torch.empty(99), torch.empty(50, dtype=torch.int64), torch.empty(50))),
+    "scatter by compare and swap": (
+        lambda a, i, b: (a.scatter_reduce(0, i, b, "prod"), a.scatter_reduce(0, i, b, "amax")),
+        (torch.empty(99), torch.empty(50, dtype=torch.int64), torch.empty(50)),
+    ),
+    "special functions": (
+        lambda a, b: (
+            torch.special.zeta(a, b),
+            torch.special.gammainc(a, b),
+            torch.special.airy_ai(torch.special.modified_bessel_k1(a)),
+        ),
+        (torch.empty(99), torch.empty(99)),
+    ),
     "random": (lambda a: torch.rand_like(a), (torch.empty(64, 1024),)),
     "softmax": (lambda a: a.softmax(1), (torch.empty(1024, 4096, dtype=torch.bfloat16),)),
     "softmax of odd rows": (lambda a: a.softmax(1), (torch.empty(1024, 4097, dtype=torch.bfloat16),)),
@@ -288,6 +272,10 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "transposed": (lambda a, b: a.t() + b, (torch.empty(300, 200), torch.empty(200, 300))),
     "float64": (lambda a: a.var(1), (torch.empty(64, 500, dtype=torch.float64),)),
 }
+
+
+TABLES = ("special functions",)
+"""Kernels with NVIDIA's sine of large numbers, which keeps a few in memory."""
 
 
 @needs_triton
@@ -310,5 +298,5 @@ def test_kernels_compile_for_gpus_that_are_not_here(
         for binary in binaries:
             assert binary.cubin.startswith(b"\x7fELF")
             assert 8 <= binary.registers <= 255
-            assert binary.stack_bytes == 0
+            assert binary.stack_bytes == 0 or name in TABLES
             assert binary.shared_bytes <= 48 * 1024

@@ -16,6 +16,16 @@ from triton.language.extra.cuda import libdevice
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Triton's interpreter knows no assembly."""
 
+
+@triton.jit
+def some(condition):
+    """Whether a condition holds anywhere in the block."""
+    if len(condition.shape) == 0:
+        return condition
+    else:
+        return tl.max(condition.to(tl.int32)) > 0
+
+
 # Index expressions
 
 

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
-from reference_backends.triton_gpu import base
+from reference_backends.triton_gpu import atomics, base, special
 from reference_backends.triton_gpu.launch import Launcher, float_bits
 """
 

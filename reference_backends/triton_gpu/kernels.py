@@ -1,4 +1,4 @@
-"""Kernels beside the emitter's: contractions and convolutions through torch's cuBLAS and cuDNN paths.
+"""Kernels beside the emitter's: contractions and convolutions through torch's cuBLAS and cuDNN paths, and other libraries'.
 
 Each takes the prim's arguments and returns its results, contiguous.
 """
@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from reference_backends.triton_gpu.library import LIBRARY
+
 Tensor = torch.Tensor
 
 
 def _whole(*tensors: Tensor) -> bool:
     """Whether the operands are integers, for which cuBLAS has no products."""
-    return not any(t.dtype.is_floating_point for t in tensors)
+    return not any(t.dtype.is_floating_point or t.dtype.is_complex for t in tensors)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -66,6 +68,7 @@ def _convolution_backward(*args: Any) -> tuple[Tensor | None, ...]:
 
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
+    **LIBRARY,
     "mm": _mm,
     "bmm": _bmm,
     "addmm": _addmm,

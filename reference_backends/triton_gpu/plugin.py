@@ -11,12 +11,8 @@ import torch
 from reference_backends.triton_gpu import compiler
 from reference_backends.triton_gpu.emitter import TritonEmitter
 from reference_backends.triton_gpu.kernels import KERNELS
-from vendor_sdk import ALL, Backend, Decline, Emitter, Kernel, NodeContext, Support, TorchDevice, hookimpl
-
-ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
-"""What the GPU adds to memory atomically (halves never come to that: their sums are kept in float32)."""
-SCATTERS = ("scatter_add", "scatter_reduce", "index_put", "histc", "embedding_dense_backward")
-"""Prims that may add to one element from several iterations."""
+from reference_backends.triton_gpu.library import COMPLEX, TAKES_COMPLEX
+from vendor_sdk import ALL, Backend, Decline, Emitter, Kernel, NodeContext, Support, TensorInfo, TorchDevice, hookimpl
 
 
 @hookimpl
@@ -24,7 +20,7 @@ def backend() -> Backend:
     return Backend(
         name="triton_gpu",
         version="0.1.0",
-        dtypes=frozenset((*ALL, torch.int8, torch.int16)),
+        dtypes=frozenset((*ALL, torch.int8, torch.int16, *COMPLEX)),
         requires=compiler.requires,
         deterministic=False,
         notes={
@@ -33,6 +29,8 @@ def backend() -> Backend:
             "index out of range": "stops the kernel, and with it the process's use of the GPU, as torch's own kernels do",
             "integer division by zero": "gives any number, as torch's own kernels do",
             "matrix products": "cuBLAS and cuDNN; TF32 follows torch's setting",
+            "convolutions": "of halves: the result is rounded before the bias is added",
+            "sorting, transforms, linear algebra, sampling": "the libraries of CUDA, as torch calls them",
         },
     )
 
@@ -44,16 +42,15 @@ def device(options: Mapping[str, Any]) -> TorchDevice:
 
 @hookimpl
 def supports(node: NodeContext) -> Support | None:
-    dtype = node.outputs[0].dtype if node.outputs else None
-    if node.prim in SCATTERS and dtype not in ATOMIC and _adds(node):
-        return Decline(f"the GPU has no atomic addition of {str(dtype).removeprefix('torch.')}")
+    tensors = [v for v in (*node.args, *node.kwargs.values(), *node.outputs) if isinstance(v, TensorInfo)]
+    if any(t.dtype in COMPLEX for t in tensors) and node.prim not in TAKES_COMPLEX:
+        return Decline("complex numbers are not computed with here")
     return None
 
 
-def _adds(node: NodeContext) -> bool:
-    if node.prim == "index_put":
-        return bool(node.kwargs.get("accumulate", node.args[3] if len(node.args) > 3 else False))
-    return True
+@hookimpl
+def conformance() -> Mapping[str, str]:
+    return {"convolution[bfloat16]": "cuDNN rounds the result before it adds the bias"}
 
 
 @hookimpl

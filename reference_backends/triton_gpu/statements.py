@@ -220,4 +220,4 @@ class Statements:
         if s.mode == "set":
             self.out(f"tl.store({address}, {value}{f', mask={mask}' if mask else ''})")
         else:
-            self.out(f'{OPS[f"store.{s.mode}"]}({address}, {value}, mask={mask}, sem="relaxed")')
+            self.out(OPS[f"store.{s.mode}"].format(args=f"{address}, {value}, {mask or None}, {s.param}"))

@@ -33,9 +33,14 @@ _BASE = """
     div floordiv truncdiv mod fmod gcd neg signbit fmax fmin frexp_exponent frexp_mantissa sqrt sigmoid erf shl shr philox
 """
 
+_SPECIAL = """
+    digamma trigamma zeta igamma igammac i0e i1e bessel_k0 bessel_k1 bessel_k0e bessel_k1e spherical_bessel_j0 airy_ai
+"""
+
 OPS: Mapping[str, str] = {
     **{name: f"libdevice.{name}({{args}})" for name in _LIBDEVICE.split()},
     **{name: f"base.{name}({{args}})" for name in _BASE.split()},
+    **{name: f"special.{name}({{args}})" for name in _SPECIAL.split()},
     "ndtri": "libdevice.normcdfinv({0})",
     "i0": "base.but_infinite(libdevice.cyl_bessel_i0({0}), {0})",
     "i1": "base.but_infinite(libdevice.cyl_bessel_i1({0}), {0})",
@@ -73,12 +78,12 @@ OPS: Mapping[str, str] = {
     "scratch": "",
     "nest": "",
     **{f"scan.{name}": "" for name in ("sum", "prod", "max", "min", "argmax", "argmin", "logaddexp")},
-    "store.add": "tl.atomic_add",
+    **{f"store.{mode}": f"atomics.{mode}({{args}})" for mode in ("add", "mul", "max", "min")},
 }
 """Loop op to Triton expression: ``{0}``... are operands, ``{args}`` all, ``{T}`` their type, ``{mask}`` where they count.
 
 Conversions depend on both types (``convert``); reductions and scans are functions ``combine_NAME`` and ``running_NAME`` of
-``base``. There is no atomic product, and Triton's atomic extremes of floats pass NaN by: those prims are not native."""
+``base``."""
 
 
 def literal(value: bool | int | float, dtype: torch.dtype) -> str:

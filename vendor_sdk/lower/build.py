@@ -613,11 +613,12 @@ class Builder:
         self._emit(Store(target.name if target else f"out{output}", flat, value.name, mode, mask.name if mask else None))
 
     def accumulate(self, output: int) -> None:
-        """Says that stores to this result combine. A half would round at each of them: its stores go to a float32 buffer of the
-        kernel's own instead, which is copied to the result at the end."""
+        """Says that stores to this result combine. A half would round at each of them, and few processors combine less than 32
+        bits: such stores go to a wider buffer of the kernel's own instead, which is copied to the result at the end."""
         spec = self.outputs[output]
-        if spec.dtype in HALVES:
-            self._scratch[output] = Param(f"wide{output}", torch.float32, ix.product(spec.shape), "scratch")
+        if spec.dtype.itemsize < 4:
+            dtype = torch.float32 if spec.dtype.is_floating_point else torch.int32
+            self._scratch[output] = Param(f"wide{output}", dtype, ix.product(spec.shape), "scratch")
 
     def buffer(self, size: Int, dtype: torch.dtype) -> Param:
         """A buffer of the launch's own, undefined until it is written."""

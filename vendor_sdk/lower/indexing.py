@@ -83,7 +83,7 @@ def _index_put(k: Builder) -> None:
 
 
 def _sums(k: Builder, mode: StoreMode) -> None:
-    if mode in ("add", "mul"):
+    if mode != "set":
         k.accumulate(0)
 
 

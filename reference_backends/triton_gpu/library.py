@@ -1,0 +1,56 @@
+"""Kernels of the libraries that come with CUDA and torch: sorting and selection (CUB), transforms (cuFFT), linear algebra
+(cuSOLVER, MAGMA), sampling, resampling and ragged sums. They run on the GPU; what they lack a dtype for raises as torch does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from vendor_sdk import OPSET, target_of
+
+Tensor = torch.Tensor
+
+SELECTION = """
+    sort topk kthvalue median nanmedian searchsorted nonzero masked_select segment_reduce
+    _segment_reduce_backward
+"""
+TRANSFORMS = "_fft_c2c _fft_c2r _fft_r2c complex _conj_physical"
+LINEAR_ALGEBRA = """
+    geqrf ormqr lu_unpack linalg_cholesky_ex _linalg_eigh _linalg_svd linalg_householder_product linalg_ldl_factor_ex
+    linalg_ldl_solve linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular
+"""
+SAMPLING = "multinomial poisson binomial _standard_gamma"
+OTHERS = "_embedding_bag _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward"
+
+COMPLEX = frozenset((torch.complex64, torch.complex128))
+TAKES_COMPLEX = frozenset(f"{TRANSFORMS} {LINEAR_ALGEBRA} linalg_eig mm bmm addmm baddbmm".split())
+"""Prims whose kernels take or give complex numbers."""
+
+
+def _linalg_eig(a: Tensor) -> tuple[Tensor, ...]:
+    """Of a copy: torch 2.11 computes in the memory of a transposed operand."""
+    values, vectors = torch.ops.aten.linalg_eig.default(a.clone(memory_format=torch.contiguous_format))
+    return values, vectors
+
+
+def _embedding_bag_backward(grad: Tensor, *args: Any) -> Tensor:
+    """In float32 for bfloat16, which torch has no maximum for here."""
+    wide = grad.float() if grad.dtype == torch.bfloat16 else grad
+    result: Tensor = torch.ops.aten._embedding_bag_backward.default(wide, *args)
+    return result.to(grad.dtype)
+
+
+def _randperm(n: int, *, dtype: torch.dtype = torch.int64, **_: Any) -> Tensor:
+    return torch.randperm(n, dtype=dtype, device="cuda")
+
+
+LIBRARY: Mapping[str, Callable[..., Any]] = {
+    **{name: target_of(OPSET[name]) for name in f"{SELECTION} {TRANSFORMS} {LINEAR_ALGEBRA} {SAMPLING} {OTHERS}".split()},
+    "linalg_eig": _linalg_eig,
+    "randperm": _randperm,
+    "_embedding_bag_backward": _embedding_bag_backward,
+}
+"""Prim to kernel."""
