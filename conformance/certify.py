@@ -1,7 +1,8 @@
 """One case, from drawing its samples to a verdict. Runs in a worker process.
 
 The samples of a case are compiled together, for speed. When that compile or that run raises, they are compiled one by one,
-to say which sample is to blame.
+to say which sample is to blame. What is compiled is called with two sets of values, and, once both are right, again and again
+(``endure``).
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import Any
 
 import torch
 
+from conformance import witness
 from conformance.cases import Case, draw
+from conformance.endure import Problem, endure, independent
+from conformance.guards import Guarded, same_bits, storage_bytes
 from conformance.judge import Expectation, Judgement, expected_result, judge
 from conformance.program import Program, build, inputs_of, interchangeable, tensors
 from conformance.subject import OPAQUE, Compiled, Placed, Subject
-from vendor_sdk import Effort, Sample
+from vendor_sdk import Effort, Family, Sample
 
 STRENGTH = ("native", "view", "decomposed", "wrapper", "host")
 """Placements from the strongest claim to the weakest; a case has the weakest of its nodes."""
@@ -40,8 +44,9 @@ class Failure:
     Attributes:
         sample: index in the order of the row's sampler.
         label: the sampler's words for it.
-        kind: ``value``, ``shape``, ``dtype``, ``count``, ``input-modified``, ``second-call``, ``overwritten``, ``exception``,
-            ``torch`` for a wrong value that has the very bits torch itself computes, or ``suite`` for a defect of the row.
+        kind: ``value``, ``shape``, ``dtype``, ``count``, ``class``, ``input-modified``, ``out-of-bounds``, ``second-call``,
+            ``overwritten``, ``exception``; a kind of ``endure.Problem``; ``disguised``; ``tampered``; ``torch`` for a wrong
+            value that has the very bits torch itself computes, or ``suite`` for a defect of the row.
         message: one or a few lines.
     """
 
@@ -178,18 +183,21 @@ def _trials(case: Case, effort: Effort, seed: int, only: int | None) -> list[_Tr
 
 
 def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.device) -> _RunResult:
-    """Compiles one program, calls it twice with different values, and judges both calls."""
+    """Compiles one program, calls it with different values, and judges every call."""
     program = build(case.row.target, [t.sample for t in trials], [t.expected.outline for t in trials], device)
     compiled = subject.compile(program)
     result = _RunResult([p for p in compiled.placements if p.node not in compiled.empty])
+    inputs, others = Guarded(program.inputs), Guarded(inputs_of([t.fresh for t in trials], device))
 
-    first, damaged = _call(compiled, program, program.inputs)
+    torch.manual_seed(SEEDS[0])
+    first, damage = _call(compiled, program, inputs)
     kept = [[tensor.clone() for tensor in outputs] for outputs in first]
-    second, also_damaged = _call(compiled, program, inputs_of([t.fresh for t in trials], device))
-    damaged |= also_damaged
+    torch.manual_seed(SEEDS[1])
+    second, more_damage = _call(compiled, program, others)
     for position, trial in enumerate(trials):
-        if position in damaged:
-            result.failures.append(_failure(trial, "input-modified", "an input tensor was modified"))
+        for kind, message in DAMAGE.items():
+            if position in damage[kind] | more_damage[kind]:
+                result.failures.append(_failure(trial, kind, message))
         judgement = judge(case.row, trial.sample, trial.expected, _on_host(kept[position]))
         result.worst = max(result.worst, judgement.worst)
         if judgement.problem:
@@ -214,7 +222,86 @@ def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.d
                 else "second-call"
             )
             result.failures.append(_failure(trial, kind, f"second call, {values}: {judgement.problem}"))
+    if not result.failures:
+        kept_second = [[tensor.clone() for tensor in outputs] for outputs in second]
+        del first, second
+        result.failures += _lasting(subject, case, trials, compiled, program, inputs, others, kept, kept_second)
+    if case.row.family is Family.RANDOM and not result.failures:
+        for trial in trials:
+            problem = independent(subject, case.row.target, trial.sample, trial.expected, device)
+            if problem:
+                result.failures.append(_failure(trial, problem.kind, problem.message))
     return result
+
+
+SEEDS = (1, 2)
+"""Of torch's generator, at the first call and at the second. What is drawn follows from the run's seed only in that both are
+fixed: random prims are judged by their distribution."""
+
+DAMAGE = {
+    "input-modified": "an input tensor was modified",
+    "out-of-bounds": "something was written beside an input tensor, outside of its memory",
+}
+
+
+def _lasting(
+    subject: Subject,
+    case: Case,
+    trials: Sequence[_Trial],
+    compiled: Compiled,
+    program: Program,
+    inputs: Guarded,
+    others: Guarded,
+    first: Sequence[Sequence[torch.Tensor]],
+    second: Sequence[Sequence[torch.Tensor]],
+) -> list[Failure]:
+    """What shows only after two right calls."""
+
+    def judged(position: int, call: int, outputs: Sequence[torch.Tensor]) -> str:
+        trial = trials[position]
+        sample, expected = (trial.fresh, trial.fresh_expected) if call else (trial.sample, trial.expected)
+        return judge(case.row, sample, expected, _on_host(outputs)).problem
+
+    problems: list[Problem] = endure(
+        lambda tensors: program.split(_flat(compiled.call(*tensors))),
+        (inputs, others),
+        (first, second),
+        [[expected.value is not None or case.row.family is Family.RANDOM for expected in t.expected.results if expected.dtype]
+         for t in trials],
+        judged,
+        seeds=SEEDS,
+        memories=subject.memories(),
+        deterministic=subject.deterministic,
+        random=case.row.family is Family.RANDOM,
+    )  # fmt: skip
+    if not problems and not subject.opaque:
+        problems += _disguised(case, compiled, inputs)
+    tampered = witness.replaced()
+    if tampered:
+        problems.append(Problem(None, "tampered", f"replaced by the backend: {', '.join(tampered)}"))
+    return [
+        Failure(-1, "", problem.kind, problem.message)
+        if problem.position is None
+        else _failure(trials[problem.position], problem.kind, problem.message)
+        for problem in problems
+    ]
+
+
+def _disguised(case: Case, compiled: Compiled, inputs: Guarded) -> list[Problem]:
+    """Native nodes for which torch's own operator ran on the host."""
+    own = [p for p in compiled.placements if p.prim == case.prim and p.node not in compiled.empty]
+    schema = getattr(case.row.target, "_schema", None)
+    if schema is None or not own or any(p.kind != "native" for p in own) or case.row.family in WITHOUT_ARITHMETIC:
+        return []
+    with witness.HostOperators() as mode:
+        compiled.call(*inputs.tensors)
+    if schema.name not in mode.seen:
+        return []
+    return [Problem(None, "disguised", f"placed native, but torch's own {schema.name} ran in host memory")]
+
+
+WITHOUT_ARITHMETIC = (Family.VIEW, Family.CREATION)
+"""Families whose operators the SDK's own wrapper uses too, on results of whatever prim."""
 
 
 def _is_torchs(case: Case, sample: Sample, outline: Any, outputs: Sequence[torch.Tensor], judgement: Judgement) -> bool:
@@ -226,32 +313,22 @@ def _is_torchs(case: Case, sample: Sample, outline: Any, outputs: Sequence[torch
     return all(same_bits(one, other) for one, other in zip(own, outputs, strict=True))
 
 
-def _call(compiled: Compiled, program: Program, inputs: list[torch.Tensor]) -> tuple[list[list[torch.Tensor]], set[int]]:
-    """Results by sample, and the positions of the samples whose inputs the call modified (they are restored here)."""
-    before = [_storage_bytes(tensor).clone() for tensor in inputs]
-    returned = compiled.call(*inputs)
-    outputs = [returned] if isinstance(returned, torch.Tensor) else list(returned)
-    damaged = [i for i, tensor in enumerate(inputs) if not torch.equal(_storage_bytes(tensor), before[i])]
-    if damaged:
+def _call(compiled: Compiled, program: Program, inputs: Guarded) -> tuple[list[list[torch.Tensor]], dict[str, set[int]]]:
+    """Results by sample, and by kind of damage the positions of the samples whose inputs suffered it (undone here)."""
+    before = [storage_bytes(tensor).clone() for tensor in inputs.tensors]
+    outputs = _flat(compiled.call(*inputs.tensors))
+    breached = inputs.breached()
+    modified = [i for i, tensor in enumerate(inputs.tensors) if not torch.equal(storage_bytes(tensor), before[i])]
+    if modified:
         outputs = [tensor.clone() for tensor in outputs]  # results may alias the inputs that are restored next
-        for i in damaged:
-            _storage_bytes(inputs[i]).copy_(before[i])
-    return program.split(outputs), {program.owners[i] for i in damaged}
+        for i in modified:
+            storage_bytes(inputs.tensors[i]).copy_(before[i])
+    damage = {"input-modified": modified, "out-of-bounds": breached}
+    return program.split(outputs), {kind: {program.owners[i] for i in which} for kind, which in damage.items()}
 
 
-def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors hold equal bits, NaN payloads and signs of zero included."""
-    if first.shape != second.shape or first.dtype != second.dtype:
-        return False
-    dense = torch.contiguous_format  # by a copy: contiguous() leaves the stride of a dimension of size one as it is
-    one, other = (tensor.clone(memory_format=dense).reshape(-1).view(torch.uint8) for tensor in (first, second))
-    return torch.equal(one, other)
-
-
-def _storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of the tensor's storage, those between and beside its elements included, sharing its memory."""
-    empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return empty.set_(tensor.untyped_storage())
+def _flat(returned: Any) -> list[Any]:
+    return [returned] if isinstance(returned, torch.Tensor) else list(returned)
 
 
 def _on_host(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -32,8 +32,8 @@ class Judgement:
     Attributes:
         worst: largest error in units of what the bound allows; infinite for a result of the wrong kind.
         elements: elements compared, of all results; 0 means that nothing was shown.
-        kind: ``value``, ``shape``, ``dtype``, ``count``, or ``suite`` for a defect of the row's bound; ``""`` when the result
-            is right.
+        kind: ``value``, ``shape``, ``dtype``, ``count``, ``class``, or ``suite`` for a defect of the row's bound; ``""`` when
+            the result is right.
         problem: what is wrong, ``""`` when the result is right.
     """
 
@@ -55,6 +55,11 @@ def judge(row: Prim, sample: Sample, expectation: Expectation, tensors: Sequence
         which = f"result {index}: " if len(wanted) > 1 else ""
         if not isinstance(tensor, torch.Tensor):
             return Judgement(float("inf"), 0, "count", f"{which}{type(tensor).__name__} where a tensor is expected")
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
+            # A subclass may compute when it is read.
+            return Judgement(
+                float("inf"), 0, "class", f"{which}{type(tensor).__name__} of layout {tensor.layout}, no plain tensor"
+            )
         if tensor.dtype != expected.dtype:
             return Judgement(float("inf"), 0, "dtype", f"{which}dtype is {tensor.dtype}, expected {expected.dtype}")
         if tuple(tensor.shape) != expected.shape:

@@ -7,9 +7,11 @@ replaces workers that died or ran out of time.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,6 +34,25 @@ CASES_PER_WORKER = 300
 
 LOG_TAIL = 20_000
 """Bytes of a worker's output that are kept with a failed case."""
+
+
+def _checked_heap() -> dict[str, str]:
+    """Environment in which the GNU C library fills fresh memory with a pattern (large negative numbers, NaN in float16) and
+    ends the process where something was written behind a piece of memory. Other allocators do as they do."""
+    library = "libc_malloc_debug.so.0"
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return {}
+    if os.environ.get("LD_PRELOAD"):
+        return {}
+    return {"LD_PRELOAD": library, "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "1"}
+
+
+CHECKED_HEAP = _checked_heap()
+
+_CORRUPTION = re.compile(r"^(free|realloc|malloc)\w*\(\): |double free or corruption|corrupted ", re.MULTILINE)
+"""What the C library prints before it aborts."""
 
 
 class StartError(RuntimeError):
@@ -172,6 +193,7 @@ class Pool:
             # At least two: the parallel paths of kernels are to be certified too, on a machine of any size.
             environment["OMP_NUM_THREADS"] = str(max(2, (os.cpu_count() or 1) // self.workers))
             environment.setdefault("OMP_WAIT_POLICY", "passive")
+        environment.update(CHECKED_HEAP)
         settings = json.dumps(dataclasses.asdict(self.settings))
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -239,6 +261,8 @@ class Pool:
         job = worker.job
         self._end(worker)
         how = _ending(worker.process.returncode)
+        if _CORRUPTION.search(self._log(worker)):
+            how += ": the heap is corrupt, something was written outside of its memory"
         if not worker.ready:
             self._refuse(f"the worker process {how} while it loaded the backend:\n{self._log(worker)}")
         if job is None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import vendor_sdk
+from conformance import witness
 from conformance.program import Program
 
 TORCH_PREFIX = "torch:"
@@ -68,6 +69,13 @@ class Subject(abc.ABC):
 
     opaque = False
     """It does not say where anything ran."""
+    deterministic = False
+    """It promises that two calls with equal inputs give equal bits."""
+
+    def memories(self) -> Sequence[Callable[[], int]]:
+        """Functions that say how many bytes are allocated: in host memory, on the device."""
+        measure = witness.heap()
+        return [measure] if measure else []
 
     @abc.abstractmethod
     def describe(self) -> Description: ...
@@ -92,6 +100,13 @@ class BackendSubject(Subject):
     def __init__(self, name: str) -> None:
         self.loaded = vendor_sdk.load(name)
         self.name = name
+        self.deterministic = self.loaded.backend.deterministic
+
+    def memories(self) -> Sequence[Callable[[], int]]:
+        device = self.loaded.session({"fallback": "host"}).device
+        if isinstance(device, vendor_sdk.TorchDevice):
+            return super().memories() if device.type == "cpu" else [torch.get_device_module(device.type).memory_allocated]
+        return [*super().memories(), lambda: device.memory_stats().used]
 
     def describe(self) -> Description:
         device = self.loaded.session({"fallback": "host"}).device

@@ -43,6 +43,9 @@ class Settings:
 
 def main(descriptor: int, settings: Settings) -> None:
     """Serves until the pool closes the connection."""
+    for name in ("LD_PRELOAD", "MALLOC_CHECK_", "MALLOC_PERTURB_"):
+        # For this process (``pool.CHECKED_HEAP``): compilers that a vendor starts run without.
+        os.environ.pop(name, None)
     os.set_inheritable(descriptor, False)  # a compiler that a vendor starts must not keep the connection open
     connection = Connection(descriptor)
     faulthandler.enable()
@@ -63,7 +66,7 @@ def _serve(connection: Connection, settings: Settings) -> None:
     try:
         import torch
 
-        from conformance import subject as subjects
+        from conformance import subject as subjects  # imports ``witness``, which must see everything before any plugin does
         from conformance.cases import Case
         from conformance.certify import certify
         from vendor_sdk import Effort

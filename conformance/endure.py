@@ -1,0 +1,182 @@
+"""What shows only when a compiled graph is called again and again: remembered answers, races, leaks, seeds that do not count.
+
+A call is right when it gives the bits of an earlier call that was judged with the same inputs; where the bits differ, it is
+judged by itself. So hundreds of calls cost little more than running them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+
+from conformance import witness
+from conformance.guards import Guarded, overwrite, same_bits
+from conformance.judge import Expectation
+from conformance.program import build
+from conformance.subject import Subject
+from vendor_sdk import Sample
+
+BUDGET = 0.25
+"""Seconds that the repeated calls of one program may take, about; at least two windows of two calls are made."""
+TOGETHER = 4
+"""Calls that each of two threads makes."""
+ENTROPY = 64
+"""Elements from which on two random results are never equal by chance."""
+
+Outputs = Sequence[Sequence[torch.Tensor]]
+"""Results by sample."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Attributes:
+    position: of the sample in the program, ``None`` when it is not known which.
+    kind: ``stale`` (an answer remembered by address), ``nondeterministic``, ``leak``, ``threads`` or ``seed``.
+    message: one line.
+    """
+
+    position: int | None
+    kind: str
+    message: str
+
+
+def endure(
+    call: Callable[[Sequence[torch.Tensor]], Outputs],
+    inputs: tuple[Guarded, Guarded],
+    right: tuple[Outputs, Outputs],
+    fixed: Sequence[Sequence[bool]],
+    judged: Callable[[int, int, Sequence[torch.Tensor]], str],
+    *,
+    seeds: tuple[int, int],
+    memories: Sequence[witness.Memory],
+    deterministic: bool,
+    random: bool,
+) -> list[Problem]:
+    """Calls a program until its first problem.
+
+    Args:
+        call: runs the program, results by sample.
+        inputs: two sets of inputs that fit the program.
+        right: results for each of them that were found right.
+        fixed: by sample and result, whether its bits mean anything (contents of an undefined result do not).
+        judged: what is wrong with the results of the sample at a position for the first or second (0 or 1) inputs; ``""``.
+        seeds: of torch's generator for each of the inputs.
+        memories: where leaks may show.
+        deterministic: whether equal inputs must give equal bits.
+        random: whether results depend on torch's generator.
+    """
+
+    def differing(outputs: Outputs, which: int) -> list[int]:
+        return [
+            position
+            for position, (mine, wanted) in enumerate(zip(outputs, right[which], strict=True))
+            if not all(same_bits(one, two) for one, two, counts in zip(mine, wanted, fixed[position], strict=True) if counts)
+        ]
+
+    def called(tensors: Sequence[torch.Tensor], which: int) -> Outputs:
+        if random:
+            torch.manual_seed(seeds[which])
+        return call(tensors)
+
+    def wrong(outputs: Outputs, which: int, kind: str, when: str) -> list[Problem]:
+        """Of what differs: what is not right either."""
+        found = ((position, judged(position, which, outputs[position])) for position in differing(outputs, which))
+        return [Problem(position, kind, f"{when}: {message}") for position, message in found if message]
+
+    # Other values at the same addresses.
+    first, second = inputs
+    before = Guarded(first.tensors)
+    if overwrite(first.tensors, second.tensors):
+        problems = wrong(called(first.tensors, 1), 1, "stale", "other values in the same memory")
+        overwrite(first.tensors, before.tensors)
+        if problems:
+            return problems
+
+    # The same inputs over and over.
+    unequal: set[int] = set()
+    spoiled: list[Problem] = []
+
+    def again() -> None:
+        outputs = called(first.tensors, 0)
+        different = differing(outputs, 0)
+        if different and (deterministic or random):
+            unequal.update(different)
+        elif different:
+            spoiled.extend(wrong(outputs, 0, "nondeterministic", "a later call with the same values"))
+
+    started = time.perf_counter()
+    again()
+    took = time.perf_counter() - started
+    window = min(witness.WINDOW, max(2, int(BUDGET / witness.WINDOWS / max(took, 1e-6))))
+    leaked = witness.leak(again, memories, window) if took < BUDGET else 0
+    if spoiled:
+        return spoiled[:1]
+    if unequal:
+        promise = "with the same seed" if random else "of a backend that is declared deterministic"
+        return [
+            Problem(i, "nondeterministic", f"calls with equal inputs give different bits, {promise}") for i in sorted(unequal)
+        ]
+    if leaked:
+        return [Problem(None, "leak", f"each call leaves {leaked} bytes allocated")]
+    if random or took > BUDGET:
+        return []
+    return _together(call, inputs, wrong)
+
+
+def _together(
+    call: Callable[[Sequence[torch.Tensor]], Outputs],
+    inputs: tuple[Guarded, Guarded],
+    wrong: Callable[[Outputs, int, str, str], list[Problem]],
+) -> list[Problem]:
+    """Two threads call one program at a time, each with inputs of its own."""
+    barrier = threading.Barrier(2)
+    results: tuple[list[Outputs], list[Outputs]] = ([], [])
+    raised: list[Problem] = []
+
+    def work(which: int) -> None:
+        barrier.wait()
+        try:
+            results[which].extend(call(inputs[which].tensors) for _ in range(TOGETHER))
+        except Exception as error:
+            raised.append(Problem(None, "threads", f"in two threads at a time: {type(error).__name__}: {error}"))
+
+    threads = [threading.Thread(target=work, args=(which,)) for which in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        return raised[:1]
+    for which, calls in enumerate(results):
+        for outputs in calls:
+            problems = wrong(outputs, which, "threads", "in two threads at a time")
+            if problems:
+                return problems
+    return []
+
+
+def independent(
+    subject: Subject, target: object, sample: Sample, expected: Expectation, device: torch.device
+) -> Problem | None:
+    """Whether random numbers depend on the seed, on the call, and on the place in the program."""
+    program = build(target, [sample, sample], [expected.outline, expected.outline], device)
+    compiled = subject.compile(program)
+    drawn: dict[str, Sequence[torch.Tensor]] = {}
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        for call in ("first", "second"):
+            returned = compiled.call(*program.inputs)
+            both = program.split([returned] if isinstance(returned, torch.Tensor) else list(returned))
+            for place, outputs in zip(("first", "second"), both, strict=True):
+                drawn[f"the {place} of two equal nodes, {call} call, seed {seed}"] = [tensor.clone() for tensor in outputs]
+    random = [index for index, item in enumerate(expected.results) if item.value is None and item.shape is not None]
+    for (one, mine), (other, theirs) in combinations(drawn.items(), 2):
+        for index in random:
+            if mine[index].numel() >= ENTROPY and same_bits(mine[index], theirs[index]):
+                return Problem(None, "seed", f"equal random numbers from {one}, and from {other}")
+    return None
