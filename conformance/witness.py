@@ -25,7 +25,7 @@ LEAST_LEAK = 64
 Memory = Callable[[], int]
 
 
-class HostOperators(TorchDispatchMode):
+class HostOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records which of torch's operators ran on elements in host memory while the mode was on.
 
     Attributes:
@@ -33,7 +33,7 @@ class HostOperators(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: set[str] = set()
 
     def __torch_dispatch__(

@@ -28,8 +28,9 @@ ROOT = Path(__file__).resolve().parent.parent
 aten = torch.ops.aten
 
 CHIP = '''
-"""A chip that is torch in disguise, with a bug of its own in each kernel but "add", "atan" and "tanh"."""
-import os, time
+"""A chip with a bug of its own in each kernel but "add", "atan" and "tanh"."""
+import ctypes, os, time
+import numpy
 import torch
 import vendor_sdk
 
@@ -74,12 +75,29 @@ def aborts_on_scalars(a, b):
     return aten.maximum.default(a, b)
 
 
+def exactly(function):
+    def kernel(*operands):
+        dtypes = [x.dtype for x in operands if isinstance(x, torch.Tensor)]
+        with numpy.errstate(all="ignore"):
+            values = function(*(x.double().numpy() if isinstance(x, torch.Tensor) else x for x in operands))
+        return torch.from_numpy(numpy.array(values)).to(max(dtypes, key=lambda dtype: dtype.itemsize))
+    return kernel
+
+
+def writes_behind(x):
+    result = torch.empty(x.shape, dtype=x.dtype).copy_(torch.from_numpy(numpy.floor(x.numpy())))
+    ctypes.memset(result.data_ptr() + result.nbytes, 1, 4)
+    return result
+
+
 @vendor_sdk.hookimpl
 def kernels():
     return {
-        "add": lambda a, b, alpha=1: aten.add.Tensor(a, b, alpha=alpha),
-        "atan": aten.atan.default,
-        "tanh": aten.tanh.default,
+        "add": exactly(numpy.add),
+        "atan": exactly(numpy.arctan),
+        "tanh": exactly(numpy.tanh),
+        "floor": writes_behind,
+        "ceil": lambda x: torch.empty(x.shape, dtype=x.dtype),
         "erf": aten.erf.default,
         "mul": lambda a, b: torch.zeros_like(aten.mul.Tensor(a, b)),
         "sub": raises,
@@ -90,7 +108,7 @@ def kernels():
         "sin": stale,
         "cos": reuses,
         "sqrt": lambda x: aten.sqrt.default(x).double(),
-        "log": lambda x: aten.log.default(x).reshape(-1),
+        "log": lambda x: exactly(numpy.log)(x).reshape(-1),
         "exp": lambda x: aten.exp.default(x).half().to(x.dtype),
         "minimum": lambda a, b: aten.minimum.default(a, b) + 1,
     }
@@ -140,7 +158,7 @@ def command(folder: Path, *words: str) -> Finished:
 def buggy(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("buggy")
     (folder / "chip.py").write_text(CHIP)
-    prims = "add,atan,tanh,erf,mul,sub,maximum,reciprocal,neg,abs,sin,cos,sqrt,log,exp,minimum"
+    prims = "add,atan,tanh,erf,mul,sub,maximum,reciprocal,neg,abs,sin,cos,sqrt,log,exp,minimum,floor,ceil"
     return command(
         folder, "conformance", "--backend", "buggy", "--plugin", "chip.py", "--prims", prims, "--dtypes", "float32",
         "--seed", "3", "--timeout", "4", "-n", "2", "--output", "out",
@@ -167,6 +185,8 @@ def test_a_run_with_broken_claims_exits_with_one(buggy: Finished) -> None:
         ("maximum", "crash", "crash", "SIGABRT"),
         ("reciprocal", "crash", "crash", "exited with status 0"),
         ("neg", "timeout", "timeout", "no result within 4 s"),
+        ("floor", "crash", "crash", "the heap is corrupt"),
+        ("ceil", "fail", "value", "-1.69"),
     ],
 )
 def test_a_planted_bug_is_caught_by_the_check_meant_for_it(
@@ -194,7 +214,7 @@ def test_the_host_is_not_coverage_and_gives_the_vendors_reason(buggy: Finished) 
     summary = buggy.report["summary"]
     assert summary["passed_by_placement"] == {"native": 2, "host": 1}
     assert summary["native_passed"] == 2
-    assert summary["coverage"] == round(2 / 16, 4)
+    assert summary["coverage"] == round(2 / 18, 4)
     assert "the erf unit is fused off" in buggy.text
 
 
@@ -248,8 +268,8 @@ def test_the_report_meets_its_schema(buggy: Finished) -> None:
 def test_junit_counts_as_the_report_does(buggy: Finished) -> None:
     (suite,) = ElementTree.parse(buggy.folder / "junit.xml").getroot().iter("testsuite")
     broken = sum(report.broken(entry) for entry in buggy.report["cases"])
-    assert int(suite.get("tests", 0)) == len(buggy.report["cases"]) == 16
-    assert int(suite.get("failures", 0)) == broken == 12
+    assert int(suite.get("tests", 0)) == len(buggy.report["cases"]) == 18
+    assert int(suite.get("failures", 0)) == broken == 14
     assert int(suite.get("skipped", 0)) == 1, "the expected failure"
 
 

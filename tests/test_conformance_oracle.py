@@ -1,0 +1,540 @@
+"""The oracle is tested: every planted bug is caught, by the case and the check meant for it, and a right backend passes.
+
+Each bug is a subclass of a chip that passes. What takes its process down (crashes, hangs, exits) is in ``test_conformance.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import vendor_sdk
+from conformance import guards, witness
+from conformance.cases import Case
+from conformance.certify import Outcome, certify
+from conformance.subject import BackendSubject
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+SEED = 11
+
+
+def array(x: Tensor) -> Any:
+    """The values as float64, integers and bool as they are."""
+    return (x.double() if x.dtype.is_floating_point else x).numpy()
+
+
+def tensor(values: Any, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(np.array(values)).to(dtype)
+
+
+class Chip:
+    """Right, and torch nowhere: float64 arithmetic of numpy, rounded once."""
+
+    @vendor_sdk.hookimpl
+    def backend(self) -> vendor_sdk.Backend:
+        return vendor_sdk.Backend(name="planted", version="1", dtypes=frozenset(vendor_sdk.ALL))
+
+    @vendor_sdk.hookimpl
+    def kernels(self) -> Mapping[str, Callable[..., Any]]:
+        names = ("abs", "add", "argmax", "clone", "cumsum", "div.Tensor_mode", "exp", "floor", "maximum", "mm", "mul", "neg")
+        names += ("rand", "relu", "round", "scatter_add", "sin", "sort", "sqrt", "sub", "sum")
+        return {name: getattr(self, name.partition(".")[0]) for name in names}
+
+    def _of(self, function: Callable[..., Any], *operands: Any, to_float: bool = False) -> Tensor:
+        dtype = torch.result_type(*operands) if len(operands) == 2 else operands[0].dtype
+        if to_float and not dtype.is_floating_point:
+            dtype = torch.float32
+        with np.errstate(all="ignore"):
+            return tensor(function(*(array(x) if isinstance(x, Tensor) else x for x in operands)), dtype)
+
+    def abs(self, x: Tensor) -> Tensor:
+        return self._of(np.abs, x)
+
+    def add(self, x: Tensor, y: Any) -> Tensor:
+        return self._of(np.add if x.dtype != torch.bool else np.logical_or, x, y)
+
+    def sub(self, x: Tensor, y: Any) -> Tensor:
+        return self._of(np.subtract, x, y)
+
+    def mul(self, x: Tensor, y: Any) -> Tensor:
+        return self._of(np.multiply, x, y)
+
+    def maximum(self, x: Tensor, y: Tensor) -> Tensor:
+        return self._of(np.maximum, x, y)
+
+    def neg(self, x: Tensor) -> Tensor:
+        return self._of(np.negative, x)
+
+    def exp(self, x: Tensor) -> Tensor:
+        return self._of(np.exp, x, to_float=True)
+
+    def sin(self, x: Tensor) -> Tensor:
+        return self._of(np.sin, x, to_float=True)
+
+    def sqrt(self, x: Tensor) -> Tensor:
+        return self._of(np.sqrt, x, to_float=True)
+
+    def round(self, x: Tensor) -> Tensor:
+        return self._of(np.rint, x)
+
+    def floor(self, x: Tensor) -> Tensor:
+        return self._of(np.floor, x)
+
+    def clone(self, x: Tensor, *, memory_format: Any = None) -> Tensor:
+        return self._of(np.copy, x)
+
+    def relu(self, x: Tensor) -> Tensor:
+        return self._of(lambda v: np.where(v < 0, 0, v), x)
+
+    def div(self, x: Tensor, y: Any, *, rounding_mode: str) -> Tensor:
+        def whole(a: Any, b: Any) -> Any:
+            return np.floor_divide(a, b) if rounding_mode == "floor" else np.trunc(np.true_divide(a, b))
+
+        return self._of(whole, x, y)
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        wanted = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+        axes = tuple(dim) if x.dim() else None
+        with np.errstate(all="ignore"):
+            return tensor(array(x).sum(axis=axes, keepdims=keepdim and x.dim() > 0), wanted)
+
+    def cumsum(self, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+        wanted = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
+        with np.errstate(all="ignore"):
+            return tensor(array(x).cumsum(axis=dim if x.dim() else None).reshape(x.shape), wanted)
+
+    def argmax(self, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        axis = dim if x.dim() else None
+        return tensor(np.argmax(array(x), axis=axis, keepdims=keepdim and x.dim() > 0), torch.int64)
+
+    def sort(self, x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+        values = array(x)
+        if x.dim() == 0:
+            return tensor(values, x.dtype), torch.zeros((), dtype=torch.int64)
+        flipped = np.flip(values, dim) if descending else values
+        order = np.argsort(flipped, axis=dim, kind="stable")
+        if descending:
+            order = np.flip(values.shape[dim] - 1 - order, dim)
+        return tensor(np.take_along_axis(values, order, dim), x.dtype), tensor(order, torch.int64)
+
+    def scatter_add(self, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+        out, indices, values = (np.atleast_1d(array(operand)).copy() for operand in (x, index, src))
+        for place in np.ndindex(*indices.shape):
+            self._accumulate(out, (*place[:dim], indices[place], *place[dim:][1:]), values[place])
+        return tensor(out.reshape(x.shape), x.dtype)
+
+    def _accumulate(self, out: Any, place: tuple[int, ...], value: Any) -> None:
+        out[place] += value
+
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        return self._of(np.matmul, a, b)
+
+    def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        return self._numbers(seed, size, dtype or torch.float32)
+
+    def _numbers(self, seed: int, size: list[int], dtype: torch.dtype) -> Tensor:
+        values = np.random.default_rng(seed % 2**32).random(size)
+        bits = {torch.bfloat16: 8, torch.float16: 11}.get(dtype, 24)
+        return tensor(np.floor(values * 2**bits) / 2**bits, dtype)
+
+
+# What is computed is wrong
+
+
+class TruncatesHalves(Chip):
+    """The low bits of float32 are cut off where they should be rounded."""
+
+    def add(self, x: Tensor, y: Any) -> Tensor:
+        if x.dtype != torch.bfloat16:
+            return super().add(x, y)
+        exact = self._of(np.add, x.float(), y.float() if isinstance(y, Tensor) else y)
+        return (exact.view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)
+
+
+class DropsTheTail(Chip):
+    """What does not fill a vector of 16 is never written."""
+
+    def abs(self, x: Tensor) -> Tensor:
+        right = super().abs(x)
+        right.reshape(-1)[x.numel() // 16 * 16 :] = 0
+        return right
+
+
+class OneWrongElement(Chip):
+    def exp(self, x: Tensor) -> Tensor:
+        right = super().exp(x)
+        if x.numel() > 100:
+            right.reshape(-1)[x.numel() // 2] *= 1.001
+        return right
+
+
+class IgnoresStrides(Chip):
+    """Elements in the order of memory."""
+
+    def exp(self, x: Tensor) -> Tensor:
+        if x.dim() == 2 and x.stride() == (1, x.shape[0]):
+            x = x.t().reshape(x.shape)
+        return super().exp(x)
+
+
+class SwallowsNan(Chip):
+    def maximum(self, x: Tensor, y: Tensor) -> Tensor:
+        return self._of(np.fmax, x, y)
+
+
+class LosesNegativeZero(Chip):
+    def neg(self, x: Tensor) -> Tensor:
+        return self._of(lambda v: 0 - v, x)
+
+
+class TiesAwayFromZero(Chip):
+    def round(self, x: Tensor) -> Tensor:
+        return self._of(lambda v: np.copysign(np.floor(np.abs(v) + 0.5), v), x)
+
+
+class FlushesSubnormals(Chip):
+    def mul(self, x: Tensor, y: Any) -> Tensor:
+        right = super().mul(x, y)
+        if not right.dtype.is_floating_point:
+            return right
+        return torch.where(right.abs() < torch.finfo(right.dtype).smallest_normal, 0.0, right)
+
+
+class Saturates(Chip):
+    """Integers stop at the end of their range instead of wrapping."""
+
+    def sub(self, x: Tensor, y: Any) -> Tensor:
+        if x.dtype != torch.int32:
+            return super().sub(x, y)
+        exact = x.long() - (y.long() if isinstance(y, Tensor) else int(y))
+        return exact.clamp(-(2**31), 2**31 - 1).int() if not isinstance(y, float) else super().sub(x, y)
+
+
+class DividesTowardZero(Chip):
+    def div(self, x: Tensor, y: Any, *, rounding_mode: str) -> Tensor:
+        return super().div(x, y, rounding_mode="trunc")
+
+
+class AccumulatesInHalf(Chip):
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        if x.dtype != torch.float16 or x.dim() != 2 or list(dim) != [1] or not x.numel():
+            return super().sum(x, dim, keepdim, dtype=dtype)
+        with np.errstate(all="ignore"):
+            sums = np.add.accumulate(x.numpy(), axis=1)[:, -1:]
+        return torch.from_numpy(sums if keepdim else sums[:, 0])
+
+
+class TenBitProducts(Chip):
+    """Operands of matrix products lose their low bits, as in TF32."""
+
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        if a.dtype != torch.float32:
+            return super().mm(a, b)
+        short = [(x.contiguous().view(torch.int32) & -8192).view(torch.float32) for x in (a, b)]
+        return super().mm(*short)
+
+
+class DropsTheLastProduct(Chip):
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        return super().mm(a[:, : a.shape[1] // 8 * 8], b[: a.shape[1] // 8 * 8])
+
+
+class ShortBlocks(Chip):
+    """The carry from one block of a scan to the next is lost."""
+
+    def cumsum(self, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+        blocks = x.split(32, dim) if x.dim() else (x,)
+        return torch.cat([Chip.cumsum(self, block, dim, dtype=dtype) for block in blocks], dim) if x.dim() else x.clone()
+
+
+class LastOfEqual(Chip):
+    """The last of equal maxima, where the first is asked for."""
+
+    def argmax(self, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if x.dim() == 0 or dim is None:
+            return super().argmax(x, dim, keepdim)
+        return x.shape[dim] - 1 - super().argmax(x.flip(dim), dim, keepdim)
+
+
+class UnstableSort(Chip):
+    def sort(self, x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+        if x.dim() == 0:
+            return super().sort(x, dim=dim)
+        values, order = super().sort(x.flip(dim), dim=dim, descending=descending)
+        return values, x.shape[dim] - 1 - order
+
+
+class LosesDuplicates(Chip):
+    """Of several values for one place, the last wins."""
+
+    def scatter_add(self, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+        self._start = array(x).reshape(-1) if x.dim() == 0 else array(x)
+        return super().scatter_add(x, dim, index, src)
+
+    def _accumulate(self, out: Any, place: tuple[int, ...], value: Any) -> None:
+        out[place] = self._start[place] + value
+
+
+# What is computed is right, once
+
+
+class Remembers(Chip):
+    """An answer is kept by shape."""
+
+    def __init__(self) -> None:
+        self.answers: dict[Any, Tensor] = {}
+
+    def sin(self, x: Tensor) -> Tensor:
+        return self.answers.setdefault(tuple(x.shape), super().sin(x)).clone()
+
+
+class RemembersAddresses(Remembers):
+    """An answer is kept by the operand's address, shape and strides."""
+
+    def sin(self, x: Tensor) -> Tensor:
+        return self.answers.setdefault((x.data_ptr(), x.shape, x.stride()), Chip.sin(self, x)).clone()
+
+
+class ReusesItsResult(Remembers):
+    def sin(self, x: Tensor) -> Tensor:
+        return self.answers.setdefault(tuple(x.shape), torch.empty(x.shape)).copy_(Chip.sin(self, x))
+
+
+class WorksInPlace(Chip):
+    def relu(self, x: Tensor) -> Tensor:
+        right = super().relu(x)
+        if x.is_contiguous():
+            x.copy_(right)
+        return right
+
+
+class WritesBeside(Chip):
+    """A vector of 32 bytes is stored where less is left of the operand."""
+
+    def relu(self, x: Tensor) -> Tensor:
+        if x.is_contiguous() and x.numel():
+            ctypes.memset(x.data_ptr() + x.nbytes, 0, 32)
+        return super().relu(x)
+
+
+class ReadsBeside(Chip):
+    """The element behind the last one counts."""
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        right = super().sum(x, dim, keepdim, dtype=dtype)
+        if x.is_contiguous() and x.dtype == torch.float32 and x.numel() and right.numel():
+            right.reshape(-1)[-1] += ctypes.c_float.from_address(x.data_ptr() + x.nbytes).value
+        return right
+
+
+class Shuffles(Chip):
+    """Sums in an order that changes from call to call."""
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        right = super().sum(x, dim, keepdim, dtype=dtype)
+        if right.dtype != torch.float32:
+            return right
+        towards = torch.tensor(np.random.default_rng().choice([-1e38, 1e38]), dtype=torch.float32)
+        return torch.where(right.isfinite(), torch.nextafter(right, towards), right)
+
+
+class SharesScratch(Chip):
+    """Threads that run at the same time overwrite each other's intermediate results."""
+
+    scratch: Any = None
+
+    def mul(self, x: Tensor, y: Any) -> Tensor:
+        self.scratch = super().mul(x, y)
+        time.sleep(1e-3)
+        return self.scratch if self.scratch.shape == x.shape and self.scratch.dtype == x.dtype else super().mul(x, y)
+
+
+class Leaks(Chip):
+    def sqrt(self, x: Tensor) -> Tensor:
+        kept.append(x.clone())
+        return super().sqrt(x)
+
+
+kept: list[Tensor] = []
+
+
+class OneStream(Chip):
+    """The same numbers whatever the seed."""
+
+    def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+        return self._numbers(7, size, dtype or torch.float32)
+
+
+class SeedAlone(Chip):
+    """All calls and all nodes draw the same numbers: only the seed counts, not what was drawn since."""
+
+    def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+        return self._numbers(torch.initial_seed(), size, dtype or torch.float32)
+
+
+class IgnoresTheSeed(Chip):
+    def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+        return self._numbers(time.perf_counter_ns(), size, dtype or torch.float32)
+
+
+class CorrelatedNeighbours(Chip):
+    """Every number comes twice."""
+
+    def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+        right = super().rand(size, dtype=dtype)
+        flat = right.reshape(-1)
+        flat[1::2] = flat[: flat.numel() // 2 * 2 : 2]
+        return right
+
+
+# It is somebody else's work, or no work yet
+
+
+class Disguise(Chip):
+    """Claims a prim, and calls torch for it."""
+
+    def add(self, x: Tensor, y: Any) -> Tensor:
+        return x + y
+
+
+class ReturnsEarly(Chip):
+    """A worker is still computing when the call has returned: fast, as long as nobody looks."""
+
+    def floor(self, x: Tensor) -> Tensor:
+        result = torch.zeros_like(x)
+        threading.Timer(0.2, lambda: result.copy_(Chip.floor(self, x))).start()
+        return result
+
+
+class Lazy(Tensor):
+    """A tensor that could compute when it is read."""
+
+
+class ComputesWhenRead(Chip):
+    def floor(self, x: Tensor) -> Tensor:
+        return super().floor(x).as_subclass(Lazy)
+
+
+class SlowClock(Chip):
+    """Time passes more slowly from the first call on."""
+
+    def floor(self, x: Tensor) -> Tensor:
+        time.perf_counter = lambda: 0.0
+        return super().floor(x)
+
+
+PLANTED: list[tuple[type[Chip], str, str, str]] = [
+    (TruncatesHalves, "add[bfloat16]", "value", ""),
+    (DropsTheTail, "abs[float32]", "value", "odd"),
+    (OneWrongElement, "exp[float32]", "value", "odd"),
+    (IgnoresStrides, "exp[float32]", "value", "transposed"),
+    (SwallowsNan, "maximum[float32]", "value", "special values"),
+    (LosesNegativeZero, "neg[float32]", "value", "special values"),
+    (TiesAwayFromZero, "round[float32]", "value", "special values"),
+    (FlushesSubnormals, "mul[float32]", "value", "special values"),
+    (Saturates, "sub[int32]", "value", "integer limits"),
+    (DividesTowardZero, "div.Tensor_mode[float32]", "value", ""),
+    (AccumulatesInHalf, "sum[float16]", "value", "last dimension"),
+    (TenBitProducts, "mm[float32]", "value", ""),
+    (DropsTheLastProduct, "mm[float32]", "value", ""),
+    (ShortBlocks, "cumsum[float32]", "value", ""),
+    (LastOfEqual, "argmax[int64]", "value", ""),
+    (UnstableSort, "sort[int64]", "value", ""),
+    (LosesDuplicates, "scatter_add[float32]", "value", ""),
+    (Remembers, "sin[float32]", "second-call", ""),
+    (RemembersAddresses, "sin[float32]", "stale", ""),
+    (ReusesItsResult, "sin[float32]", "overwritten", ""),
+    (WorksInPlace, "relu[float32]", "input-modified", ""),
+    (WritesBeside, "relu[float32]", "out-of-bounds", ""),
+    (ReadsBeside, "sum[float32]", "value", ""),
+    (Shuffles, "sum[float32]", "nondeterministic", ""),
+    (SharesScratch, "mul[float32]", "threads", ""),
+    (Leaks, "sqrt[float32]", "leak", ""),
+    (OneStream, "rand[float32]", "seed", ""),
+    (SeedAlone, "rand[float32]", "seed", ""),
+    (IgnoresTheSeed, "rand[float32]", "nondeterministic", ""),
+    (CorrelatedNeighbours, "rand[float32]", "value", ""),
+    (Disguise, "add[float32]", "disguised", ""),
+    (ReturnsEarly, "floor[float32]", "value", ""),
+    (ComputesWhenRead, "floor[float32]", "class", ""),
+    (SlowClock, "floor[float32]", "tampered", ""),
+]
+"""Chip, case meant for its bug, kind of the failure, label of a sample that must be among the failing ones."""
+
+
+@contextlib.contextmanager
+def subject_of(chip: Chip) -> Iterator[BackendSubject]:
+    vendor_sdk.register(chip)
+    try:
+        yield BackendSubject("planted")
+    finally:
+        vendor_sdk.unregister("planted")
+
+
+def outcome(chip: Chip, case: str) -> Outcome:
+    prim, _, dtype = case.removesuffix("]").partition("[")
+    with subject_of(chip) as subject:
+        return certify(subject, Case(prim, dtype), effort=vendor_sdk.Effort.STANDARD, seed=SEED, device=torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def _clocks_go_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # restored afterwards
+    kept.clear()
+    yield
+    kept.clear()
+
+
+@pytest.mark.parametrize("case", sorted({case for _, case, _, _ in PLANTED}))
+def test_the_right_chip_passes(case: str) -> None:
+    made = outcome(Chip(), case)
+    assert (made.verdict, made.placement, made.failures) == ("pass", "native", [])
+
+
+@pytest.mark.parametrize(("chip", "case", "kind", "label"), PLANTED, ids=[chip.__name__ for chip, *_ in PLANTED])
+def test_a_planted_bug_is_caught_by_the_case_meant_for_it(chip: type[Chip], case: str, kind: str, label: str) -> None:
+    made = outcome(chip(), case)
+    assert made.verdict == "fail", made
+    assert {failure.kind for failure in made.failures} == {kind}, made.failures
+    assert not label or label in {failure.label for failure in made.failures}
+
+
+def test_guard_zones_keep_layout_and_see_a_write_beside() -> None:
+    base = torch.arange(24.0)
+    row, column, lone = base[4:12].view(2, 4).t(), base[1::5], torch.tensor(7, dtype=torch.int32)
+    made = guards.Guarded([row, column, lone, torch.empty(0, 3)])
+    for mine, given in zip(made.tensors, [row, column, lone, torch.empty(0, 3)], strict=True):
+        assert torch.equal(mine, given)
+        assert (mine.stride(), mine.storage_offset(), mine.dtype) == (given.stride(), given.storage_offset(), given.dtype)
+    assert made.tensors[0].untyped_storage().data_ptr() == made.tensors[1].untyped_storage().data_ptr() != base.data_ptr()
+    assert not made.breached()
+    made.tensors[0].zero_()
+    assert base[4] == 4
+    ctypes.memset(made.tensors[2].data_ptr() - 1, 0, 1)
+    assert made.breached() == {2}
+    assert not made.breached()
+
+
+def test_memory_that_is_kept_once_is_no_leak() -> None:
+    measure = witness.heap()
+    if measure is None:
+        pytest.skip("the C library does not tell what is allocated")
+    caches: list[Tensor] = []
+    assert witness.leak(lambda: caches.append(torch.ones(1000)) if len(caches) < 20 else None, [measure]) == 0
+    lost: list[Tensor] = []
+    found = witness.leak(lambda: lost.append(torch.ones(1000)), [measure])
+    assert 4000 <= found < 6000
+
+
+def test_nothing_of_the_oracle_is_replaced_by_the_sdk_itself() -> None:
+    assert witness.replaced() == []
