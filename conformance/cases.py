@@ -77,19 +77,6 @@ def matches(text: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(text, pattern.replace("[", "[[]"))
 
 
-def expectation(case: Case, expected: Mapping[str, str]) -> str | None:
-    """The declared reason why ``case`` fails, ``None`` when it must pass. Exact ids win over globs."""
-    if case.id in expected:
-        return expected[case.id]
-    return next((reason for pattern, reason in expected.items() if matches(case.id, pattern)), None)
-
-
-def stale_expectations(expected: Mapping[str, str]) -> list[str]:
-    """Declared expected failures that name no case of the opset at all."""
-    ids = [case.id for case in all_cases()]
-    return [pattern for pattern in expected if not any(matches(name, pattern) for name in ids)]
-
-
 def seed_of(case: Case, run_seed: int, purpose: str = "first") -> int:
     """Seed of a case's samples: equal in every process, different between cases and between purposes."""
     digest = hashlib.sha256(f"{run_seed}:{case.id}:{purpose}".encode()).digest()

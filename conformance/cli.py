@@ -36,6 +36,13 @@ Exit status:
     "--timeout", type=click.FloatRange(min=0, min_open=True), default=120.0, help="Seconds a case.", show_default=True
 )
 @click.option("--plugin", multiple=True, metavar="FILE", help="Module or .py file of a plugin that is not installed.")
+@click.option(
+    "--expectations",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="TOML: declined prims, known failures, waivers. Strict: what runs on the host must be declared.",
+)
+@click.option("--update-expectations", is_flag=True, help="Rewrite that file to say what this run finds.")
 @click.pass_context
 def main(
     context: click.Context,
@@ -49,6 +56,8 @@ def main(
     sample: int | None,
     timeout: float,
     plugin: tuple[str, ...],
+    expectations: Path | None,
+    update_expectations: bool,
 ) -> None:
     """Certifies a backend: every prim with every dtype, against a float64 reference under the prim's own error bound."""
     import pytest
@@ -78,6 +87,10 @@ def main(
         arguments.append(f"--seed={seed}")
     if sample is not None:
         arguments.append(f"--sample={sample}")
+    if expectations is not None:
+        arguments.append(f"--expectations={expectations}")
+    if update_expectations:
+        arguments.append("--update-expectations")
     if output is not None:
         arguments += [f"--output={output}", f"--junitxml={output / 'junit.xml'}"]
     addopts = os.environ.pop("PYTEST_ADDOPTS", None)

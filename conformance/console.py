@@ -19,7 +19,7 @@ PLAIN_STEP = 0.05
 SHOWN_FAILURES = 40
 """Failing cases printed with their reproducers in the summary; the report has all."""
 
-STYLES = {"pass": "green", "expected-failure": "yellow", "empty": "dim", "no-samples": "dim"}
+STYLES = {"pass": "green", "expected-failure": "yellow", "waived": "yellow", "empty": "dim", "no-samples": "dim"}
 
 
 class Live:
@@ -57,7 +57,7 @@ class Live:
         self.verdicts[entry["verdict"]] += 1
         done = self.verdicts.total()
         if broken(entry):
-            message = entry["failures"][0]["message"].splitlines()[0] if entry["failures"] else entry["expected_failure"]
+            message = entry["failures"][0]["message"].splitlines()[0] if entry["failures"] else entry["expectation"]["reason"]
             self.console.print(
                 f"[red]{entry['verdict']}[/] {escape(entry['id'])}: {escape(message)}", highlight=False, soft_wrap=True
             )
@@ -95,10 +95,13 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
             line(f"  {count:5} {escape(reason.splitlines()[0])}")
     _failures(line, [entry for entry in entries if broken(entry)])
     for entry in entries:
-        if entry["verdict"] == "expected-failure":
-            line(f"[yellow]expected failure[/] {escape(entry['id'])}: {escape(entry['expected_failure'])}")
-    for pattern in totals["stale_expected_failures"]:
-        line(f"[red]stale expected failure[/] {escape(pattern)}: names no case of the opset; remove it")
+        if entry["verdict"] in ("expected-failure", "waived"):
+            said = entry["expectation"]
+            until = f" ({said['owner']}, {said['link']}, until {said['expires']})" if entry["verdict"] == "waived" else ""
+            words = entry["verdict"].replace("-", " ")
+            line(f"[yellow]{words}[/] {escape(entry['id'])}: {escape(said['reason'] + until)}")
+    for pattern in totals["stale_expectations"]:
+        line(f"[red]stale expectation[/] {escape(pattern)}: names no case of the opset; remove it")
     line()
     line(
         f"native coverage {totals['coverage']:.1%}: {totals['native_passed']} of {totals['cases']} cases ran on the backend "
@@ -110,7 +113,7 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
         line(f"[yellow]interrupted[/]: {len(entries)} cases have a result")
     elif totals["claims_hold"]:
         line("[green]all claims hold[/]")
-    elif not totals["stale_expected_failures"] and not any(map(broken, entries)):
+    elif not totals["stale_expectations"] and not any(map(broken, entries)):
         line("[red]nothing was shown[/]: no case passed")
     else:
         line("[red]claims broken[/]")
@@ -121,7 +124,7 @@ def _failures(line: Any, entries: Sequence[Mapping[str, Any]]) -> None:
         line()
         line(f"[red]{entry['verdict']}[/] [bold]{escape(entry['id'])}[/] ({entry['placement']})")
         if entry["verdict"] == "unexpected-pass":
-            line(f"  declared to fail ({escape(entry['expected_failure'])}), but it passes: remove the declaration")
+            line(f"  declared to fail ({escape(entry['expectation']['reason'])}), but it passes: remove the declaration")
             line(f"    {escape(entry['reproducer'])}")
         first_of_kind = {failure["kind"]: failure for failure in reversed(entry["failures"])}
         for failure in first_of_kind.values():

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from conformance import console, report
 from conformance.cases import Case, SelectionError, select
+from conformance.expectations import ExpectationsError, read
 from conformance.pool import StartError
 from conformance.session import Session
 from conformance.worker import Settings
@@ -38,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sample", type=int, help="run only this sample of each case")
     group.addoption("--case-timeout", type=float, default=report.Run.timeout, help="seconds for one case (default: 120)")
     group.addoption("--plugin", action="append", default=[], help="module or .py file of a plugin that is not installed")
+    group.addoption("--expectations", type=Path, help="TOML file: declined prims, known failures, waivers")
+    group.addoption("--update-expectations", action="store_true", help="rewrite that file to say what this run finds")
     group.addoption("--conformance-console", action="store_true", help="the suite's own progress in place of that of pytest")
 
 
@@ -60,13 +63,17 @@ def pytest_configure(config: pytest.Config) -> None:
         options.sample,
         options.case_timeout,
         options.workers,
+        options.expectations.resolve() if options.expectations else None,
     )
+    if options.update_expectations and not run.expectations:
+        raise pytest.UsageError("conformance: --update-expectations needs --expectations FILE, the file to update")
     try:
         config.stash[CASES] = select(run.prims, run.dtypes)
-    except SelectionError as error:
+        expected = read(run.expectations) if run.expectations else None
+    except (SelectionError, ExpectationsError) as error:
         raise pytest.UsageError(f"conformance: {error}") from error
     screen = _Screen() if options.conformance_console else None
-    config.stash[SESSION] = Session(run, options.output, screen.show if screen else lambda entry: None)
+    config.stash[SESSION] = Session(run, options.output, screen.show if screen else lambda entry: None, expected)
     if screen:
         # Progress of cases, in the order in which they finish, takes the place of pytest's progress of items.
         config.pluginmanager.unregister(name="terminalreporter")
@@ -104,8 +111,10 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     session.config.stash[REPORT] = made
     if running.folder is not None:
         report.write(running.folder, made)
+    if session.config.option.update_expectations and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        running.update_expectations()
     if exitstatus == pytest.ExitCode.OK and not made["summary"]["claims_hold"]:
-        broken = made["summary"]["stale_expected_failures"] or any(map(report.broken, made["cases"]))
+        broken = made["summary"]["stale_expectations"] or any(map(report.broken, made["cases"]))
         session.exitstatus = pytest.ExitCode.TESTS_FAILED if broken else pytest.ExitCode.NO_TESTS_COLLECTED
 
 

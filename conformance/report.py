@@ -22,20 +22,24 @@ from pathlib import Path
 from typing import Any
 
 import vendor_sdk
-from conformance.cases import Case, all_cases, expectation, stale_expectations
+from conformance.cases import Case, all_cases
+from conformance.expectations import Expectations
 from conformance.pool import Result
 from conformance.worker import Settings
 
 FORMAT = "vendor-sdk-conformance/1"
 
-PASSING = ("pass", "expected-failure")
+PASSING = ("pass", "expected-failure", "waived")
 WITHOUT_EVIDENCE = ("empty", "no-samples")
 """Verdicts that neither hold nor break a claim: nothing was shown, nothing is counted."""
 
 NOT_CLAIMED = ("host-fail",)
 """Wrong values that torch itself computed on the host: the backend claims nothing there, so nothing is broken or counted."""
 
-VERDICTS = ("pass", "fail", *NOT_CLAIMED, "error", "crash", "timeout", "expected-failure", "unexpected-pass", *WITHOUT_EVIDENCE)
+VERDICTS = (
+    *("pass", "fail", *NOT_CLAIMED, "error", "crash", "timeout", "expected-failure", "waived"),
+    *("unexpected-pass", "unexpected-native", "undeclared-host", *WITHOUT_EVIDENCE),
+)
 PLACEMENTS = ("native", "view", "decomposed", "host", "wrapper", "opaque", "absent", "unknown")
 
 
@@ -49,6 +53,7 @@ class Run:
         only: index of the single sample of every case that ran, ``None`` for all.
         timeout: seconds for one case.
         workers: number of worker processes.
+        expectations: the vendor's expectations file, ``None`` without one.
     """
 
     settings: Settings
@@ -57,14 +62,16 @@ class Run:
     only: int | None = None
     timeout: float = 120.0
     workers: int = 1
+    expectations: Path | None = None
 
 
-def finished(result: Result, expected: Mapping[str, str], run: Run) -> dict[str, Any]:
-    """The report's entry of a case: its outcome, held against the vendor's expected failures, with reproducers."""
+def finished(result: Result, expected: Expectations, run: Run) -> dict[str, Any]:
+    """The report's entry of a case: its outcome, held against what the vendor declares, with reproducers."""
     case, outcome = result.case, result.outcome
-    verdict, reason = outcome["verdict"], expectation(case, expected)
-    if reason is not None and verdict not in WITHOUT_EVIDENCE:
-        verdict = "unexpected-pass" if verdict == "pass" else "expected-failure"
+    verdict, declaration, problem = expected.verdict(case, outcome["verdict"], outcome["placement"])
+    failures = list(outcome["failures"])
+    if problem:
+        failures.append({"sample": -1, "label": "", "kind": "expectation", "message": problem})
     return {
         "id": case.id,
         "kind": "prim",
@@ -74,11 +81,11 @@ def finished(result: Result, expected: Mapping[str, str], run: Run) -> dict[str,
         "verdict": verdict,
         "placement": outcome["placement"],
         "reason": outcome["reason"],
-        "expected_failure": reason,
+        "expectation": declaration.record() if declaration else None,
         "worst_error": _number(outcome["worst"]),
         "samples": {"total": outcome["samples"], "compared": outcome["compared"], "second_call": outcome["fresh"]},
         "seconds": outcome["seconds"],
-        "failures": [{**failure, "reproducer": reproducer(run, case, failure["sample"])} for failure in outcome["failures"]],
+        "failures": [{**failure, "reproducer": reproducer(run, case, failure["sample"])} for failure in failures],
         "reproducer": reproducer(run, case, -1),
         "log": None,
     }
@@ -103,6 +110,8 @@ def reproducer(run: Run, case: Case, sample: int) -> str:
     words += ["--prims", case.prim, "--dtypes", case.dtype, "--effort", settings.effort, "--seed", str(settings.seed)]
     if sample >= 0:
         words += ["--sample", str(sample)]
+    if run.expectations is not None:
+        words += ["--expectations", str(run.expectations)]
     if run.timeout != Run.timeout:
         words += ["--timeout", f"{run.timeout:g}"]
     return shlex.join(words)
@@ -124,7 +133,7 @@ def summarize(entries: Sequence[Mapping[str, Any]], stale: Sequence[str], *, com
         "prims_by_standing": _counts(STANDINGS, (_weakest(standings) for standings in prims.values())),
         "native_passed": native,
         "coverage": round(native / len(entries), 4) if entries else 0.0,
-        "stale_expected_failures": list(stale),
+        "stale_expectations": list(stale),
         "claims_hold": complete and not stale and not any(map(broken, entries)) and bool(passed),
     }
 
@@ -150,7 +159,7 @@ def _standing(entry: Mapping[str, Any]) -> str:
         return "failed"
     if entry["verdict"] in WITHOUT_EVIDENCE:
         return "nothing shown"
-    return "expected failure" if entry["verdict"] == "expected-failure" else str(entry["placement"])
+    return "expected failure" if entry["verdict"] in ("expected-failure", "waived") else str(entry["placement"])
 
 
 def _weakest(standings: set[str]) -> str:
@@ -165,6 +174,7 @@ def _counts(names: Sequence[str], values: Any) -> dict[str, int]:
 def document(
     run: Run,
     description: Mapping[str, Any],
+    expected: Expectations,
     entries: Sequence[Mapping[str, Any]],
     *,
     started: datetime,
@@ -172,7 +182,7 @@ def document(
     interrupted: bool = False,
 ) -> dict[str, Any]:
     """The whole report, as the schema describes it."""
-    stale = stale_expectations(description["expected_failures"])
+    stale = expected.stale()
     return {
         "format": FORMAT,
         "run": {
@@ -195,8 +205,10 @@ def document(
             "cases_in_opset": len(all_cases()),
             "workers": run.workers,
             "timeout": run.timeout,
+            "expectations": str(run.expectations) if run.expectations else None,
             "interrupted": interrupted,
         },
+        "expectations": [declaration.record() for declaration in expected.declarations],
         "summary": summarize(entries, stale, complete=not interrupted),
         "cases": list(entries),
     }
@@ -219,7 +231,7 @@ def write(folder: Path, report: Mapping[str, Any]) -> Path:
 
 def write_log(folder: Path, entry: dict[str, Any], log: str) -> None:
     """Keeps a failed case's output, if there is any, beside the report and names the file in its entry."""
-    if not log or (not broken(entry) and entry["verdict"] != "expected-failure"):
+    if not log or (not broken(entry) and entry["verdict"] not in ("expected-failure", "waived")):
         return
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", entry["id"]).strip("-") + ".log"
     (folder / "logs").mkdir(parents=True, exist_ok=True)

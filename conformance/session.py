@@ -11,6 +11,7 @@ from typing import Any
 
 from conformance import report
 from conformance.cases import Case
+from conformance.expectations import Expectations, updated
 from conformance.pool import Pool, Result
 
 
@@ -21,10 +22,18 @@ class Session:
         run: what to do.
         folder: where the report goes, ``None`` for nowhere. A report of an earlier run in it is removed first.
         show: called with each finished entry, in the order of completion.
+        expected: what the vendor's file declares; what its plugin declares is added.
     """
 
-    def __init__(self, run: report.Run, folder: Path | None, show: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        run: report.Run,
+        folder: Path | None,
+        show: Callable[[Mapping[str, Any]], None],
+        expected: Expectations | None = None,
+    ) -> None:
         self.run, self.folder, self.show = run, folder, show
+        self.expected = expected or Expectations()
         self.started, self.clock = datetime.now(UTC), time.monotonic()
         self.entries: dict[str, dict[str, Any]] = {}
         self.order: list[Case] = []
@@ -43,6 +52,9 @@ class Session:
             StartError: the backend does not load.
         """
         self.description = self.pool.describe()
+        self.expected = self.expected.with_plugin(
+            self.description["expected_failures"], str(self.description["device"]["name"])
+        )
         self.order = list(cases)
         self.pool.submit(cases)
 
@@ -56,11 +68,17 @@ class Session:
         return report.document(
             self.run,
             self.description,
+            self.expected,
             [self.entries[case.id] for case in self.order if case.id in self.entries],
             started=self.started,
             seconds=time.monotonic() - self.clock,
             interrupted=len(self.entries) < len(self.order),
         )
+
+    def update_expectations(self) -> None:
+        """Rewrites the expectations file so that it says what this run found."""
+        assert self.expected.path is not None
+        self.expected.path.write_text(updated(self.expected, list(self.entries.values())))
 
     def close(self) -> None:
         """Ends the workers."""
@@ -68,7 +86,7 @@ class Session:
         self.scratch.cleanup()
 
     def _finished(self, result: Result) -> None:
-        entry = report.finished(result, self.description["expected_failures"], self.run)
+        entry = report.finished(result, self.expected, self.run)
         if self.folder is not None:
             report.write_log(self.folder, entry, result.log)
         result.log = ""  # of no use any more, and there are thousands

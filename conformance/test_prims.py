@@ -23,12 +23,12 @@ def test_prim(case: Case, certification: Session, record_property: Callable[[str
         pytest.skip(f"{entry['verdict']}: nothing was shown")
     if entry["verdict"] in NOT_CLAIMED:
         pytest.skip(f"{entry['verdict']}: torch on the host misses the bound, the backend claims nothing")
-    if entry["verdict"] == "expected-failure":
-        pytest.xfail(entry["expected_failure"])
+    if entry["verdict"] in ("expected-failure", "waived"):
+        pytest.xfail(entry["expectation"]["reason"])
     if broken(entry):
         lines = [f"{case.id}: {entry['verdict']}"]
         if entry["verdict"] == "unexpected-pass":
-            lines += [f"declared to fail ({entry['expected_failure']}), but it passes", entry["reproducer"]]
+            lines += [f"declared to fail ({entry['expectation']['reason']}), but it passes", entry["reproducer"]]
         for failure in entry["failures"]:
             lines += [f"sample {failure['sample']} ({failure['label']}): {failure['message']}", f"  {failure['reproducer']}"]
         pytest.fail("\n".join(lines), pytrace=False)

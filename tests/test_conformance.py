@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import torch
 import vendor_sdk
 from conformance import cases, certify, judge, program, report, subject
 from conformance.cases import Case
+from conformance.expectations import Expectations
 from conformance.pool import Pool, Result, StartError
 from conformance.worker import Settings
 
@@ -221,7 +223,7 @@ def test_the_host_is_not_coverage_and_gives_the_vendors_reason(buggy: Finished) 
 def test_expected_failures_are_strict_both_ways(buggy: Finished) -> None:
     assert buggy.entry("minimum[float32]")["verdict"] == "expected-failure"
     assert buggy.entry("tanh[float32]")["verdict"] == "unexpected-pass"
-    assert buggy.report["summary"]["stale_expected_failures"] == ["gather[float99]"]
+    assert buggy.report["summary"]["stale_expectations"] == ["gather[float99]"]
     assert "gather[float99]: names no case" in buggy.text
 
 
@@ -285,6 +287,22 @@ def test_claims_that_hold_exit_with_zero_in_pytest_too(tmp_path: Path) -> None:
     assert "1 passed, 1 xfailed" in done.stdout
     assert "native coverage 50.0%" in done.stdout
     jsonschema.validate(json.loads((tmp_path / "out" / "report.json").read_text()), report.schema())
+
+
+def test_a_run_writes_its_expectations(tmp_path: Path) -> None:
+    (tmp_path / "chip.py").write_text(CHIP)
+    words = ["--backend", "buggy", "--plugin", "chip.py", "--prims", "add,sub,erf", "--dtypes", "float32", "--effort", "quick"]
+    words += ["-n", "1", "--output", "out", "--expectations", "chip.toml"]
+    first = command(tmp_path, "conformance", *words, "--update-expectations")
+    assert first.status == 1, first.text
+    assert first.entry("erf[float32]")["verdict"] == "undeclared-host"
+    declared = tomllib.loads((tmp_path / "chip.toml").read_text())
+    assert declared["declined"] == [{"cases": ["erf[float32]"], "reason": "the erf unit is fused off"}]
+    assert [table["cases"] for table in declared["known-failure"]] == [["sub[float32]"]]
+    (tmp_path / "chip.toml").write_text("[[declined]]\ncases = 'erf'\n")
+    bad = command(tmp_path, "conformance", *words)
+    assert bad.status == 4, bad.text
+    assert "chip.toml:1: [[declined]]: 'reason' is missing" in bad.text
 
 
 def test_torchs_own_errors_on_the_host_break_no_claim(tmp_path: Path) -> None:
@@ -391,12 +409,15 @@ def test_a_backend_that_refuses_to_load_is_a_start_error(tmp_path: Path) -> None
 
 
 def test_ids_match_literally_and_by_star() -> None:
-    case = Case("erfinv", "float16")
-    assert cases.expectation(case, {"erfinv[float16]": "why"}) == "why"
-    assert cases.expectation(case, {"erf*[float16]": "why"}) == "why"
-    assert cases.expectation(case, {"erfinv[float1?]": "why"}) == "why"
-    assert cases.expectation(case, {"erfinvf": "a bracket expression would match", "erf[float16]": "other prim"}) is None
-    assert cases.expectation(case, {"*": "any", "erfinv[float16]": "exact wins"}) == "exact wins"
+    def reason(expected: dict[str, str]) -> str | None:
+        found = Expectations().with_plugin(expected, "chip").verdict(Case("erfinv", "float16"), "fail", "native")[1]
+        return found.reason if found else None
+
+    assert reason({"erfinv[float16]": "why"}) == "why"
+    assert reason({"erf*[float16]": "why"}) == "why"
+    assert reason({"erfinv[float1?]": "why"}) == "why"
+    assert reason({"erfinvf": "a bracket expression would match", "erf[float16]": "other prim"}) is None
+    assert reason({"*": "any", "erfinv[float16]": "exact wins"}) == "exact wins"
 
 
 def test_every_prim_and_dtype_of_the_opset_is_a_case() -> None:
@@ -500,7 +521,9 @@ def test_only_compared_native_passes_count(verdict: str, placement: str, compare
     outcome = {"placement": placement, "reason": "", "worst": 0.0, "samples": 5, "fresh": 0, "seconds": 0.1, "failures": []}
     run = report.Run(Settings("chip"))
     given = "pass" if verdict == "expected-failure" else verdict
-    entry = report.finished(Result(Case("add", "float32"), {**outcome, "verdict": given, "compared": compared}, ""), {}, run)
+    entry = report.finished(
+        Result(Case("add", "float32"), {**outcome, "verdict": given, "compared": compared}, ""), Expectations(), run
+    )
     entry["verdict"] = verdict
     assert report.summarize([entry], [])["native_passed"] == 0
     entry.update(verdict="pass", placement="native", samples={"total": 5, "compared": 5, "second_call": 0})
