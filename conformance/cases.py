@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,23 @@ def select(prims: Sequence[str] = (), dtypes: Sequence[str] = ()) -> list[Case]:
     if not chosen:
         raise SelectionError(f"no prim matching {', '.join(prims) or '*'} is defined for {', '.join(dtypes) or 'any dtype'}")
     return chosen
+
+
+def shard_of(cases: Sequence[Case], shard: str | None) -> list[Case]:
+    """Part ``"i/n"`` of ``cases`` (i from 1 to n): every n-th, so that the parts take about as long. ``None``: all.
+
+    Raises:
+        SelectionError: no such part, or one without a case.
+    """
+    if shard is None:
+        return list(cases)
+    found = re.fullmatch(r"(\d+)/(\d+)", shard)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise SelectionError(f"no shard {shard!r}: write I/N with I from 1 to N, as 2/8")
+    part = list(cases)[int(found[1]) - 1 :: int(found[2])]
+    if not part:
+        raise SelectionError(f"shard {shard} of {len(cases)} cases is empty")
+    return part
 
 
 def matches(text: str, pattern: str) -> bool:

@@ -31,6 +31,10 @@ Exit status:
     help="For report.json, junit.xml and logs. Default: conformance-results/NAME; with --sample nothing is written.",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="All values follow from it (default: a new one, in the report).")
+@click.option(
+    "--shard", metavar="I/N", help="Only this part of the selection, as 2/8; needs --seed. `vendor-sdk report merge`."
+)
+@click.option("--resume", is_flag=True, help="Go on with the interrupted run in --output.")
 @click.option("--sample", type=click.IntRange(min=0), help="Only this sample of each case, as reproducers say.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), default=120.0, help="Seconds a case.", show_default=True
@@ -53,6 +57,8 @@ def main(
     workers: int,
     output: Path | None,
     seed: int | None,
+    shard: str | None,
+    resume: bool,
     sample: int | None,
     timeout: float,
     plugin: tuple[str, ...],
@@ -63,7 +69,8 @@ def main(
     import pytest
 
     if output is None and sample is None:
-        output = Path("conformance-results") / backend.replace(":", "-")
+        name = backend.replace(":", "-") + (f"-{shard.replace('/', '-of-')}" if shard else "")
+        output = Path("conformance-results") / name
     here = Path(__file__).resolve().parent
     arguments = [
         str(here / "test_prims.py"),
@@ -85,6 +92,10 @@ def main(
     ]
     if seed is not None:
         arguments.append(f"--seed={seed}")
+    if shard is not None:
+        arguments.append(f"--shard={shard}")
+    if resume:
+        arguments.append("--resume")
     if sample is not None:
         arguments.append(f"--sample={sample}")
     if expectations is not None:

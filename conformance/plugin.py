@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from conformance import console, report
-from conformance.cases import Case, SelectionError, select
+from conformance import console, journal, report
+from conformance.cases import Case, SelectionError, select, shard_of
 from conformance.expectations import ExpectationsError, read
 from conformance.pool import StartError
 from conformance.session import Session
@@ -39,6 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sample", type=int, help="run only this sample of each case")
     group.addoption("--case-timeout", type=float, default=report.Run.timeout, help="seconds for one case (default: 120)")
     group.addoption("--plugin", action="append", default=[], help="module or .py file of a plugin that is not installed")
+    group.addoption("--shard", metavar="I/N", help="only this part of the selection; needs --seed, equal for all parts")
+    group.addoption("--resume", action="store_true", help="go on with the interrupted run in the folder of --output")
     group.addoption("--expectations", type=Path, help="TOML file: declined prims, known failures, waivers")
     group.addoption("--update-expectations", action="store_true", help="rewrite that file to say what this run finds")
     group.addoption("--conformance-console", action="store_true", help="the suite's own progress in place of that of pytest")
@@ -55,6 +57,18 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("conformance: the suite has worker processes of its own: use --workers N in place of -n N")
     if options.workers < 1:
         raise pytest.UsageError("conformance: --workers must be at least 1")
+    resumed = None
+    if options.resume:
+        if options.output is None:
+            raise pytest.UsageError("conformance: --resume needs --output DIR, the folder of the run")
+        try:
+            resumed = journal.read(options.output)
+        except journal.ResumeError as error:
+            raise pytest.UsageError(f"conformance: {error}") from error
+        if options.seed is None:
+            options.seed = resumed.identity["seed"]
+    if options.shard and options.seed is None:
+        raise pytest.UsageError("conformance: --shard needs --seed N, the same for all shards of a run")
     seed = options.seed if options.seed is not None else secrets.randbelow(2**31)
     run = report.Run(
         Settings(options.backend, tuple(_plugin(name) for name in options.plugin), options.effort, seed),
@@ -64,16 +78,17 @@ def pytest_configure(config: pytest.Config) -> None:
         options.case_timeout,
         options.workers,
         options.expectations.resolve() if options.expectations else None,
+        options.shard,
     )
     if options.update_expectations and not run.expectations:
         raise pytest.UsageError("conformance: --update-expectations needs --expectations FILE, the file to update")
     try:
-        config.stash[CASES] = select(run.prims, run.dtypes)
+        config.stash[CASES] = shard_of(select(run.prims, run.dtypes), run.shard)
         expected = read(run.expectations) if run.expectations else None
     except (SelectionError, ExpectationsError) as error:
         raise pytest.UsageError(f"conformance: {error}") from error
     screen = _Screen() if options.conformance_console else None
-    config.stash[SESSION] = Session(run, options.output, screen.show if screen else lambda entry: None, expected)
+    config.stash[SESSION] = Session(run, options.output, screen.show if screen else lambda entry: None, expected, resumed)
     if screen:
         # Progress of cases, in the order in which they finish, takes the place of pytest's progress of items.
         config.pluginmanager.unregister(name="terminalreporter")
@@ -111,6 +126,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     session.config.stash[REPORT] = made
     if running.folder is not None:
         report.write(running.folder, made)
+        running.written()
     if session.config.option.update_expectations and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         running.update_expectations()
     if exitstatus == pytest.ExitCode.OK and not made["summary"]["claims_hold"]:
@@ -150,7 +166,9 @@ class _Screen:
             f"{running.run.workers} workers",
             highlight=False,
         )
-        with console.Live(self.console, len(running.order)) as self.live:
+        if running.entries:
+            self.console.print(f"resumed: {len(running.entries)} cases are done", highlight=False)
+        with console.Live(self.console, len(running.order) - len(running.entries)) as self.live:
             return (yield)
 
     @pytest.hookimpl(trylast=True)

@@ -6,6 +6,8 @@ meaning does.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import math
 import os
@@ -54,6 +56,7 @@ class Run:
         timeout: seconds for one case.
         workers: number of worker processes.
         expectations: the vendor's expectations file, ``None`` without one.
+        shard: which part of the selection, ``"2/8"``; ``None`` for all of it.
     """
 
     settings: Settings
@@ -63,6 +66,7 @@ class Run:
     timeout: float = 120.0
     workers: int = 1
     expectations: Path | None = None
+    shard: str | None = None
 
 
 def finished(result: Result, expected: Expectations, run: Run) -> dict[str, Any]:
@@ -124,7 +128,7 @@ def summarize(entries: Sequence[Mapping[str, Any]], stale: Sequence[str], *, com
     passed = [entry for entry in entries if entry["verdict"] == "pass"]
     prims: dict[str, set[str]] = {}
     for entry in entries:
-        prims.setdefault(entry["prim"], set()).add(_standing(entry))
+        prims.setdefault(entry["prim"], set()).add(standing(entry))
     return {
         "cases": len(entries),
         "verdicts": {verdict: sum(entry["verdict"] == verdict for entry in entries) for verdict in VERDICTS},
@@ -154,7 +158,8 @@ STANDINGS = (
 """What can be said of a prim over all its dtypes, the weakest first: it has the weakest of its cases."""
 
 
-def _standing(entry: Mapping[str, Any]) -> str:
+def standing(entry: Mapping[str, Any]) -> str:
+    """What can be said of one case: one of ``STANDINGS``."""
     if broken(entry):
         return "failed"
     if entry["verdict"] in WITHOUT_EVIDENCE:
@@ -198,10 +203,11 @@ def document(
             "date": started.astimezone(UTC).isoformat(timespec="seconds"),
             "seconds": round(seconds, 3),
             "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "suite": suite(),
             "effort": run.settings.effort,
             "seed": run.settings.seed,
             "plugins": list(run.settings.plugins),
-            "selection": {"prims": list(run.prims), "dtypes": list(run.dtypes), "sample": run.only},
+            "selection": {"prims": list(run.prims), "dtypes": list(run.dtypes), "sample": run.only, "shard": run.shard},
             "cases_in_opset": len(all_cases()),
             "workers": run.workers,
             "timeout": run.timeout,
@@ -212,6 +218,25 @@ def document(
         "summary": summarize(entries, stale, complete=not interrupted),
         "cases": list(entries),
     }
+
+
+@functools.cache
+def suite() -> str:
+    """SHA-256 of what decides verdicts: the sources of the suite and of the op table."""
+    total = hashlib.sha256()
+    for package in ("conformance", "vendor_sdk.prims"):
+        for path in sorted(files(package).iterdir(), key=lambda path: path.name):
+            if path.name.endswith(".py"):
+                total.update(f"{package}/{path.name}\0".encode() + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def identity_of(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What is equal in all reports of one run: all of its record but when, where from and which shard."""
+    run = report["run"]
+    own = {key: run[key] for key in ("versions", "suite", "effort", "seed", "timeout")}
+    selection = {key: value for key, value in run["selection"].items() if key != "shard"}
+    return {**run["backend"], **own, **selection, "expectations": report["expectations"]}
 
 
 def schema() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,10 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from conformance import report
+from conformance import evidence, journal, report
 from conformance.cases import Case
 from conformance.expectations import Expectations, updated
-from conformance.pool import Pool, Result
+from conformance.pool import Pool, Result, StartError
 
 
 class Session:
@@ -23,6 +24,7 @@ class Session:
         folder: where the report goes, ``None`` for nowhere. A report of an earlier run in it is removed first.
         show: called with each finished entry, in the order of completion.
         expected: what the vendor's file declares; what its plugin declares is added.
+        resumed: what an interrupted run left in ``folder``; its cases do not run again.
     """
 
     def __init__(
@@ -31,10 +33,13 @@ class Session:
         folder: Path | None,
         show: Callable[[Mapping[str, Any]], None],
         expected: Expectations | None = None,
+        resumed: journal.Journal | None = None,
     ) -> None:
         self.run, self.folder, self.show = run, folder, show
         self.expected = expected or Expectations()
         self.started, self.clock = datetime.now(UTC), time.monotonic()
+        self.resumed = resumed
+        self.journal: journal.Writer | None = None
         self.entries: dict[str, dict[str, Any]] = {}
         self.order: list[Case] = []
         self.scratch = tempfile.TemporaryDirectory(prefix="conformance-")
@@ -42,29 +47,49 @@ class Session:
         self.description: dict[str, Any] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            for stale in [folder / "report.json", folder / "junit.xml", *(folder / "logs").glob("*.log")]:
+            logs = [] if resumed else (folder / "logs").glob("*.log")
+            for stale in [folder / "report.json", folder / "junit.xml", *logs]:
                 stale.unlink(missing_ok=True)
 
     def begin(self, cases: Sequence[Case]) -> None:
         """Loads the backend in a first worker and queues ``cases``.
 
         Raises:
-            StartError: the backend does not load.
+            StartError: the backend does not load, or is not that of the run that is resumed.
         """
         self.description = self.pool.describe()
         self.expected = self.expected.with_plugin(
             self.description["expected_failures"], str(self.description["device"]["name"])
         )
         self.order = list(cases)
-        self.pool.submit(cases)
+        identity = json.loads(json.dumps(report.identity_of(self._document())))
+        if self.resumed is not None:
+            different = journal.differing(identity, self.resumed.identity)
+            if different:
+                raise StartError(f"cannot resume another run: {different[0]}")
+            self.entries.update(self.resumed.entries)
+            self.clock -= self.resumed.elapsed
+        if self.folder is not None:
+            self.journal = journal.Writer(self.folder, identity, self.resumed)
+        self.pool.submit(case for case in cases if case.id not in self.entries)
 
     def entry(self, case: Case) -> dict[str, Any]:
         """Waits for the report's entry of a case."""
-        self.pool.result(case)
+        if case.id not in self.entries:
+            self.pool.result(case)
         return self.entries[case.id]
 
     def report(self) -> dict[str, Any]:
-        """The report of all that has finished, in the order of the opset."""
+        """The report of all that has finished, in the order of the opset, with digests. Where it is whole, nothing is left to
+        resume once it is written."""
+        return evidence.sealed(self._document(), self.folder)
+
+    def written(self) -> None:
+        """The report is on disk."""
+        if self.journal is not None and len(self.entries) == len(self.order):
+            self.journal.finish()
+
+    def _document(self) -> dict[str, Any]:
         return report.document(
             self.run,
             self.description,
@@ -91,4 +116,6 @@ class Session:
             report.write_log(self.folder, entry, result.log)
         result.log = ""  # of no use any more, and there are thousands
         self.entries[entry["id"]] = entry
+        if self.journal is not None:
+            self.journal.add(entry, time.monotonic() - self.clock)
         self.show(entry)

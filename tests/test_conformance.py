@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import vendor_sdk
-from conformance import cases, certify, judge, program, report, subject
+from conformance import cases, certify, evidence, judge, program, report, subject
 from conformance.cases import Case
 from conformance.expectations import Expectations
 from conformance.pool import Pool, Result, StartError
@@ -49,6 +49,8 @@ def raises(a, b, alpha=1):
 
 
 def hangs(x):
+    if os.path.exists("go"):
+        return exactly(numpy.negative)(x)
     print("entering the endless loop", flush=True)
     while True:
         time.sleep(1)
@@ -125,6 +127,10 @@ def supports(node):
 def conformance():
     return {"minimum[float32]": "adds one, see ticket 7", "tanh[*]": "was thought to fail", "gather[float99]": "no such dtype"}
 '''
+
+
+DECLARES_LESS = '"tanh[*]": "was thought to fail", "gather[float99]": "no such dtype"', ""
+DECLARES_NOTHING = 'return {"minimum[float32]": "adds one, see ticket 7", ' + DECLARES_LESS[0], "return {"
 
 
 @dataclass(frozen=True)
@@ -276,7 +282,7 @@ def test_junit_counts_as_the_report_does(buggy: Finished) -> None:
 
 
 def test_claims_that_hold_exit_with_zero_in_pytest_too(tmp_path: Path) -> None:
-    (tmp_path / "chip.py").write_text(CHIP.replace('"tanh[*]": "was thought to fail", "gather[float99]": "no such dtype"', ""))
+    (tmp_path / "chip.py").write_text(CHIP.replace(*DECLARES_LESS))
     words = ["--backend", "buggy", "--plugin", "chip.py", "--prims", "add,minimum", "--dtypes", "float32", "--effort", "quick"]
     pytest_words = ["-p", "no:cacheprovider", "--workers", "1", "--output", "out"]
     done = subprocess.run(
@@ -367,14 +373,14 @@ def test_wrong_usage_exits_with_four_and_says_why(tmp_path: Path, words: list[st
     assert says in done.text
 
 
-def test_an_interrupted_run_keeps_what_has_finished(tmp_path: Path) -> None:
-    (tmp_path / "chip.py").write_text(CHIP)
+def test_an_interrupted_run_keeps_what_has_finished_and_is_resumed(tmp_path: Path) -> None:
+    (tmp_path / "chip.py").write_text(CHIP.replace(*DECLARES_NOTHING))
     words = ["--backend", "buggy", "--plugin", "chip.py", "--prims", "add,neg", "--dtypes", "float32", "-n", "1"]
     # A shell has its background jobs ignore interrupts, and so would this process.
     heeding = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     run = heeding + "runpy.run_module('conformance.cli', run_name='__main__')"
     with subprocess.Popen(
-        [sys.executable, "-c", run, *words, "--timeout", "200", "--output", "out"],
+        [sys.executable, "-c", run, *words, "--timeout", "60", "--output", "out"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
@@ -388,6 +394,22 @@ def test_an_interrupted_run_keeps_what_has_finished(tmp_path: Path) -> None:
     assert made["run"]["interrupted"]
     assert [entry["id"] for entry in made["cases"]] == ["add[float32]"]
     jsonschema.validate(made, report.schema())
+    (tmp_path / "go").touch()
+    done = command(tmp_path, "conformance", *words, "--timeout", "60", "--output", "out", "--resume")
+    assert done.status == 0, done.text
+    assert "resumed: 1 cases are done" in done.text
+    assert done.report["cases"][0] == made["cases"][0]
+    assert (done.report["run"]["seed"], done.report["run"]["interrupted"]) == (made["run"]["seed"], False)
+    assert {entry["verdict"] for entry in done.report["cases"]} == {"pass"}
+    forged = done.report
+    forged["cases"][1]["placement"] = "view"
+    forged["summary"] = report.summarize(forged["cases"], [])
+    report.write(done.folder, evidence.sealed(forged, done.folder))
+    verified = command(tmp_path, "report", "verify", "out", "--rerun", "2", "-n", "1")
+    assert verified.status == 1, verified.text
+    assert "digests and completeness are right" in verified.text
+    assert "neg[float32]: placement is 'view' in the report and 'native' here" in verified.text
+    assert "add[float32]:" not in verified.text
 
 
 def test_a_backend_that_loads_no_more_ends_the_run(tmp_path: Path) -> None:

@@ -137,6 +137,13 @@ def conformance(arguments: Sequence[str]) -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
+@main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def report(arguments: Sequence[str]) -> None:
+    """Merge, compare, verify conformance reports (`vendor-sdk report --help`)."""
+    importlib.import_module("conformance.report_cli").main(args=list(arguments), prog_name="vendor-sdk report")
+
+
 @main.group()
 def cache() -> None:
     """Show, prune or empty the on-disk cache of compiled kernels."""

@@ -1,0 +1,75 @@
+"""Runs a random sample of a report's cases again, on this machine, and says where the outcome is another one."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from conformance import report as reports
+from conformance.cases import Case
+from conformance.expectations import Declaration, Expectations
+from conformance.pool import Pool
+from conformance.worker import Settings
+
+
+def again(report: Mapping[str, Any], count: int, plugins: Sequence[str] = (), workers: int = 1) -> tuple[list[str], list[str]]:
+    """Ids of the cases that ran, and what is different now.
+
+    Args:
+        report: a verified report.
+        count: how many cases to draw at random.
+        plugins: in place of those that the report names, whose files may lie elsewhere here.
+        workers: processes.
+
+    Raises:
+        StartError: the backend does not load.
+    """
+    run = report["run"]
+    settings = Settings(run["backend"]["name"], tuple(plugins or run["plugins"]), run["effort"], run["seed"])
+    entries = [entry for entry in report["cases"] if entry["verdict"] != "no-samples"]
+    drawn = random.SystemRandom().sample(entries, min(count, len(entries)))
+    with tempfile.TemporaryDirectory(prefix="conformance-") as scratch:
+        pool = Pool(settings, workers, run["timeout"], Path(scratch), run["selection"]["sample"])
+        try:
+            found = pool.describe()
+            different = [
+                f"{key} is {run['backend'][key]!r} in the report and {found[key]!r} here"
+                for key in ("version", "fingerprint")
+                if run["backend"][key] != found[key]
+            ]
+            here, there = found["device"]["name"], run["backend"]["device"]["name"]
+            if here != there:
+                different.append(f"the device is {there!r} in the report and {here!r} here")
+            if different:
+                return [], different
+            pool.submit(Case(entry["prim"], entry["dtype"]) for entry in drawn)
+            expected = _expectations(report)
+            for entry in drawn:
+                result = pool.result(Case(entry["prim"], entry["dtype"]))
+                now = reports.finished(result, expected, reports.Run(settings))
+                different += [
+                    f"{entry['id']}: {key} is {entry[key]!r} in the report and {now[key]!r} here\n  {entry['reproducer']}"
+                    for key in ("verdict", "placement")
+                    if now[key] != entry[key]
+                ]
+        finally:
+            pool.close()
+    return [entry["id"] for entry in drawn], different
+
+
+def _expectations(report: Mapping[str, Any]) -> Expectations:
+    """What the vendor declared, on the day of the run."""
+    run = report["run"]
+    declared = [
+        Declaration(
+            each["kind"], tuple(each["cases"]), each["reason"], each["owner"], each["link"], tuple(each["devices"]),
+            date.fromisoformat(each["expires"]) if each["expires"] else None,
+        )
+        for each in report["expectations"]
+    ]  # fmt: skip
+    path = Path(run["expectations"]) if run["expectations"] else None
+    return Expectations(declared, str(run["backend"]["device"]["name"]), date.fromisoformat(run["date"][:10]), path)

@@ -1,0 +1,133 @@
+"""``vendor-sdk report``: reports of finished runs, merged, compared, verified."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+REPORT = click.Path(exists=True, path_type=Path)
+SHOWN = 30
+"""Lines of each kind that are printed; the rest is counted."""
+
+
+@click.group("report")
+def main() -> None:
+    """Merge, compare and verify conformance reports. A REPORT is a report.json or the folder that holds it."""
+
+
+@main.command()
+@click.argument("reports", nargs=-1, required=True, type=REPORT)
+@click.option("--output", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="For the whole.")
+def merge(reports: Sequence[Path], output: Path) -> None:
+    """Make one report of those of shards. Status 1: a shard is missing, or a claim is broken."""
+    from conformance.merge import MergeError
+    from conformance.merge import merge as merged
+
+    parts = [(path if path.is_dir() else path.parent, _read(path)) for path in reports]
+    try:
+        made = merged(parts, output)
+    except MergeError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"{output}: {made['summary']['cases']} cases, native coverage {made['summary']['coverage']:.1%}")
+    if made["run"]["interrupted"]:
+        click.echo("incomplete: a shard is missing or was interrupted")
+    click.echo("all claims hold" if made["summary"]["claims_hold"] else "claims broken, or not all shown")
+    sys.exit(0 if made["summary"]["claims_hold"] else 1)
+
+
+@main.command()
+@click.argument("before", type=REPORT)
+@click.argument("after", type=REPORT)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compare(before: Path, after: Path, as_json: bool) -> None:
+    """What changed from BEFORE to AFTER. Status 1: something got worse, or a case is missing."""
+    from conformance.compare import Change
+    from conformance.compare import compare as compared
+
+    made = compared(_read(before), _read(after))
+    status = 1 if made.regressions or made.missing else 0
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(made), indent=1))
+        sys.exit(status)
+    for line in made.unlike:
+        click.echo(f"note: {line}")
+
+    def listed(title: str, changes: Sequence[Change]) -> None:
+        if changes:
+            click.echo(f"{title}: {len(changes)}")
+        for change in changes[:SHOWN]:
+            click.echo(f"  {change.case}: {change.before} -> {change.after}" + (f": {change.why}" if change.why else ""))
+        if len(changes) > SHOWN:
+            click.echo(f"  and {len(changes) - SHOWN} more")
+
+    listed("regressions", made.regressions)
+    listed("improvements", made.improvements)
+    listed("right, with a larger error (1 is the bound)", made.less_accurate)
+    listed("right, with a smaller error (1 is the bound)", made.more_accurate)
+    for title, names in (("missing", made.missing), ("added", made.added)):
+        if names:
+            click.echo(f"{title}: {len(names)}: {', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}")
+    if not (made.regressions or made.improvements or made.missing or made.added):
+        click.echo("every case stands as before")
+    sys.exit(status)
+
+
+@main.command()
+@click.argument("report", type=REPORT)
+@click.option(
+    "--rerun", type=click.IntRange(min=0), default=8, show_default=True, help="Cases to draw at random and run again."
+)
+@click.option("--plugin", multiple=True, metavar="FILE", help="In place of the plugins that the report names.")
+@click.option("-n", "--workers", type=click.IntRange(min=1), default=min(2, os.cpu_count() or 1), help="Processes.")
+def verify(report: Path, rerun: int, plugin: tuple[str, ...], workers: int) -> None:
+    """Check a report: schema, digests, completeness, and a random sample of its cases again on this machine.
+
+    Status 1: the report was changed, is incomplete, or a case comes out differently.
+    """
+    from conformance import evidence
+    from conformance import report as reports
+    from conformance.again import again
+    from conformance.pool import StartError
+
+    document = _read(report)
+    found = evidence.problems(document, report if report.is_dir() else report.parent)
+    for line in found:
+        click.echo(line)
+    if found:
+        click.echo(f"not as the suite wrote it: {len(found)} problems")
+        sys.exit(1)
+    click.echo(f"{len(document['cases'])} cases: schema, digests and completeness are right")
+    if document["run"]["suite"] != reports.suite():
+        click.echo("the report was made by another version of the suite: cases are not run again")
+        sys.exit(0)
+    if rerun:
+        try:
+            ran, different = again(document, rerun, plugin, workers)
+        except StartError as error:
+            raise click.ClickException(f"the backend does not load here: {error}") from error
+        for line in different:
+            click.echo(line)
+        if different:
+            click.echo("the report does not say what happens here")
+            sys.exit(1)
+        click.echo(f"{len(ran)} cases ran again as reported: {', '.join(ran)}")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from conformance.evidence import read
+
+    try:
+        return read(path)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+
+
+if __name__ == "__main__":
+    main(prog_name="vendor-sdk report")

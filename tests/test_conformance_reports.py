@@ -1,0 +1,249 @@
+"""Reports after their runs: what was changed is found, shards become one run again, two runs are compared."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+from conformance import evidence, journal, report
+from conformance.cases import SelectionError, select, shard_of
+from conformance.compare import compare
+from conformance.expectations import Expectations
+from conformance.merge import MergeError, merge
+from conformance.pool import Result
+from conformance.report_cli import main
+from conformance.worker import Settings
+
+DESCRIPTION = {"name": "chip", "version": "1", "fingerprint": "", "device": {"name": "rev A"}, "expected_failures": {}}
+PRIMS = ("add", "mul")
+
+
+def made(folder: Path, shard: str | None = None, seed: int = 3, **changes: dict[str, Any]) -> dict[str, Any]:
+    """A sealed report in ``folder``: all pass, but ``mul[bool]``; ``changes`` by case replace fields of its outcome."""
+    run = report.Run(Settings("chip", seed=seed), PRIMS, shard=shard)
+    entries = []
+    for case in shard_of(select(PRIMS), shard):
+        outcome: dict[str, Any] = {"verdict": "pass", "placement": "native", "reason": "", "worst": 0.5, "samples": 8}
+        outcome |= {"compared": 7, "fresh": 7, "seconds": 0.25, "failures": []}
+        if case.id == "mul[bool]":
+            outcome |= {"verdict": "fail", "failures": [{"sample": 1, "label": "odd", "kind": "value", "message": "1 for 0"}]}
+        outcome |= changes.get(case.id, {})
+        entry = report.finished(Result(case, outcome, ""), Expectations(), run)
+        folder.mkdir(exist_ok=True)
+        report.write_log(folder, entry, f"the log of {case.id}")
+        entries.append(entry)
+    document = report.document(run, DESCRIPTION, Expectations(), entries, started=datetime.now(UTC), seconds=2.5)
+    sealed = evidence.sealed(document, folder)
+    report.write(folder, sealed)
+    jsonschema.validate(sealed, report.schema())
+    return sealed
+
+
+def verified(folder: Path, *words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(main, ["verify", str(folder), "--rerun", "0", *words])
+    return done.exit_code, done.output
+
+
+def test_a_report_is_as_the_suite_wrote_it(tmp_path: Path) -> None:
+    made(tmp_path)
+    assert verified(tmp_path) == (0, "16 cases: schema, digests and completeness are right\n")
+
+
+def _edit(document: dict[str, Any]) -> None:
+    document["cases"][3]["worst_error"] = 0.1
+
+
+def _whitewash(document: dict[str, Any]) -> None:
+    document["cases"][-1].update(verdict="pass", failures=[])
+
+
+def _delete(document: dict[str, Any]) -> None:
+    del document["cases"][-1]
+
+
+def _add(document: dict[str, Any]) -> None:
+    document["cases"].append({**document["cases"][0], "id": "sub[float32]", "prim": "sub"})
+
+
+def _repeat(document: dict[str, Any]) -> None:
+    document["cases"].append(document["cases"][0])
+
+
+def _date(document: dict[str, Any]) -> None:
+    document["run"]["date"] = "2020-01-01T00:00:00+00:00"
+
+
+def _praise(document: dict[str, Any]) -> None:
+    document["summary"]["claims_hold"] = True
+
+
+def _splendid(document: dict[str, Any]) -> None:
+    document["cases"][0]["verdict"] = "splendid"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_edit, "add[float64]: was edited"),
+        (_whitewash, "mul[bool]: was edited"),
+        (_delete, "mul[bool]: was deleted"),
+        (_add, "sub[float32]: was added"),
+        (_repeat, "add[float32]: is there 2 times"),
+        (_date, "the record of the run, its summary or its declarations were edited"),
+        (_praise, "the record of the run, its summary or its declarations were edited"),
+        (_splendid, "schema: cases.0.verdict: 'splendid' is not one of"),
+    ],
+)
+def test_what_was_changed_is_found(tmp_path: Path, change: Callable[[dict[str, Any]], None], says: str) -> None:
+    document = made(tmp_path)
+    change(document)
+    report.write(tmp_path, document)
+    status, text = verified(tmp_path)
+    assert status == 1
+    assert says in text
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_delete, "mul[bool]: belongs to the selection and is missing"),
+        (_add, "sub[float32]: does not belong to the selection"),
+        (_praise, "summary: claims_hold is True, but the cases say False"),
+        (lambda document: document["cases"][-1].update(verdict="pass"), "mul[bool]: passes, with failures"),
+    ],
+)
+def test_with_digests_renewed_it_is_found_too(tmp_path: Path, change: Callable[[dict[str, Any]], None], says: str) -> None:
+    document = made(tmp_path)
+    change(document)
+    report.write(tmp_path, evidence.sealed(document, tmp_path))
+    status, text = verified(tmp_path)
+    assert status == 1
+    assert says in text
+
+
+def test_logs_are_evidence_too(tmp_path: Path) -> None:
+    document = made(tmp_path)
+    (log,) = [entry["log"] for entry in document["cases"] if entry["log"]]
+    (tmp_path / log).write_text("all went well")
+    assert f"{log}: the log was edited" in verified(tmp_path)[1]
+    (tmp_path / log).unlink()
+    assert f"{log}: the log is missing" in verified(tmp_path)[1]
+
+
+def test_what_is_no_report_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text("[]")
+    status, text = verified(tmp_path)
+    assert status == 1
+    assert "no report of format" in text
+
+
+def test_shards_are_disjoint_and_whole() -> None:
+    cases = select()
+    parts = [shard_of(cases, f"{i}/7") for i in range(1, 8)]
+    assert sorted(case for part in parts for case in part) == sorted(cases)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    for wrong in ("0/7", "8/7", "7", "a/b", "1/0"):
+        with pytest.raises(SelectionError, match="no shard"):
+            shard_of(cases, wrong)
+    with pytest.raises(SelectionError, match="is empty"):
+        shard_of(cases[:2], "3/3")
+
+
+def test_shards_merge_to_the_run_that_they_are_parts_of(tmp_path: Path) -> None:
+    whole = made(tmp_path / "whole")
+    for i in (1, 2, 3):
+        made(tmp_path / f"part{i}", f"{i}/3")
+    folders = [str(tmp_path / f"part{i}") for i in (3, 1, 2)]
+    done = CliRunner().invoke(main, ["merge", *folders, "--output", str(tmp_path / "merged")])
+    assert done.exit_code == 1, "a claim is broken"
+    merged = evidence.read(tmp_path / "merged")
+    assert merged["cases"] == whole["cases"]
+    assert merged["summary"] == whole["summary"]
+    assert merged["run"]["seconds"] == 7.5
+    assert verified(tmp_path / "merged")[0] == 0
+    jsonschema.validate(merged, report.schema())
+
+
+def test_what_is_no_part_of_the_run_is_not_merged(tmp_path: Path) -> None:
+    one = tmp_path / "one", made(tmp_path / "one", "1/2")
+    with pytest.raises(MergeError, match="seed is 3 there and 4 here"):
+        merge([one, (tmp_path / "two", made(tmp_path / "two", "2/2", seed=4))], tmp_path / "merged")
+    with pytest.raises(MergeError, match=r"add\[float32\] is in two of the reports"):
+        merge([one, (tmp_path / "again", made(tmp_path / "again", "1/2"))], tmp_path / "merged")
+    alone = merge([one], tmp_path / "merged")
+    assert alone["run"]["interrupted"], "a shard is missing"
+    assert not alone["summary"]["claims_hold"]
+
+
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    crash = {
+        "verdict": "crash",
+        "placement": "unknown",
+        "failures": [{"sample": 0, "label": "", "kind": "crash", "message": "boom"}],
+    }
+    right = {"verdict": "pass", "failures": []}
+    before = made(tmp_path / "before")
+    after = made(
+        tmp_path / "after",
+        **{
+            "add[float32]": crash,
+            "add[int64]": {"placement": "host", "reason": "not yet"},
+            "add[bool]": {"placement": "view"},
+            "mul[bool]": right,
+            "mul[float32]": {"worst": 1.2},
+            "mul[float64]": {"worst": 0.9},
+        },
+    )
+    found = compare(before, after)
+    assert [(c.case, c.before, c.after, c.why) for c in found.regressions] == [
+        ("add[float32]", "native", "failed", "boom"),
+        ("add[int64]", "native", "host", "not yet"),
+    ]
+    assert [(c.case, c.before, c.after) for c in found.improvements] == [("mul[bool]", "failed", "native")]
+    assert [(c.case, c.before, c.after) for c in found.less_accurate] == [("mul[float32]", "0.5", "1.2")]
+    assert (found.more_accurate, found.missing, found.added, found.unlike) == ([], [], [], [])
+    words = str(tmp_path / "before"), str(tmp_path / "after")
+    done = CliRunner().invoke(main, ["compare", *words])
+    assert done.exit_code == 1
+    assert "add[float32]: native -> failed: boom" in done.output
+    back = CliRunner().invoke(main, ["compare", *words[::-1], "--json"])
+    assert back.exit_code == 1, "what had passed fails again"
+    assert [change["case"] for change in json.loads(back.output)["regressions"]] == ["mul[bool]"]
+    same = CliRunner().invoke(main, ["compare", words[0], words[0]])
+    assert (same.exit_code, same.output) == (0, "every case stands as before\n")
+
+
+def test_a_case_that_is_gone_is_no_success(tmp_path: Path) -> None:
+    before, after = made(tmp_path / "before"), made(tmp_path / "after")
+    after = copy.deepcopy(after)
+    gone = after["cases"].pop(2)["id"]
+    report.write(tmp_path / "after", after)
+    done = CliRunner().invoke(main, ["compare", str(tmp_path / "before"), str(tmp_path / "after")])
+    assert done.exit_code == 1
+    assert f"missing: 1: {gone}" in done.output
+    assert compare(after, before).added == [gone]
+
+
+def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
+    entries = made(tmp_path / "any")["cases"]
+    writer = journal.Writer(tmp_path, {"seed": 3}, None)
+    for number, entry in enumerate(entries[:3]):
+        writer.add(entry, number)
+    text = (tmp_path / journal.NAME).read_text()
+    (tmp_path / journal.NAME).write_text(text[:-40])
+    found = journal.read(tmp_path)
+    assert (found.identity, list(found.entries.values()), found.elapsed) == ({"seed": 3}, entries[:2], 1)
+    journal.Writer(tmp_path, {"seed": 3}, found).add(entries[2], 5)
+    assert list(journal.read(tmp_path).entries.values()) == entries[:3]
+    assert journal.differing({"seed": 3, "effort": "quick"}, {"seed": 4, "effort": "quick"}) == ["seed is 4 there and 3 here"]
+    writer.finish()
+    with pytest.raises(journal.ResumeError, match="holds no run that was interrupted"):
+        journal.read(tmp_path)
