@@ -13,6 +13,7 @@ from torch import fx
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.contract.placement import Kind, Placement, Route
 from vendor_sdk.ir import index as ix
+from vendor_sdk.ir import loop_ops
 from vendor_sdk.ir.fused import Fused
 from vendor_sdk.ir.loop_interpreter import interpret
 from vendor_sdk.ir.loop_print import read, text
@@ -24,7 +25,7 @@ from vendor_sdk.normalize.canonicalize import drop_dead
 from vendor_sdk.pipeline import trace
 from vendor_sdk.schedule import Schedule, schedule
 
-OPS = {"nest", "local", "scratch", "store.add", "store.max", "store.min", "store.mul"}
+OPS = {*loop_ops.OPS, "nest", "local", "scratch", "store.add", "store.max", "store.min", "store.mul"}
 ROOM = Limits(buffers=256, statements=2048, local_bytes=1 << 20, local_dynamic=True, nests=64)
 
 

@@ -248,6 +248,8 @@ def _store_as_promised(graph: PrimGraph, session: Session) -> None:
     routes = Routes(session)
 
     def emitted(node: fx.Node) -> bool:
+        if node.meta["val"].dtype not in session.loaded.backend.dtypes:
+            return False
         return routes.route(node, prim_name(node)) is Route.EMITTER
 
     store_as_promised(graph, emitted)

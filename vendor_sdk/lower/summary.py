@@ -49,6 +49,8 @@ class Summary:
         steps: how many reductions run one after the other.
         statements: loads and computations.
         random: whether it draws random numbers.
+        ops: what an emitter must have to compute one element where it is read: that can be more than the prim's own kernel
+            needs (``cat`` alone copies, inside another kernel it compares positions).
     """
 
     shape: tuple[Int, ...]
@@ -61,6 +63,7 @@ class Summary:
     steps: int
     statements: int
     random: bool
+    ops: frozenset[str]
 
     def depends_on_data(self, read: Read) -> bool:
         """Whether where an operand is read is itself computed from operands: a gather costs more than a load."""
@@ -106,6 +109,7 @@ class _Recorder(Builder):
         self.cost = 0
         self.steps = 0
         self.statements = 0
+        self.ops: set[str] = set()
         self._request = Request(variables)
         self._stack = [Block()]
         lowering(self)
@@ -122,6 +126,7 @@ class _Recorder(Builder):
             self.steps,
             self.statements,
             bool(self._symbols) and any(s.role == "seed" for s in self._symbols.values()),
+            frozenset(self.ops),
         )
 
     def _fresh(self, prefix: str) -> str:
@@ -174,6 +179,7 @@ class _Recorder(Builder):
     def compute(self, op: str, *args: Value, dtype: torch.dtype | None = None) -> Value:
         self.cost += cost(op)
         self.statements += 1
+        self.ops.add(op)
         return super().compute(op, *args, dtype=dtype)
 
     def is_fused(self, node: Node) -> bool:
@@ -182,6 +188,8 @@ class _Recorder(Builder):
     def _load_fused(self, root: Node, index: tuple[Int, ...], mask: Value | None, other: Any) -> Value:
         self.shape(root)  # refuses sizes that index expressions cannot say
         self.reads[Read(root, index)] = None
+        if mask is not None:
+            self.ops.add("bitand")  # masks of what is computed inside one another are joined
         self.cost += 1
         self.statements += 1
         dtype = self.dtype(root)

@@ -41,7 +41,8 @@ def schedule(graph: PrimGraph, limits: Limits, ops: Collection[str], *, fuel: in
         for node in graph.calls()
         if node.target is not operator.getitem and "placement" in node.meta and node.meta["placement"].route is Route.EMITTER
     }
-    found = {node: summary for node in emitted if (summary := summarize(node, LOWERINGS, _folds))}
+    summaries = {node: summarize(node, LOWERINGS, _folds) for node in emitted}
+    found = {node: summary for node, summary in summaries.items() if summary and summary.ops <= set(ops)}
     contractions = {node for node in emitted if prim_name(node) in CONTRACTIONS}
     plan = fuse(
         graph,
