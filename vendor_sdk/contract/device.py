@@ -96,7 +96,8 @@ class DeviceTensor:
         shape: sizes.
         strides: in elements.
         offset: of the first element, in elements.
-        owner: keeps ``buffer`` allocated for as long as a ``DeviceTensor`` refers to it; the SDK's business, not a kernel's.
+        owner: keeps ``buffer`` allocated for as long as a ``DeviceTensor`` refers to it; the SDK's business, not a kernel's. A
+            tensor that a vendor makes (the result of a partition) has an object there that frees the buffer when it goes.
     """
 
     buffer: Any

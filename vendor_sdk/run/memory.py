@@ -154,7 +154,8 @@ class DeviceMemory:
         tensor = content if strides is None else with_strides(content, strides)
         version = tensor_version(tensor)
         # A small piece of a large buffer would keep all of it allocated: cheaper to upload the piece again.
-        if version is not None and value.contiguous and value.owner is not None and 2 * value.nbytes >= value.owner.nbytes:
+        owner = value.owner
+        if version is not None and value.contiguous and isinstance(owner, DeviceBuffer) and 2 * value.nbytes >= owner.nbytes:
             with self._lock:
                 self._remember(_key(tensor, value.dtype), tensor, version, value, static=False)
         return tensor
