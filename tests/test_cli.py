@@ -58,7 +58,7 @@ def zoo(install: Any) -> None:
 
 
 def test_list_shows_every_backend_in_its_state_and_none_hides_another(zoo: None) -> None:
-    result = run("list", "--json")
+    result = run("list", "--check", "--json")
     assert result.exit_code == 0, result.output
     listed = {each["name"]: each for each in json.loads(result.stdout)["backends"]}
     states = {name: listed[name]["state"] for name in ("good", "raises", "dies", "crashes", "misspelt", "lonely", "twin")}
@@ -76,7 +76,7 @@ def test_list_shows_every_backend_in_its_state_and_none_hides_another(zoo: None)
         assert part in listed[name]["reason"]
     assert 'lonely = "vendor_sdk.dynamo:lonely"' in listed["lonely"]["hint"]
 
-    table = run("list")
+    table = run("list", "--check")
     assert table.exit_code == 0
     for name, state in states.items():
         assert any(name in line and state in line for line in table.stdout.splitlines())

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 STAGES = ("capture", "normalize", "partition", "schedule", "plan", "codegen", "run")
 LAYERS = (
-    ("errors", "torch_private"),
+    ("errors", "torch_private", "terminal"),
     ("prims",),
     ("ir",),
     ("contract",),
@@ -28,8 +28,10 @@ LAYERS = (
     ("watch", "routes"),
     ("pipeline", "kernel_report"),
     ("aot",),
-    ("closure", "dynamo", "explanation", "repro"),
+    ("closure", "dynamo", "explanation", "repro", "scaffold"),
+    ("doctor", "advice", "minify", "profiling"),
     ("pages",),
+    ("commands",),
     ("cli",),
 )
 """What a part of ``vendor_sdk`` may import: itself and any lower layer, and never another part of its own layer, save that

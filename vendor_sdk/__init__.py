@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         GraphError,
         KernelError,
         LoweringError,
+        MachineError,
         OptionError,
         PluginLoadError,
         UnsupportedPrimError,
@@ -81,7 +82,7 @@ _HOMES = {
     "vendor_sdk.contract.program": "Entry Program StepError",
     "vendor_sdk.errors": (
         "BackendNameCollisionError BackendNotFoundError CaptureError CompilerError ContractError DeviceError GraphError "
-        "KernelError LoweringError OptionError PluginLoadError UnsupportedPrimError VendorSDKError "
+        "KernelError LoweringError MachineError OptionError PluginLoadError UnsupportedPrimError VendorSDKError "
         "VersionMismatchError WrongResultError"
     ),
     "vendor_sdk.explanation": "Explanation explain",
@@ -156,6 +157,7 @@ __all__ = [
     "LoadedBackend",
     "LoopKernel",
     "LoweringError",
+    "MachineError",
     "MemoryPolicy",
     "MemoryStats",
     "NativeCall",

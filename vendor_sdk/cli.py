@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import importlib
-import json
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -19,25 +18,27 @@ import click
 
 from vendor_sdk import __version__
 from vendor_sdk.errors import VendorSDKError
+from vendor_sdk.terminal import BACKEND, coloured, console, plain, print_json, table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from vendor_sdk.contract.placement import Placement
     from vendor_sdk.prims.row import Prim
 
-PIPED_WIDTH = 200
-"""Columns of a table that goes to no terminal."""
-
-STYLES = {
-    "ready": "green", "broken": "red", "collision": "red",
-    "native": "green", "view": "green", "decomposed": "cyan", "wrapper": "cyan", "host": "yellow", "declined": "red",
-}  # fmt: skip
+LATER = ("new", "doctor", "next", "minify", "profile", "completion")
+"""Commands of modules of their own, ``vendor_sdk/commands/``, which are imported when they are asked for."""
 
 
 class _Commands(click.Group):
     """Prints errors without a traceback, unless ``--debug`` asks for it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted((*super().list_commands(ctx), *LATER))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in LATER:
+            return super().get_command(ctx, cmd_name)
+        command: click.Command = importlib.import_module(f"vendor_sdk.commands.{cmd_name}").command
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -67,30 +68,31 @@ def main(debug: bool) -> None:
 
 
 @main.command("list")
+@click.option("--check", is_flag=True, help="Load each plugin, in a process of its own: ready, or broken and why.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_backends(as_json: bool) -> None:
-    """Show every installed backend: ready, or broken and why."""
+def list_backends(check: bool, as_json: bool) -> None:
+    """Show every installed backend, from metadata alone; --check loads them."""
     from vendor_sdk.contract import discovery, probe
 
     installed = discovery.installed()
-    statuses = probe.statuses(installed)
+    statuses = probe.statuses(installed) if check else probe.unloaded(installed)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "backends": [vars(status) for status in statuses],
                 "unreadable": [vars(distribution) for distribution in installed.unreadable],
             }
         )
         return
-    console = _console()
-    table = _table("backend", "distribution", "state", "computes in, or why not")
+    shown = table("backend", "distribution", "state", "computes in, or why not" if check else "plugin, or why not")
     for status in statuses:
-        what = "\n".join(filter(None, [status.reason or ", ".join(status.dtypes), status.hint and f"hint: {status.hint}"]))
-        table.add_row(status.name, "\n".join(status.distributions), _coloured(status.state), _plain(what))
+        known = ", ".join(status.dtypes) if check else status.plugin
+        what = "\n".join(filter(None, [status.reason or known, status.hint and f"hint: {status.hint}"]))
+        shown.add_row(status.name, "\n".join(status.distributions), coloured(status.state), plain(what))
     if statuses:
-        console.print(table)
+        console().print(shown)
     else:
-        console.print("no backends are installed")
+        console().print("no backends are installed")
     for distribution in installed.unreadable:
         click.echo(f"warning: metadata of {distribution.distribution} cannot be read: {distribution.reason}", err=True)
 
@@ -98,7 +100,7 @@ def list_backends(as_json: bool) -> None:
 @main.command()
 @click.argument("patterns", nargs=-1)
 @click.option("--family", "families", multiple=True, help="Only prims of this family (repeatable).")
-@click.option("--backend", help="Add what this backend does with each prim.")
+@click.option("--backend", type=BACKEND, help="Add what this backend does with each prim.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ops(patterns: Sequence[str], families: Sequence[str], backend: str | None, as_json: bool) -> None:
     """Show the prims whose names match PATTERNS (globs; all by default)."""
@@ -114,18 +116,18 @@ def ops(patterns: Sequence[str], families: Sequence[str], backend: str | None, a
         raise click.BadParameter(f"no prim matches {' '.join(patterns)}", param_hint="PATTERNS")
     placements = _placements(backend) if backend else None
     if as_json:
-        _print_json([_record(prim, placements) for prim in prims])
+        print_json([_record(prim, placements) for prim in prims])
         return
     from vendor_sdk.pages import bound_text, dtypes_text
 
-    table = _table("prim", "family", "schema", "dtypes", "bound", *([backend] if backend else []))
+    shown = table("prim", "family", "schema", "dtypes", "bound", *([backend] if backend else []))
     for prim in prims:
         cells = [prim.name, str(prim.family), prim.schema, dtypes_text(prim.dtypes), bound_text(prim.bound)]
-        placed = [_placed(placements.get(prim.name))] if placements is not None else []
-        table.add_row(*map(_plain, cells), *placed)
-    console = _console()
-    console.print(table)
-    console.print(_totals(prims, placements))
+        placed = [_placed(placements[prim.name])] if placements is not None else []
+        shown.add_row(*map(plain, cells), *placed)
+    out = console()
+    out.print(shown)
+    out.print(_totals(prims, placements))
 
 
 @main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
@@ -157,15 +159,15 @@ def cache_info(as_json: bool) -> None:
 
     used = usage()
     if as_json:
-        _print_json({"directory": str(cache_root()), "limit": size_limit(), "backends": [vars(each) for each in used]})
+        print_json({"directory": str(cache_root()), "limit": size_limit(), "backends": [vars(each) for each in used]})
         return
-    table = _table("backend", "files", "bytes")
+    shown = table("backend", "files", "bytes")
     for each in used:
-        table.add_row(each.backend, f"{each.files:,}", f"{each.bytes:,}")
-    console = _console()
-    console.print(_plain(f"cache directory: {cache_root()}"))
-    console.print(table if used else "empty")
-    console.print(f"limit: {size_limit():,} bytes (VENDOR_SDK_CACHE_SIZE)")
+        shown.add_row(each.backend, f"{each.files:,}", f"{each.bytes:,}")
+    out = console()
+    out.print(plain(f"cache directory: {cache_root()}"))
+    out.print(shown if used else "empty")
+    out.print(f"limit: {size_limit():,} bytes (VENDOR_SDK_CACHE_SIZE)")
 
 
 @cache.command("prune")
@@ -179,7 +181,7 @@ def cache_prune(size: str | None) -> None:
 
 
 @cache.command("clear")
-@click.option("--backend", help="Only this backend's part.")
+@click.option("--backend", type=BACKEND, help="Only this backend's part.")
 def cache_clear(backend: str | None) -> None:
     """Empty the cache."""
     from vendor_sdk.contract.cache import clear
@@ -245,6 +247,10 @@ def _record(prim: Prim, placements: Mapping[str, Placement] | None) -> dict[str,
     return record
 
 
+def _placed(placement: Placement) -> Any:
+    return coloured(str(placement.kind), str(placement))
+
+
 def _totals(prims: Sequence[Prim], placements: Mapping[str, Placement] | None) -> str:
     if placements is None:
         return f"{len(prims)} prims"
@@ -253,44 +259,6 @@ def _totals(prims: Sequence[Prim], placements: Mapping[str, Placement] | None) -
         kind = str(placements[prim.name].kind)
         counts[kind] = counts.get(kind, 0) + 1
     return f"{len(prims)} prims: " + ", ".join(f"{count} {kind}" for kind, count in counts.items())
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty()
-    return Console(highlight=False, width=None if terminal else PIPED_WIDTH)
-
-
-def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=index == 0)
-    return table
-
-
-def _coloured(state: str, text: str | None = None) -> Any:
-    from rich.text import Text
-
-    return Text(text or state, style=STYLES.get(state, ""))
-
-
-def _plain(text: str) -> Any:
-    """Text in which square brackets are just that."""
-    from rich.text import Text
-
-    return Text(text)
-
-
-def _placed(placement: Placement | None) -> Any:
-    return _plain("") if placement is None else _coloured(str(placement.kind), str(placement))
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2))
 
 
 if __name__ == "__main__":

@@ -55,6 +55,10 @@ class PluginLoadError(VendorSDKError):
     """A plugin's entry point raised while it was imported."""
 
 
+class MachineError(PluginLoadError):
+    """This machine lacks what a backend says it needs (``Backend.requires``)."""
+
+
 class ContractError(VendorSDKError):
     """A plugin broke the contract: a misspelled or missing hook, an unknown prim, a wrong return type."""
 

@@ -135,7 +135,7 @@ class Backend:
         dtypes: dtypes the device computes in; nodes with others go to the host, with that reason.
         legalize: what the SDK removes from graphs first.
         requires: called at load; returns ``""`` when the machine has what the backend needs, else what is missing and how to
-            install it (``"no C++ compiler on PATH: install g++"``). ``vendor-sdk list`` shows it.
+            install it (``"no C++ compiler on PATH: install g++"``). ``vendor-sdk list --check`` shows it.
         options: the backend's own compile options, beside the SDK's.
         composites: composites the backend wants whole; each still passes through ``supports``.
         deterministic: whether two runs on equal inputs give equal bits.

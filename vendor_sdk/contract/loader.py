@@ -31,6 +31,7 @@ from vendor_sdk.errors import (
     BackendNameCollisionError,
     BackendNotFoundError,
     ContractError,
+    MachineError,
     PluginLoadError,
     VersionMismatchError,
 )
@@ -474,7 +475,7 @@ def _check_machine(backend: Backend) -> None:
             fix='It must return "" or say, as text, what is missing.',
         ) from error
     if missing:
-        raise PluginLoadError(
+        raise MachineError(
             f"{backend.name}: this machine lacks what the backend needs: {missing}", fix="Install it, then try again."
         )
 

@@ -1,4 +1,5 @@
-"""Which installed backends are ready: each plugin is loaded in a child process, so that none can hide another.
+"""Which installed backends are ready: each plugin is loaded in a child process, so that none can hide another; and what their
+metadata alone says.
 
 A plugin that raises is reported with its error; one that kills the interpreter or hangs is reported as that, and the next child
 goes on with the rest. The parent imports neither torch nor any plugin.
@@ -6,6 +7,7 @@ goes on with the rest. The parent imports neither torch nor any plugin.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -30,11 +32,13 @@ class Status:
     Attributes:
         name: of the backend.
         distributions: who offers it; several when they collide.
-        state: ``"ready"``, ``"broken"`` or ``"collision"``.
+        state: ``"ready"``, ``"unavailable"`` (this machine lacks what it needs), ``"broken"`` or ``"collision"``; of one that
+            was not loaded ``"installed"``, ``"broken"`` or ``"collision"``.
         reason: why it is not ready, the whole error.
         version: of the plugin, ``""`` unless ready.
         dtypes: what the device computes in, empty unless ready.
         hint: what to mend although it can be loaded.
+        plugin: where its code is, ``package.module``.
     """
 
     name: str
@@ -44,6 +48,32 @@ class Status:
     version: str = ""
     dtypes: tuple[str, ...] = ()
     hint: str = ""
+    plugin: str = ""
+
+
+def unloaded(installed: discovery.Installed) -> list[Status]:
+    """What metadata says of every installed backend, in order of name; nothing is imported."""
+    result = []
+    for name in installed.names:
+        offers = installed.named(name)
+        distributions, plugin = tuple(offer.distribution for offer in offers), offers[0].plugin
+        package = plugin.partition(":")[0].partition(".")[0]
+        state, reason, hint = "installed", "", offers[0].hint
+        if len(offers) > 1:
+            state, reason, hint = "collision", f"{discovery.collision(offers)}; uninstall one of them", ""
+        elif name in discovery.TORCH_BACKENDS:
+            state, reason = "broken", f"the name {name!r} belongs to a backend of torch itself; rename it"
+        elif not _exists(package):
+            state, reason = "broken", f"its package {package!r} is not there; reinstall {distributions[0]}"
+        result.append(Status(name, distributions, state, reason, hint=hint, plugin=plugin))
+    return result
+
+
+def _exists(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def statuses(installed: discovery.Installed, seconds: float = SECONDS) -> list[Status]:
@@ -58,7 +88,13 @@ def statuses(installed: discovery.Installed, seconds: float = SECONDS) -> list[S
         else:
             answer = answers[name]
             result.append(
-                Status(name, distributions, **{**answer, "dtypes": tuple(answer.get("dtypes", ()))}, hint=offers[0].hint)
+                Status(
+                    name,
+                    distributions,
+                    **{**answer, "dtypes": tuple(answer.get("dtypes", ()))},
+                    hint=offers[0].hint,
+                    plugin=offers[0].plugin,
+                )
             )
     return result
 
@@ -124,9 +160,12 @@ def _child(names: Sequence[str]) -> None:
 
 def _try(name: str) -> dict[str, Any]:
     from vendor_sdk.contract.loader import load
+    from vendor_sdk.errors import MachineError
 
     try:
         backend = load(name).backend
+    except MachineError as error:
+        return {"state": "unavailable", "reason": str(error)}
     except Exception as error:
         return {"state": "broken", "reason": str(error) or repr(error)}
     dtypes = sorted(str(dtype).removeprefix("torch.") for dtype in backend.dtypes)

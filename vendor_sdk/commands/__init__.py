@@ -1,0 +1,1 @@
+"""Commands of ``vendor-sdk`` with more to them than a listing, a module each, imported when they are asked for."""
