@@ -1,0 +1,96 @@
+"""``vendor-sdk doctor``: what it sees, what it says to do, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from vendor_sdk import doctor
+from vendor_sdk.cli import main
+from vendor_sdk.contract import probe
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def findings(*arguments: str, exit_code: int = 0) -> dict[str, dict[str, str]]:
+    done = CliRunner().invoke(main, ["doctor", "--json", *arguments])
+    assert done.exit_code == exit_code, done.output
+    return {each["subject"]: each for each in json.loads(done.stdout)["findings"]}
+
+
+@pytest.fixture(autouse=True)
+def tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path / "cache"))
+    for variable in ("CC", "CXX"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def test_a_machine_in_order(tmp_path: Path) -> None:
+    found = findings("--fast")
+    for subject in ("python", "torch", "numpy", "C++ compiler", str(tmp_path / "cache")):
+        assert found[subject]["state"] == "ok", found[subject]
+        assert not found[subject]["mend"]
+    assert {each["area"] for each in found.values()} >= {"versions", "compilers", "backends", "cache", "environment"}
+    assert "devices" not in {each["area"] for each in found.values()}
+    shown = CliRunner().invoke(main, ["doctor", "--fast"])
+    assert shown.exit_code == 0
+    assert "0 failed" in shown.stdout
+
+
+def test_what_is_not_in_order_has_a_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Any) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setenv("VENDOR_SDK_DEBG", "1")
+    monkeypatch.setenv("VENDOR_SDK_FUEL", "3")
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    monkeypatch.setattr(doctor.metadata, "requires", lambda name: ["torch>=99", "nosuchpackage>=1", "x; extra == 'y'"])
+    install("gone", {"gone": "gone_package.plugin"})
+    install("lonely", {"lonely": "json"}, {})
+    install("twin-a", {"twin": "json"})
+    install("twin-b", {"twin": "json"})
+    found = findings("--fast", exit_code=1)
+    expected = {
+        "torch": ("failed", "pip install 'torch>=99'"),
+        "nosuchpackage": ("failed", "pip install 'nosuchpackage>=1'"),
+        "C++ compiler": ("failed", "correct or unset CXX"),
+        "gone": ("failed", "list --check"),
+        "lonely": ("warning", "add lonely = "),
+        "twin": ("failed", "list --check"),
+        str(tmp_path / "file"): ("failed", "VENDOR_SDK_CACHE_DIR"),
+        "VENDOR_SDK_DEBG": ("warning", "did you mean VENDOR_SDK_DEBUG?"),
+        "VENDOR_SDK_FUEL": ("warning", "unset it"),
+    }
+    for subject, (state, mend) in expected.items():
+        assert found[subject]["state"] == state, found[subject]
+        assert mend in found[subject]["mend"], found[subject]
+    assert "x" not in found
+    assert "gone_package" in found["gone"]["found"]
+
+
+def test_a_size_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_SIZE", "many")
+    assert findings("--fast", exit_code=1)["VENDOR_SDK_CACHE_SIZE"]["state"] in ("failed", "ok")
+
+
+def test_a_backend_that_this_machine_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = probe.Status("needy", ("needy 1.0",), "unavailable", "needy: no such chip here\n  fix: Buy one.")
+    monkeypatch.setattr(probe, "statuses", lambda installed: [lacking])
+    monkeypatch.setattr(doctor, "_devices", lambda: iter(()))
+    assert findings()["needy"] == {
+        "area": "backends", "subject": "needy", "state": "warning", "found": "needy: no such chip here", "mend": "Buy one.",
+    }  # fmt: skip
+    assert findings("--backend", "needy", exit_code=1)["needy"]["state"] == "failed"
+    assert findings("--fast", "--backend", "cpp_cp", exit_code=1)["cpp_cp"]["mend"].endswith("did you mean 'cpp_cpu'?")
+
+
+def test_it_knows_every_variable_that_the_sdk_reads() -> None:
+    files = [path for folder in ("vendor_sdk", "conformance", "reference_backends") for path in (ROOT / folder).rglob("*.py")]
+    named = {name for path in files for name in re.findall(r'"(VENDOR_SDK_[A-Z_]*[A-Z])"', path.read_text())}
+    assert named == doctor.VARIABLES
+    assert os.environ.keys() & doctor.VARIABLES >= {"VENDOR_SDK_CACHE_DIR"}
