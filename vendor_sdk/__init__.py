@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vendor_sdk.contract.loader import LoadedBackend, Session, extend, load, register, unregister
     from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
     from vendor_sdk.contract.program import Entry, Program, StepError
+    from vendor_sdk.contract.table import TableEmitter
     from vendor_sdk.errors import (
         BackendNameCollisionError,
         BackendNotFoundError,
@@ -80,6 +81,7 @@ _HOMES = {
     "vendor_sdk.contract.loader": "LoadedBackend Session extend load register unregister",
     "vendor_sdk.contract.placement": "Kind NodePlacement Placement Route",
     "vendor_sdk.contract.program": "Entry Program StepError",
+    "vendor_sdk.contract.table": "TableEmitter",
     "vendor_sdk.errors": (
         "BackendNameCollisionError BackendNotFoundError CaptureError CompilerError ContractError DeviceError GraphError "
         "KernelError LoweringError MachineError OptionError PluginLoadError UnsupportedPrimError VendorSDKError "
@@ -181,6 +183,7 @@ __all__ = [
     "StepError",
     "Support",
     "Supported",
+    "TableEmitter",
     "TensorInfo",
     "TorchDevice",
     "Ulp",

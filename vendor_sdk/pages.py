@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import torch
 
-from vendor_sdk.contract import backend, device, emitter, graph, hookspecs, kernel
+from vendor_sdk.contract import backend, device, emitter, graph, hookspecs, kernel, table
 from vendor_sdk.ir import loop, loop_ops
 from vendor_sdk.ir.loop_ops import COMBINE, OPS, CombineOp, LoopOp
 from vendor_sdk.prims import row
@@ -38,6 +38,7 @@ CLASSES = (
     device.MemoryStats,
     emitter.Emitter,
     emitter.Limits,
+    table.TableEmitter,
     graph.GraphCompiler,
 )
 

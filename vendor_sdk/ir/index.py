@@ -11,10 +11,14 @@ Division and modulo round toward minus infinity, as Python's do.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import partial, reduce
+from typing import Any, Literal, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 class Int:
@@ -546,11 +550,11 @@ def _atom_text(atom: Atom, style: Mapping[str, str]) -> str:
     if isinstance(atom, Extreme):
         return style[atom.key[0]].format(_text(atom.key[1], style), _text(atom.key[2], style))
     numerator, denominator = atom.key
-    operator = "//" if isinstance(atom, Div) else "%"
-    pattern = style[operator]
+    sign = "//" if isinstance(atom, Div) else "%"
+    pattern = style[sign]
     left, right = _text(numerator, style), _text(denominator, style)
     if style is _C and nonnegative(numerator) and nonnegative(denominator):
-        pattern = "({0} / {1})" if operator == "//" else "({0} % {1})"
+        pattern = "({0} / {1})" if sign == "//" else "({0} % {1})"
     if not pattern.startswith("("):
         return pattern.format(left, right)
     return pattern.format(_parenthesise(left, numerator), _parenthesise(right, denominator))
@@ -587,28 +591,54 @@ def to_c(expression: Int) -> str:
     return _text(expression, _C)
 
 
+Operation = Literal["add", "mul", "floordiv", "mod", "min", "max"]
+
+
+def fold(expression: Int, leaf: Callable[[str | int], T], combine: Callable[[Operation, T, T], T]) -> T:
+    """The expression in a language of your own, one operation after the other.
+
+    Args:
+        leaf: what a symbol's name, or a number, is there.
+        combine: what an operation on two such values gives; the operations are those of ``Compute`` of the same names, int64.
+    """
+
+    def whole(e: Int) -> T:
+        parts = [term(atom, coefficient) for atom, coefficient in e.terms]
+        if e.constant or not parts:
+            parts.append(leaf(e.constant))
+        return reduce(partial(combine, "add"), parts)
+
+    def term(atom: Atom, coefficient: int) -> T:
+        parts = [factor(f) for f in atom.factors]
+        if coefficient != 1:
+            parts.append(leaf(coefficient))
+        return reduce(partial(combine, "mul"), parts)
+
+    def factor(atom: Atom) -> T:
+        if isinstance(atom, Symbol):
+            return leaf(atom.name)
+        if isinstance(atom, Extreme):
+            return combine(atom.key[0], whole(atom.key[1]), whole(atom.key[2]))
+        return combine("floordiv" if isinstance(atom, Div) else "mod", whole(atom.key[0]), whole(atom.key[1]))
+
+    return whole(expression)
+
+
 def evaluate(expression: Int, values: Mapping[str, Any]) -> Any:
     """Value of the expression for ``values`` of its symbols: ints, or int64 tensors (broadcast, result a tensor)."""
-    result: Any = expression.constant
-    for atom, coefficient in expression.terms:
-        term: Any = coefficient
-        for factor in atom.factors:
-            term = term * _evaluate_factor(factor, values)
-        result = result + term
-    return result
 
-
-def _evaluate_factor(atom: Atom, values: Mapping[str, Any]) -> Any:
-    if isinstance(atom, Symbol):
-        return values[atom.name]
-    if isinstance(atom, Extreme):
-        left, right = evaluate(atom.key[1], values), evaluate(atom.key[2], values)
+    def combine(operation: Operation, left: Any, right: Any) -> Any:
+        if operation in _INTEGER:
+            return _INTEGER[operation](left, right)
         if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
             pair = torch.as_tensor(left, dtype=torch.int64), torch.as_tensor(right, dtype=torch.int64)
-            return torch.minimum(*pair) if atom.key[0] == "min" else torch.maximum(*pair)
-        return min(left, right) if atom.key[0] == "min" else max(left, right)
-    numerator, denominator = evaluate(atom.key[0], values), evaluate(atom.key[1], values)
-    return numerator // denominator if isinstance(atom, Div) else numerator % denominator
+            return torch.minimum(*pair) if operation == "min" else torch.maximum(*pair)
+        return min(left, right) if operation == "min" else max(left, right)
+
+    return fold(expression, lambda leaf: leaf if isinstance(leaf, int) else values[leaf], combine)
+
+
+_INTEGER = {"add": operator.add, "mul": operator.mul, "floordiv": operator.floordiv, "mod": operator.mod}
 
 
 def from_size(size: Any) -> Int:

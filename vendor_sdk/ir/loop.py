@@ -258,6 +258,19 @@ def makes(stmt: Stmt) -> tuple[str, ...]:
     return (stmt.to,) if isinstance(stmt, Load | Const | Scalar | Index | Compute) else ()
 
 
+def dtypes(kernel: LoopKernel) -> dict[str, torch.dtype]:
+    """Of every value and loop variable of a kernel, by name: what instructions on typed registers need."""
+    found: dict[str, torch.dtype] = {}
+    for stmt in walk(kernel.body):
+        found.update(dict.fromkeys(loop_variables(stmt), torch.int64))
+        if isinstance(stmt, Reduce | Scan):
+            for a in stmt.accumulators:
+                found.update(zip(a.to, (a.dtype, torch.int64), strict=False))
+        else:
+            found.update(dict.fromkeys(makes(stmt), getattr(stmt, "dtype", torch.int64)))
+    return found
+
+
 def required_ops(kernel: LoopKernel) -> frozenset[str]:
     """What an emitter must have for this kernel: names of computed ops, ``reduce.OP``, ``scan.OP``, ``store.MODE`` for
     combining stores, ``scratch`` for buffers of the launch's own, ``local`` for those of one iteration, ``nest`` for inner
