@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import vendor_sdk
-from vendor_sdk import Backend, ContractError, Emitter, Launch, LoopKernel, TableEmitter, hookimpl, index
+from vendor_sdk import Backend, ContractError, Emitter, Launch, LoopKernel, TableEmitter, flat, hookimpl, index
 from vendor_sdk.contract import loader
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.loop import Const, Index, Load, Nest, Param, Range, Reduce, Scan, Store, Symbol, dtypes
@@ -79,7 +79,7 @@ class PythonEmitter(TableEmitter):
         exec("\n".join(text for _, text in kernels), scope)
 
         def launch(name: str) -> Launch:
-            return lambda buffers, symbols: scope[name](*(b.detach().view(-1) for b in buffers), *symbols)
+            return lambda buffers, symbols: scope[name](*map(flat, buffers), *symbols)
 
         return [launch(kernel.name) for kernel, _ in kernels]
 
@@ -94,12 +94,12 @@ class Python:
         return PythonEmitter()
 
 
-def ran(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, **options: Any) -> torch.Tensor:
+def ran(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, fallback: str = "error", **options: Any) -> torch.Tensor:
     if not loader.known("pythontext"):
         vendor_sdk.register(Python())
     torch._dynamo.reset()
     with torch.no_grad():
-        compiled = torch.compile(function, backend="pythontext", options={"fallback": "error"}, **options)
+        compiled = torch.compile(function, backend="pythontext", options={"fallback": fallback}, **options)
         return cast(torch.Tensor, compiled(*inputs))
 
 
@@ -122,6 +122,22 @@ def test_what_a_table_writes_computes_what_torch_does(
 ) -> None:
     values = [torch.randn(shape) for shape in inputs]
     torch.testing.assert_close(ran(function, *values), function(*values))
+
+
+def test_an_output_of_another_dtype_is_not_rearranged_by_the_backend() -> None:
+    x = torch.arange(15, dtype=torch.int16).reshape(3, 5)
+    result = ran(lambda x: x.t() * 2, x, fallback="host")
+    assert result.stride() == (1, 5)
+    assert torch.equal(result, x.t() * 2)
+
+
+def test_flat_memory_is_what_indices_count_in() -> None:
+    x = torch.randn(4, 6)[1:, 2:5].t().requires_grad_()
+    assert torch.equal(flat(x)[1 * 1 + 2 * 6], x[1, 2])
+    assert len(flat(x)) == 2 * 6 + 3
+    assert len(flat(x[:0])) == 0
+    y = torch.randn(5, 3)
+    torch.testing.assert_close(ran(lambda x, y: x.exp() + y[:3], x, y), (x.exp() + y[:3]).detach())
 
 
 def test_symbolic_sizes_and_numbers_reach_the_text() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
     from vendor_sdk.contract.cache import cache_dir
     from vendor_sdk.contract.device import Device, DeviceProperties, DeviceTensor, MemoryStats, TorchDevice, contiguous_strides
-    from vendor_sdk.contract.emitter import Emitter, Launch, Limits
+    from vendor_sdk.contract.emitter import Emitter, Launch, Limits, flat
     from vendor_sdk.contract.graph import GraphCompiler
     from vendor_sdk.contract.hookspecs import HOOKS, hookimpl
     from vendor_sdk.contract.kernel import Kernel, NativeCall, Operand, destination
@@ -74,7 +74,7 @@ _HOMES = {
     "vendor_sdk.contract.artifacts": "Artifacts",
     "vendor_sdk.contract.cache": "cache_dir",
     "vendor_sdk.contract.device": "Device DeviceProperties DeviceTensor MemoryStats TorchDevice contiguous_strides",
-    "vendor_sdk.contract.emitter": "Emitter Launch Limits",
+    "vendor_sdk.contract.emitter": "Emitter Launch Limits flat",
     "vendor_sdk.contract.graph": "GraphCompiler",
     "vendor_sdk.contract.hookspecs": "HOOKS hookimpl",
     "vendor_sdk.contract.kernel": "Kernel NativeCall Operand destination",
@@ -202,6 +202,7 @@ __all__ = [
     "errors",
     "explain",
     "extend",
+    "flat",
     "hookimpl",
     "index",
     "load",

@@ -50,7 +50,7 @@ from vendor_sdk.normalize.decompose import prim_table
 from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.normalize.products import join_products
 from vendor_sdk.partition.outputs import store_as_promised
-from vendor_sdk.partition.place import place
+from vendor_sdk.partition.place import place, placement_of
 from vendor_sdk.partition.segments import join_segments
 from vendor_sdk.partition.transfers import insert_transfers
 from vendor_sdk.plan.activations import Activations
@@ -248,9 +248,7 @@ def _store_as_promised(graph: PrimGraph, session: Session) -> None:
     routes = Routes(session)
 
     def emitted(node: fx.Node) -> bool:
-        if node.meta["val"].dtype not in session.loaded.backend.dtypes:
-            return False
-        return routes.route(node, prim_name(node)) is Route.EMITTER
+        return placement_of(node, graph, routes).route is Route.EMITTER
 
     store_as_promised(graph, emitted)
 

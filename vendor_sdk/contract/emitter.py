@@ -7,13 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from vendor_sdk.contract.program import Entry, Program
 from vendor_sdk.ir.loop import LoopKernel
 
 Launch = Callable[[Sequence[Any], Sequence[int]], None]
-"""``launch(buffers, symbols)``: buffers in the order of ``LoopKernel.params`` (tensors of the device, results included, each
-contiguous from its own first element), symbols in the order of ``LoopKernel.symbols``. A param of role "inout" is one buffer
-that is read and then written, each element by the iteration that writes it; no other two params overlap."""
+"""``launch(buffers, symbols)``: buffers in the order of ``LoopKernel.params`` (tensors of the device, results included),
+symbols in the order of ``LoopKernel.symbols``. An index of the kernel counts elements in memory from the tensor's first one:
+strides are in the index already (``flat`` gives that memory). A param of role "inout" is one buffer that is read and then
+written, each element by the iteration that writes it; no other two params overlap."""
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a launch's buffer, as one dimension: element ``i`` is what the kernel calls ``param[i]``."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.detach().as_strided((extent if tensor.numel() else 0,), (1,))
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,9 @@ class TableEmitter(Emitter):
     - ``store.masked``: ``{store} {mask}``, how a store is made conditional.
     - ``loop`` and ``end``: ``{var} {size}``, what opens and closes a range.
     - ``reduce.OP`` and ``scan.OP``: once an iteration, after the body: ``{to} {0}``, for "argmax" and "argmin"
-      ``{to} {at} {0} {1}``; ``{rank}`` is the number of ranges.
+      ``{to} {at} {0} {1}``; ``{rank}`` is the number of ranges, ``{start}`` the result over nothing.
     - ``accumulator``: where running results must be started: ``{to} {value} {R}``, before the loop, for each.
+    - ``result``: where they are kept in another form: ``{to} {R}``, after the loop, or in a scan after each advance.
     - ``compute``: where the texts of operations are expressions: ``{to} {expression} {R}``.
     - ``scratch`` and ``local``: ``{param} {size} {T}``, if the target has such memory.
     - ``nest`` and ``contraction``: any text, if loops in loops and matrix products as plain loops are welcome.
@@ -169,27 +170,37 @@ class _Writer:
         then: Sequence[Stmt] = (),
     ) -> None:
         if "accumulator" in self.emitter.ops:
-            for a in accumulators:
-                self.start(a, kind)
+            for to, value in ((to, v) for a in accumulators for to, v in zip(a.to, self.starts(a, kind), strict=False)):
+                self.put(self.text("accumulator", to=to, value=value, R=self.type(self.dtypes[to])))
         sizes = [self.index(r.size) for r in ranges]
         for r, size in zip(ranges, sizes, strict=True):
             self.put(self.text("loop", var=r.var, size=size))
             self.depth += 1
         self.body(body)
         for a in accumulators:
-            kind_of = self.type(a.dtype)
-            line = self.text(f"{kind}.{a.op}", *a.args, to=a.to[0], at=a.to[-1], rank=len(ranges), T=kind_of, R=kind_of)
-            self.put(line)
+            start, of = self.starts(a, kind)[0], self.type(a.dtype)
+            self.put(self.text(f"{kind}.{a.op}", *a.args, to=a.to[0], at=a.to[-1], start=start, rank=len(ranges), T=of, R=of))
+        if kind == "scan":
+            self.results(accumulators)
         self.body(then)
         for _ in ranges:
             self.depth -= 1
             self.put(self.text("end"))
+        if kind == "reduce":
+            self.results(accumulators)
 
-    def start(self, a: Accumulator, kind: str) -> None:
-        """Running results over nothing; the position of an extreme starts after all others, in a scan before them."""
-        starts = [(COMBINE[a.op].identity(a.dtype), a.dtype), (2**63 - 1 if kind == "reduce" else 0, torch.int64)]
-        for to, (value, dtype) in zip(a.to, starts, strict=False):
-            self.put(self.text("accumulator", to=to, value=self.emitter.literal(value, dtype), R=self.type(dtype)))
+    def results(self, accumulators: Sequence[Accumulator]) -> None:
+        if "result" in self.emitter.ops:
+            for to in (to for a in accumulators for to in a.to):
+                self.put(self.text("result", to=to, R=self.type(self.dtypes[to])))
+
+    def starts(self, a: Accumulator, kind: str) -> list[str]:
+        """Results over nothing; the position of an extreme starts after all others, in a scan before them."""
+        position = 2**63 - 1 if kind == "reduce" else 0
+        return [
+            self.emitter.literal(COMBINE[a.op].identity(a.dtype), a.dtype),
+            self.emitter.literal(position, torch.int64),
+        ]
 
     def index(self, expression: ix.Int) -> str:
         return self.emitter.index(expression) or ix.fold(expression, self.leaf, self.arithmetic)

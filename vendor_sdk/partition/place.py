@@ -51,7 +51,7 @@ def place(graph: PrimGraph, routes: Routes) -> list[NodePlacement]:
     for node in list(graph.calls()):
         if node in dead:
             continue
-        placement = _decide(node, graph, routes)
+        placement = placement_of(node, graph, routes)
         if placement.kind is Kind.HOST:
             parts = _decompose(node, graph, routes, dead)
             if parts is not None:
@@ -76,7 +76,8 @@ def unsupported(node: fx.Node, backend: str, reason: str) -> UnsupportedPrimErro
     )
 
 
-def _decide(node: fx.Node, graph: PrimGraph, routes: Routes) -> Placement:
+def placement_of(node: fx.Node, graph: PrimGraph, routes: Routes) -> Placement:
+    """Where one node runs, as far as that does not depend on the others."""
     name = prim_name(node)
     if name == "getitem":
         source = node.args[0]
@@ -166,7 +167,7 @@ def _decompose(node: fx.Node, graph: PrimGraph, routes: Routes, dead: set[fx.Nod
         if part in inner_dead:
             continue
         part.meta["stack_trace"] = node.meta.get("stack_trace")
-        placement = _decide(part, inner, routes)
+        placement = placement_of(part, inner, routes)
         if placement.kind is Kind.HOST and _decompose(part, inner, routes, inner_dead) is None:
             return None
         part.meta["placement"] = placement
