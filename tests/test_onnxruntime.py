@@ -11,16 +11,32 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import vendor_sdk
-from vendor_sdk import ALL, OPSET, Effort, Kind, NodeContext, OptionError, Prim, Route, Sample, SampleContext, TensorInfo
+from vendor_sdk import (
+    ALL,
+    COMPOSITES,
+    FLOATS,
+    OPSET,
+    Composite,
+    Effort,
+    Kind,
+    NodeContext,
+    OptionError,
+    Prim,
+    Route,
+    Sample,
+    SampleContext,
+    TensorInfo,
+)
 from vendor_sdk.pipeline import recording
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 from reference_backends.onnxruntime import plugin  # noqa: E402
-from reference_backends.onnxruntime.translate import RULES, single  # noqa: E402
+from reference_backends.onnxruntime.translate import CLAIMED, RULES, single  # noqa: E402
 
 NAME = "onnxruntime"
 DTYPES = tuple(dtype for dtype in ALL if dtype != torch.bfloat16)
@@ -55,7 +71,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def call_of(row: Prim, sample: Sample) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+def call_of(row: Prim | Composite, sample: Sample) -> tuple[Callable[..., Any], list[torch.Tensor]]:
     """The sample's call as a function of its tensors, with those tensors.
 
     The result of a view is read by a node that leaves every value as it is, so that the view stands inside a partition.
@@ -77,9 +93,11 @@ def call_of(row: Prim, sample: Sample) -> tuple[Callable[..., Any], list[torch.T
     args = [outside(value) for value in sample.args]
     kwargs = {name: outside(value) for name, value in sample.kwargs.items()}
 
+    target: Any = row.target if isinstance(row, Prim) else next(iter(row.targets))
+
     def call(*given: torch.Tensor) -> Any:
-        result = row.target(*(inside(a, given) for a in args), **{name: inside(v, given) for name, v in kwargs.items()})
-        return torch.ops.aten.maximum.default(result, result) if row.is_view else result
+        result = target(*(inside(a, given) for a in args), **{name: inside(v, given) for name, v in kwargs.items()})
+        return torch.ops.aten.maximum.default(result, result) if isinstance(row, Prim) and row.is_view else result
 
     return call, tensors
 
@@ -92,13 +110,69 @@ def samples(row: Prim) -> Iterator[tuple[torch.dtype, Sample]]:
             yield dtype, sample
 
 
-def judge(row: Prim, sample: Sample, results: list[Any]) -> None:
+def judge(row: Prim | Composite, sample: Sample, results: list[Any]) -> None:
     expected = vendor_sdk.reference(row, sample)
     verdict = vendor_sdk.violations(row.bound, row, sample, results[0] if len(expected) == 1 else tuple(results), expected)
     assert verdict.ok, f"{row.name} [{sample.label}]: {verdict.message}"
 
 
-@pytest.mark.parametrize("name", sorted(set(RULES) - ABSENT))
+@pytest.mark.parametrize("name", sorted(CLAIMED - {"rms_norm"}))
+def test_claimed_composites_meet_their_bounds(name: str) -> None:
+    row = COMPOSITES[name]
+    for dtype in (dtype for dtype in FLOATS if dtype in DTYPES):
+        for sample in row.samples(SampleContext.make(dtype, Effort.STANDARD)):
+            function, tensors = call_of(row, sample)
+            compiled = vendor_sdk.compile_graph(vendor_sdk.trace(function, tensors, composites=CLAIMED), backend=NAME)
+            placement = next((each.placement for each in compiled.placements if each.prim == name))
+            if placement.kind is Kind.NATIVE:
+                judge(row, sample, compiled(*tensors))
+            else:
+                assert "float64" in placement.reason or "left to the decomposition" in placement.reason
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, **keywords: Any) -> torch.Tensor:
+    return functional.scaled_dot_product_attention(q, k, k, enable_gqa=True, **keywords)
+
+
+MASK = torch.tensor([[True] * 11, [False] * 11, [False] * 10 + [True]]).repeat(3, 1)
+WHOLE: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[tuple[int, ...], ...]]] = {
+    "rms_norm": ("rms_norm", lambda x, w: functional.rms_norm(x, (16,), w, 1e-6), ((3, 5, 16), (16,))),
+    "rms_norm, no weight": ("rms_norm", lambda x: functional.rms_norm(x, (5, 16)), ((3, 5, 16),)),
+    "attention": ("scaled_dot_product_attention", attend, ((2, 4, 9, 8), (2, 2, 11, 8))),
+    "attention, causal": (
+        "scaled_dot_product_attention",
+        lambda q, k: attend(q, k, is_causal=True, scale=0.3),
+        ((2, 4, 9, 8), (2, 4, 9, 8)),
+    ),
+    "attention, rows with no key": (
+        "scaled_dot_product_attention",
+        lambda q, k: attend(q, k, attn_mask=MASK),
+        ((2, 4, 9, 8), (2, 2, 11, 8)),
+    ),
+    "group_norm": ("group_norm", lambda x, w: functional.group_norm(x, 3, w), ((2, 6, 4, 5), (6,))),
+    "layer_norm": ("layer_norm", lambda x, w: functional.layer_norm(x, (16,), w), ((3, 5, 16), (16,))),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_composites_run_whole_in_inference_and_have_gradients(name: str) -> None:
+    composite, function, shapes = WHOLE[name]
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape) for shape in shapes]
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        found = torch.compile(function, backend=NAME)(*inputs)
+    torch.testing.assert_close(found, function(*inputs), rtol=1e-5, atol=1e-5)
+    assert composite in {each.prim for each in graphs[0].placements if each.placement.kind is Kind.NATIVE}
+    ours, theirs = ([x.clone().requires_grad_() for x in inputs] for _ in range(2))
+    torch._dynamo.reset()
+    torch.compile(function, backend=NAME)(*ours).square().sum().backward()
+    function(*theirs).square().sum().backward()
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(set(RULES) - ABSENT - CLAIMED))
 def test_claimed_prims_meet_their_bounds(name: str) -> None:
     row = OPSET[name]
     native: set[torch.dtype] = set()
@@ -146,7 +220,7 @@ def test_rules_that_normalization_keeps_from_graphs(name: str) -> None:
 
 def test_at_least_130_prims_are_claimed() -> None:
     assert len(RULES) >= 130
-    assert set(RULES) <= set(OPSET)
+    assert set(RULES) <= {*OPSET, *COMPOSITES}
 
 
 def test_a_model_is_one_partition_a_graph_and_none_of_it_runs_on_the_host() -> None:

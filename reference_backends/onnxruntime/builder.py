@@ -15,9 +15,9 @@ import onnx
 import torch
 from onnx import TensorProto, helper
 
-OPSET = 21
-"""ONNX opset of every model: 20 brought the bool reductions and 3-d GridSample that rules rely on."""
-IR_VERSION = 10
+OPSET = 23
+"""ONNX opset of every model: 20 brought the bool reductions that rules rely on, 23 Attention and RMSNormalization."""
+IR_VERSION = 11
 """The IR version that belongs to the opset; without it the onnx package writes its newest, which runtimes may not read."""
 
 ELEMENT_TYPES = {
@@ -82,10 +82,15 @@ class Outline:
         return len(self.shape)
 
 
+def read(outlines: Sequence[Outline | None]) -> Outline:
+    """One of the outlines of several results: those that nobody reads have none."""
+    return next(each for each in outlines if each is not None)
+
+
 Rule = Callable[..., Any]
 """Called as ``rule(builder, outline, *args, **kwargs)`` with the node's arguments: tensors as ``Operand``, run-time numbers as
-``Number``, the rest as it stands; ``outline`` is one ``Outline``, or a tuple for a prim with several results. Returns a
-``Value``, or a tuple of them."""
+``Number``, the rest as it stands; ``outline`` is one ``Outline``, or for a prim with several results a tuple, with ``None`` for a
+result that nobody reads. Returns a ``Value``, or a tuple of them."""
 
 
 class Builder:

@@ -26,6 +26,14 @@ def _providers() -> tuple[str, ...]:
     return tuple(onnxruntime.get_available_providers())
 
 
+def _composites() -> frozenset[str]:
+    if _requires():
+        return frozenset()
+    from reference_backends.onnxruntime.translate import CLAIMED
+
+    return CLAIMED
+
+
 @hookimpl
 def backend() -> Backend:
     return Backend(
@@ -33,6 +41,7 @@ def backend() -> Backend:
         version="0.1.0",
         dtypes=frozenset(ALL) - {torch.bfloat16},
         legalize=Legalization(explicit_promotion=True, no_scalars=True),
+        composites=_composites(),
         requires=_requires,
         options={
             "provider": Option(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, static
+from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, read, static
 from reference_backends.onnxruntime.reduction import extreme, position, wide
 
 Array = np.ndarray[Any, Any]
@@ -245,7 +245,7 @@ def _maximum(b: Builder, x: Operand, windows: _Windows) -> tuple[Value, Value]:
 def _max_pool(dims: int) -> Rule:
     def rule(
         b: Builder,
-        out: tuple[Outline, ...],
+        out: Sequence[Outline | None],
         x: Operand,
         kernel_size: Any,
         stride: Any = (),
@@ -254,7 +254,7 @@ def _max_pool(dims: int) -> Rule:
         ceil_mode: bool = False,
     ) -> tuple[Value, Value]:
         plane = static(x.shape[x.rank - dims :], "pooling")
-        places = static(out[0].shape[x.rank - dims :], "pooling")
+        places = static(read(out).shape[x.rank - dims :], "pooling")
         kernel = _sizes(kernel_size, dims)
         step = _sizes(stride, dims) if stride else kernel
         return _maximum(
@@ -265,7 +265,7 @@ def _max_pool(dims: int) -> Rule:
 
 
 def _adaptive_max(dims: int) -> Rule:
-    def rule(b: Builder, out: tuple[Outline, ...], x: Operand, output_size: Sequence[Any]) -> tuple[Value, Value]:
+    def rule(b: Builder, out: Sequence[Outline | None], x: Operand, output_size: Sequence[Any]) -> tuple[Value, Value]:
         plane = static(x.shape[x.rank - dims :], "adaptive pooling")
         return _maximum(b, x, _windows(plane, _adaptive(plane, static(_sizes(output_size, dims), "adaptive pooling"))))
 

@@ -121,7 +121,7 @@ def _position(*, largest: bool) -> Rule:
 
 
 def _extreme_and_position(*, largest: bool) -> Rule:
-    def rule(b: Builder, out: tuple[Outline, ...], x: Operand, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    def rule(b: Builder, out: Sequence[Outline | None], x: Operand, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         if x.rank == 0:
             return x, b.constant(0)
         axis = normalized(dim, x.rank)
@@ -215,7 +215,8 @@ def _stepwise(rule: Rule) -> Rule:
         if 0 not in sizes:
             return rule(b, out, x, dim, **keywords)
         empty = [
-            b.op("Expand", b.constant(0, each.dtype), b.sizes(sizes)) for each in (out if isinstance(out, tuple) else [out])
+            None if each is None else b.op("Expand", b.constant(0, each.dtype), b.sizes(sizes))
+            for each in (out if isinstance(out, tuple) else [out])
         ]
         return tuple(empty) if isinstance(out, tuple) else empty[0]
 
@@ -237,7 +238,7 @@ def _cumprod(b: Builder, out: Outline, x: Operand, dim: int, *, dtype: Any = Non
 def _running_extreme(*, largest: bool) -> Rule:
     """(running extreme, its last index): a NaN, once met, stays; the index moves to later equal ones."""
 
-    def rule(b: Builder, out: tuple[Outline, ...], x: Operand, dim: int) -> tuple[Value, Value]:
+    def rule(b: Builder, out: Sequence[Outline | None], x: Operand, dim: int) -> tuple[Value, Value]:
         if x.rank == 0:
             return x, b.constant(0)
         axis = normalized(dim, x.rank)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Value, normalized
+from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Value, normalized, read
 from reference_backends.onnxruntime.view import sliced
 
 Pair = tuple[Value, Value]
@@ -49,10 +49,10 @@ def _sort(b: Builder, out: Any, x: Operand, *, stable: bool | None = None, dim: 
 
 
 def _topk(
-    b: Builder, out: tuple[Outline, ...], x: Operand, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
+    b: Builder, out: Sequence[Outline | None], x: Operand, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> Pair:
     if x.rank == 0:
-        return (x, b.constant(0)) if out[0].rank == 0 else (b.reshape(x, [1]), b.constant([0]))
+        return (x, b.constant(0)) if read(out).rank == 0 else (b.reshape(x, [1]), b.constant([0]))
     axis = normalized(dim, x.rank)
     order = _ordered(b, x, axis, descending=largest)
     return _gathered(b, x, sliced(b, order, axis, 0, k), axis)

@@ -10,9 +10,9 @@ import onnx
 import torch
 from torch import fx
 
-from reference_backends.onnxruntime import contraction, indexing, pointwise, pooling, reduction, sorting, view
+from reference_backends.onnxruntime import composite, contraction, indexing, pointwise, pooling, reduction, sorting, view
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value
-from vendor_sdk import OPSET, LoweringError, NodeContext, PrimGraph, TensorInfo
+from vendor_sdk import COMPOSITES, OPSET, LoweringError, NodeContext, PrimGraph, TensorInfo
 
 RULES: Mapping[str, Rule] = {
     **pointwise.RULES,
@@ -22,10 +22,16 @@ RULES: Mapping[str, Rule] = {
     **contraction.RULES,
     **pooling.RULES,
     **sorting.RULES,
+    **composite.RULES,
 }
-"""Prim name to its rule."""
+"""Name of a prim or composite to its rule."""
 
-_NAMES = {row.target: name for name, row in OPSET.items()}
+CLAIMED = frozenset(composite.RULES)
+"""The composites among them."""
+
+_NAMES = {row.target: name for name, row in OPSET.items()} | {
+    target: name for name, row in COMPOSITES.items() for target in row.targets
+}
 
 _STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "implicit"})
 """Keyword arguments about storage: values have none."""
@@ -53,7 +59,7 @@ def translate(graph: PrimGraph) -> onnx.ModelProto:
         prim = _NAMES[node.target]
         builder.scope = node.name
         try:
-            values[node] = _apply(builder, prim, args, kwargs, _outlines(node.meta["val"]))
+            values[node] = _apply(builder, prim, args, kwargs, _outlines(node))
         except Untranslatable as error:
             raise LoweringError(f"onnxruntime: {prim} has no translation: {error}") from error
     outputs = [(values[node], outline(node.meta["val"])) for node in graph.outputs]
@@ -90,11 +96,13 @@ def outline(fake: torch.Tensor) -> Outline:
     return Outline(fake.dtype, tuple(fake.shape))
 
 
-def _outlines(fake: Any) -> Any:
-    """The outlines of a node's results; ``None`` stands for a result that the node leaves out."""
-    if isinstance(fake, list | tuple):
-        return tuple(None if each is None else outline(each) for each in fake)
-    return outline(fake)
+def _outlines(node: fx.Node) -> Any:
+    """The outlines of a node's results; ``None`` stands for a result that the node leaves out or that nobody reads."""
+    fake = node.meta["val"]
+    if not isinstance(fake, list | tuple):
+        return outline(fake)
+    read = {user.args[1] for user in node.users}
+    return tuple(None if each is None or index not in read else outline(each) for index, each in enumerate(fake))
 
 
 def _apply(builder: Builder, prim: str, args: Sequence[Any], kwargs: Mapping[str, Any], outlines: Any) -> Any:
@@ -104,7 +112,9 @@ def _apply(builder: Builder, prim: str, args: Sequence[Any], kwargs: Mapping[str
     if isinstance(outlines, tuple):
         if isinstance(result, tuple) and len(result) != len(outlines):  # a context lists only the results that exist
             result = tuple(each for each in result if each is not None)
-        return tuple(None if value is None else _shaped(value, one) for value, one in zip(result, outlines, strict=True))
+        return tuple(
+            None if value is None or one is None else _shaped(value, one) for value, one in zip(result, outlines, strict=True)
+        )
     if isinstance(result, tuple):
         (result,) = (each for each in result if each is not None)
     return _shaped(result, outlines)
