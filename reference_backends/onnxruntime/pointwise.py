@@ -150,18 +150,23 @@ def _tanh_single(b: Builder, x: Value) -> Value:
     return b.where(large, b.op("Tanh", x), x)
 
 
-def _erfc(b: Builder, x: Value) -> Value:
-    """t exp(p(2 t - 1) - x**2) with t = 2 / (2 + |x|), and 2 minus that where x is negative.
+def erfcx_of_positive(b: Builder, x: Value) -> Value:
+    """exp(x**2) erfc(x) for x >= 0, in float64: t exp(p(2 t - 1)) with t = 2 / (2 + x).
 
     p is log(exp(x**2) erfc(x) / t), interpolated at 400 Chebyshev nodes in degree 14: the relative error is below 4e-10.
     """
-    size = b.op("Abs", x)
-    t = b.op("Div", _number(b, 2), b.op("Add", size, _number(b, 2)))
+    t = b.op("Div", _number(b, 2), b.op("Add", x, _number(b, 2)))
     s = b.op("Sub", b.op("Add", t, t), _number(b, 1))
     total = _number(b, _ERFC[-1])
     for coefficient in reversed(_ERFC[:-1]):
         total = b.op("Add", b.op("Mul", total, s), _number(b, coefficient))
-    value = b.op("Mul", t, b.op("Exp", b.op("Sub", total, b.op("Mul", size, size))))
+    return b.op("Mul", t, b.op("Exp", total))
+
+
+def _erfc(b: Builder, x: Value) -> Value:
+    """By ``erfcx_of_positive``, and 2 minus that where x is negative."""
+    size = b.op("Abs", x)
+    value = b.op("Mul", erfcx_of_positive(b, size), b.op("Exp", b.op("Neg", b.op("Mul", size, size))))
     return b.where(b.compare("Less", x, _number(b, 0)), b.op("Sub", _number(b, 2), value), value)
 
 

@@ -10,7 +10,7 @@ import onnx
 import torch
 from torch import fx
 
-from reference_backends.onnxruntime import composite, contraction, indexing, pointwise, pooling, reduction, sorting, view
+from reference_backends.onnxruntime import composite, contraction, indexing, pointwise, pooling, reduction, sorting, special, view
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value
 from vendor_sdk import COMPOSITES, OPSET, LoweringError, NodeContext, PrimGraph, TensorInfo
 
@@ -22,6 +22,7 @@ RULES: Mapping[str, Rule] = {
     **contraction.RULES,
     **pooling.RULES,
     **sorting.RULES,
+    **special.RULES,
     **composite.RULES,
 }
 """Name of a prim or composite to its rule."""
