@@ -16,9 +16,11 @@ import torch
 from onnx import TensorProto, helper
 
 OPSET = 23
-"""ONNX opset of every model: 20 brought the bool reductions that rules rely on, 23 Attention and RMSNormalization."""
-IR_VERSION = 11
-"""The IR version that belongs to the opset; without it the onnx package writes its newest, which runtimes may not read."""
+"""ONNX opset of models: 20 brought the bool reductions that rules rely on, 23 Attention and RMSNormalization."""
+NEWER = {"BitCast": 26}
+"""Operators of later opsets: a model that has one is of that opset."""
+IR_VERSIONS = {23: 11, 26: 13}
+"""The IR version that belongs to an opset; without it the onnx package writes its newest, which runtimes may not read."""
 
 ELEMENT_TYPES = {
     torch.float32: TensorProto.FLOAT,
@@ -28,8 +30,9 @@ ELEMENT_TYPES = {
     torch.int32: TensorProto.INT32,
     torch.uint8: TensorProto.UINT8,
     torch.bool: TensorProto.BOOL,
+    torch.int16: TensorProto.INT16,
 }
-"""torch dtype to ONNX element type, for the dtypes of this backend."""
+"""torch dtype to ONNX element type, for the dtypes of this backend and int16, which the bits of float16 are read as."""
 
 ARRAY_TYPES: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
@@ -39,6 +42,7 @@ ARRAY_TYPES: dict[torch.dtype, Any] = {
     torch.int32: np.int32,
     torch.uint8: np.uint8,
     torch.bool: np.bool_,
+    torch.int16: np.int16,
 }
 
 
@@ -87,6 +91,9 @@ def read(outlines: Sequence[Outline | None]) -> Outline:
     return next(each for each in outlines if each is not None)
 
 
+Subgraph = Callable[["Builder", Sequence[Value]], list["Operand"]]
+"""The subgraph of a control prim as its rule gets it: translates it into a builder, on operands, and returns its outputs."""
+
 Rule = Callable[..., Any]
 """Called as ``rule(builder, outline, *args, **kwargs)`` with the node's arguments: tensors as ``Operand``, run-time numbers as
 ``Number``, the rest as it stands; ``outline`` is one ``Outline``, or for a prim with several results a tuple, with ``None`` for a
@@ -97,7 +104,7 @@ class Builder:
     """One ONNX graph under construction.
 
     Args:
-        stem: begins every name in it; graphs inside another need one of their own.
+        stem: begins every name in it.
     """
 
     def __init__(self, stem: str = "") -> None:
@@ -109,6 +116,7 @@ class Builder:
         self._constants: dict[tuple[Any, ...], Value] = {}
         self._plain: set[str] = set()  # values known to hold no negative zero
         self._count = 0
+        self.opset = OPSET
 
     # Boundary
 
@@ -117,6 +125,12 @@ class Builder:
         name = self._name("x")
         self.inputs.append(value_info(name, dtype, shape))
         return Operand(name, dtype, tuple(shape))
+
+    def open_operand(self, dtype: torch.dtype) -> Value:
+        """A new graph input of any shape."""
+        name = self._name("x")
+        self.inputs.append(helper.make_tensor_value_info(name, ELEMENT_TYPES[dtype], None))
+        return Value(name, dtype)
 
     def number(self, value: Any) -> Number:
         """A new graph input for a run-time number of the kind of ``value`` (``torch.SymInt``, ``SymFloat``, ``SymBool``)."""
@@ -144,8 +158,24 @@ class Builder:
             outputs.append(value_info(name, outline.dtype, outline.shape))
         graph = helper.make_graph(self.nodes, "partition", self.inputs, outputs, initializer=self.initializers)
         return helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="vendor_sdk"
+            graph,
+            opset_imports=[helper.make_opsetid("", self.opset)],
+            ir_version=IR_VERSIONS[self.opset],
+            producer_name="vendor_sdk",
         )
+
+    def child(self) -> Builder:
+        """For a graph inside a node of this one; it may use this one's values."""
+        return Builder(stem=self._name("g") + "_")
+
+    def inner(self, child: Builder, name: str, results: Sequence[Value]) -> onnx.GraphProto:
+        """The graph of a child, with ``results``, its own or this graph's values, as its outputs; shapes stay open."""
+        self.opset = max(self.opset, child.opset)
+        outputs = []
+        for value in results:
+            out = child.op("Identity", value)
+            outputs.append(helper.make_tensor_value_info(out.name, ELEMENT_TYPES[out.dtype], None))
+        return helper.make_graph(child.nodes, name, child.inputs, outputs, initializer=child.initializers)
 
     # Nodes
 
@@ -158,6 +188,7 @@ class Builder:
         results = tuple(Value(self._name(kind.lower()), dtype) for dtype in dtypes)
         names = ["" if each is None else each.name for each in inputs]
         name = f"{self.scope}/{results[0].name}"
+        self.opset = max(self.opset, NEWER.get(kind, 0))
         self.nodes.append(helper.make_node(kind, names, [each.name for each in results], name=name, **attributes))
         return results
 
@@ -177,6 +208,8 @@ class Builder:
         """``value`` in ``dtype``, by ONNX's conversion: defined for what fits the dtype."""
         if value.dtype == dtype:
             return value
+        if dtype not in ELEMENT_TYPES:
+            raise Untranslatable(f"no ONNX type for {str(dtype).removeprefix('torch.')}")
         return self.op("Cast", value, dtype=dtype, to=ELEMENT_TYPES[dtype])
 
     def tensor(self, value: Any, dtype: torch.dtype) -> Value:

@@ -241,14 +241,6 @@ def _relu(b: Builder, out: Outline, x: Value) -> Value:
     return b.where(b.compare("Less", x, zero), zero, x)  # a NaN passes, which ONNX leaves open for Relu
 
 
-def _signbit(b: Builder, out: Outline, x: Value) -> Value:
-    if x.dtype.is_floating_point:
-        raise Untranslatable("ONNX has no operator that reads the sign of a NaN")
-    if x.dtype in (BOOL, UINT8):
-        return b.op("Xor", _as_bool(b, x), _as_bool(b, x))
-    return b.compare("Less", x, b.constant(0, x.dtype))
-
-
 def _atan2(b: Builder, out: Outline, y: Any, x: Any) -> Value:
     """From the arc tangent of |y| / |x| in the first quadrant; zeros count with their signs."""
     if out.dtype == DOUBLE:
@@ -411,7 +403,7 @@ def _hypot(b: Builder, out: Outline, x: Any, y: Any) -> Value:
 
 
 def _where(b: Builder, out: Outline, condition: Value, x: Any, y: Any) -> Value:
-    return b.select(_as_bool(b, condition), b.tensor(x, out.dtype), b.tensor(y, out.dtype))
+    return b.select(truth(b, condition), b.tensor(x, out.dtype), b.tensor(y, out.dtype))
 
 
 # Comparison and bits
@@ -435,27 +427,27 @@ def _comparison(kind: str, *, negated: bool = False) -> Rule:
     return rule
 
 
-def _as_bool(b: Builder, value: Value) -> Value:
+def truth(b: Builder, value: Value) -> Value:
     return b.cast(value, BOOL)
 
 
 def _logical(kind: str) -> Rule:
     def rule(b: Builder, out: Outline, x: Any, y: Any) -> Value:
         left, right = _common(b, x, y)
-        return b.op(kind, _as_bool(b, left), _as_bool(b, right))
+        return b.op(kind, truth(b, left), truth(b, right))
 
     return rule
 
 
 def _logical_not(b: Builder, out: Outline, x: Value) -> Value:
-    return b.invert(_as_bool(b, x))
+    return b.invert(truth(b, x))
 
 
 def _class_test(kind: str) -> Rule:
     def rule(b: Builder, out: Outline, x: Value) -> Value:
         if x.dtype.is_floating_point:
             return b.op(kind, x, dtype=BOOL)
-        return b.op("Xor", _as_bool(b, x), _as_bool(b, x))  # false everywhere
+        return b.op("Xor", truth(b, x), truth(b, x))  # false everywhere
 
     return rule
 
@@ -535,7 +527,6 @@ RULES: Mapping[str, Rule] = {
     "abs": direct("Abs"),
     "neg": _neg,
     "sign": _sign,
-    "signbit": _signbit,
     "relu": _relu,
     "ceil": _rounding("Ceil"),
     "floor": _rounding("Floor"),

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from onnx import helper
 
 from reference_backends.onnxruntime.builder import (
-    ELEMENT_TYPES,
     Builder,
     Operand,
     Outline,
@@ -170,35 +168,22 @@ def scan(
     """ONNX's Scan along ``axis``.
 
     Args:
-        body: its first inputs are the states, the others a slice of each sequence; shapes stay open.
+        body: a child of ``b``; its first inputs are the states, the others a slice of each sequence; shapes stay open.
         state: initial states.
         results: values of ``body``: the new states, then what is stacked.
     """
-    outputs = []
-    for index, value in enumerate(results):
-        name = f"r{index}"
-        body.nodes.append(helper.make_node("Identity", [value.name], [name]))
-        outputs.append(helper.make_tensor_value_info(name, ELEMENT_TYPES[value.dtype], None))
-    graph = helper.make_graph(body.nodes, "step", body.inputs, outputs, initializer=body.initializers)
     stacked = len(results) - len(state)
     values = b.ops(
         "Scan",
         *state,
         *sequences,
         dtypes=[value.dtype for value in results],
-        body=graph,
+        body=b.inner(body, "step", results),
         num_scan_inputs=len(sequences),
         scan_input_axes=[axis] * len(sequences),
         scan_output_axes=[axis] * stacked,
     )
     return list(values[len(state) :])
-
-
-def step_operand(body: Builder, dtype: torch.dtype) -> Value:
-    """An input of a scan's body, of any shape."""
-    value = body.operand(dtype, ())
-    body.inputs[-1] = helper.make_tensor_value_info(value.name, ELEMENT_TYPES[dtype], None)
-    return Value(value.name, dtype)
 
 
 def _like_slice(b: Builder, x: Operand, axis: int, fill: float, dtype: torch.dtype) -> Value:
@@ -228,8 +213,8 @@ def _cumprod(b: Builder, out: Outline, x: Operand, dim: int, *, dtype: Any = Non
     if x.rank == 0:
         return b.cast(value, out.dtype)
     axis = normalized(dim, x.rank)
-    body = Builder(stem="s")
-    product, item = step_operand(body, value.dtype), step_operand(body, value.dtype)
+    body = b.child()
+    product, item = body.open_operand(value.dtype), body.open_operand(value.dtype)
     new = body.op("Mul", product, item)
     (result,) = scan(b, body, [_like_slice(b, x, axis, 1, value.dtype)], [value], axis, [new, new])
     return b.cast(result, out.dtype)
@@ -244,9 +229,9 @@ def _running_extreme(*, largest: bool) -> Rule:
         axis = normalized(dim, x.rank)
         value = b.cast(x, torch.uint8) if x.dtype == torch.bool else x
         best = b.op("Gather", value, b.constant(0), axis=axis)
-        body = Builder(stem="s")
-        count, top, where = step_operand(body, torch.int64), step_operand(body, value.dtype), step_operand(body, torch.int64)
-        item = step_operand(body, value.dtype)
+        body = b.child()
+        count, top, where = body.open_operand(torch.int64), body.open_operand(value.dtype), body.open_operand(torch.int64)
+        item = body.open_operand(value.dtype)
         better = body.compare("GreaterOrEqual" if largest else "LessOrEqual", item, top)
         if value.dtype.is_floating_point:
             better = body.op("Or", better, body.is_nan(item))
@@ -271,8 +256,8 @@ def _logcumsumexp(b: Builder, out: Outline, x: Operand, dim: int) -> Value:
     if x.rank == 0:
         return b.cast(value, out.dtype)
     axis = normalized(dim, x.rank)
-    body = Builder(stem="s")
-    total, item = step_operand(body, value.dtype), step_operand(body, value.dtype)
+    body = b.child()
+    total, item = body.open_operand(value.dtype), body.open_operand(value.dtype)
     large, small = body.op("Max", total, item), body.op("Min", total, item)
     # Equal infinities have no difference; exp(small - large) is 1 or 0 there and the sum is the infinity itself.
     rest = body.op("Log", body.op("Add", body.op("Exp", body.op("Sub", small, large)), body.constant(1, value.dtype)))

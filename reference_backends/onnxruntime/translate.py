@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import onnx
 import torch
 from torch import fx
 
-from reference_backends.onnxruntime import composite, contraction, indexing, pointwise, pooling, reduction, sorting, special, view
+from reference_backends.onnxruntime import bits, composite, contraction, control, indexing, pointwise, pooling, reduction, sorting, special, view
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value
 from vendor_sdk import COMPOSITES, OPSET, LoweringError, NodeContext, PrimGraph, TensorInfo
 
@@ -23,6 +24,8 @@ RULES: Mapping[str, Rule] = {
     **pooling.RULES,
     **sorting.RULES,
     **special.RULES,
+    **bits.RULES,
+    **control.RULES,
     **composite.RULES,
 }
 """Name of a prim or composite to its rule."""
@@ -45,26 +48,38 @@ def translate(graph: PrimGraph) -> onnx.ModelProto:
         LoweringError: a node has no translation, which the ``supports`` hook should have said.
     """
     builder = Builder()
-    values: dict[fx.Node, Any] = {}
+    inputs = []
     for node in graph.placeholders:
         fake = node.meta["val"]
         tensor = isinstance(fake, torch.Tensor)
-        values[node] = builder.operand(fake.dtype, fake.shape) if tensor else builder.number(fake)
-    for node in graph.calls():
+        inputs.append(builder.operand(fake.dtype, fake.shape) if tensor else builder.number(fake))
+    try:
+        results = _run(graph, builder, inputs)
+    except Untranslatable as error:
+        raise LoweringError(f"onnxruntime: {builder.scope} has no translation: {error}") from error
+    return builder.model([(value, outline(node.meta["val"])) for value, node in zip(results, graph.outputs, strict=True)])
+
+
+def _run(graph: PrimGraph, builder: Builder, operands: Sequence[Any]) -> list[Any]:
+    """Translates a graph, or the subgraph of a control prim, into ``builder``; returns its outputs."""
+    values: dict[fx.Node, Any] = dict(zip(graph.placeholders, operands, strict=True))
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            values[node] = functools.partial(_run, PrimGraph(getattr(graph.module, str(node.target))))
+        if node.op != "call_function":
+            continue
         args: Any = fx.node.map_arg(node.args, values.__getitem__)
         kwargs: Any = fx.node.map_arg(dict(node.kwargs), values.__getitem__)
         if node.target is operator.getitem:
             source, index = args
             values[node] = source[index]
             continue
-        prim = _NAMES[node.target]
+        if node.target not in _NAMES or _NAMES[node.target] not in RULES:
+            raise Untranslatable(f"its subgraph has {node.target}, which has no translation")
         builder.scope = node.name
-        try:
-            values[node] = _apply(builder, prim, args, kwargs, _outlines(node))
-        except Untranslatable as error:
-            raise LoweringError(f"onnxruntime: {prim} has no translation: {error}") from error
-    outputs = [(values[node], outline(node.meta["val"])) for node in graph.outputs]
-    return builder.model(outputs)
+        values[node] = _apply(builder, _NAMES[node.target], args, kwargs, _outlines(node))
+    results = graph.graph.output_node().args[0]
+    return [values[node] for node in ([results] if isinstance(results, fx.Node) else results)]
 
 
 def single(node: NodeContext) -> onnx.ModelProto:
@@ -82,7 +97,7 @@ def single(node: NodeContext) -> onnx.ModelProto:
             return builder.number(argument)
         if isinstance(argument, list | tuple):
             return [value(item) for item in argument]
-        return argument
+        return functools.partial(_run, argument) if isinstance(argument, PrimGraph) else argument
 
     args = [value(argument) for argument in node.args]
     kwargs = {name: value(argument) for name, argument in node.kwargs.items()}

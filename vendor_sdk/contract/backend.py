@@ -78,7 +78,7 @@ class NodeContext:
 
     Attributes:
         prim: name of the prim or claimed composite (``"add"``, ``"softmax"``).
-        args, kwargs: the node's arguments; tensors stand as ``TensorInfo``.
+        args, kwargs: the node's arguments; tensors stand as ``TensorInfo``, subgraphs of control prims as ``PrimGraph``.
         outputs: the results, one ``TensorInfo`` each.
         backward: whether the node belongs to a backward graph.
         where: the user's source line, ``""`` when unknown.

@@ -138,10 +138,13 @@ def _context(node: fx.Node, name: str, graph: PrimGraph) -> NodeContext:
             return TensorInfo(tuple(value.shape), value.dtype, contiguous=torch_private.surely_contiguous(value))
         return value
 
+    def operand(n: fx.Node) -> Any:
+        return PrimGraph(getattr(graph.module, str(n.target))) if n.op == "get_attr" else info(n.meta["val"])
+
     return NodeContext(
         prim=name,
-        args=map_nodes(node.args, lambda n: info(n.meta["val"])),
-        kwargs=map_nodes(node.kwargs, lambda n: info(n.meta["val"])),
+        args=map_nodes(node.args, operand),
+        kwargs=map_nodes(node.kwargs, operand),
         outputs=tuple(info(tensor) for tensor in tensors_of(node.meta["val"])),
         backward=graph.backward,
         where=user_line(node),

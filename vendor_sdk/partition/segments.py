@@ -105,14 +105,16 @@ def _order_by_depth(graph: PrimGraph, depths: dict[fx.Node, int]) -> None:
 
 def _replace(graph: PrimGraph, nodes: list[fx.Node], compiler: GraphCompiler, name: str) -> None:
     inside = set(nodes)
-    inputs = list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside))
+    read = list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside))
+    inputs = [source for source in read if source.op != "get_attr"]
+    subgraphs = [source for source in read if source.op == "get_attr"]
     outputs = [node for node in nodes if any(user not in inside for user in node.users) and not _several(node)]
     inner = fx.Graph()
     values: dict[fx.Node, fx.Node] = {}
     for source in inputs:
         values[source] = inner.placeholder(source.name)
         values[source].meta = dict(source.meta)
-    for node in nodes:
+    for node in (*subgraphs, *nodes):
         values[node] = inner.node_copy(node, values.__getitem__)
     inner.output(tuple(values[node] for node in outputs))
     part = PrimGraph(fx.GraphModule(graph.module, inner), backward=graph.backward)
@@ -127,8 +129,9 @@ def _replace(graph: PrimGraph, nodes: list[fx.Node], compiler: GraphCompiler, na
             item = graph.graph.call_function(operator.getitem, (call, index))
             item.meta = dict(node.meta)
             node.replace_all_uses_with(item, delete_user_cb=lambda user: user not in inside)
-    for node in reversed(nodes):
-        graph.graph.erase_node(node)
+    for node in (*reversed(nodes), *subgraphs):
+        if not node.users:
+            graph.graph.erase_node(node)
 
 
 def _several(node: fx.Node) -> bool:
