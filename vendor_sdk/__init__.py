@@ -97,6 +97,7 @@ _HOMES = {
     "vendor_sdk.prims.row": "ALL BOOL FLOATS HALVES INTS NUMBERS Composite Family Prim Result Shape",
     "vendor_sdk.prims.samples": "Effort Sample SampleContext",
     "vendor_sdk.run.arena": "release_memory",
+    "vendor_sdk.run.blocks": "warm_empty",
 }
 """Where each public name is defined."""
 
@@ -217,6 +218,7 @@ __all__ = [
     "trace",
     "unregister",
     "violations",
+    "warm_empty",
 ]
 
 

@@ -37,7 +37,9 @@ def compile_dynamo(
     key = _stored_key(session) if _worth_storing(module) else None
     activations = Activations()
 
-    def capture(captured: fx.GraphModule, fake_inputs: Sequence[Any], watch: Watch, backward: bool) -> PrimGraph:
+    def capture(
+        captured: fx.GraphModule, fake_inputs: Sequence[Any], watch: Watch, backward: bool, training: bool
+    ) -> PrimGraph:
         static = frozenset() if backward else torch_private.static_input_indices()
         functional, writes = without_writes(captured)
         watch.aten(functional)
@@ -52,14 +54,15 @@ def compile_dynamo(
         if backward:
             graph.donated_inputs = torch_private.donated_input_indices(fake_inputs)
         else:
+            graph.training = training
             graph.saved_outputs = torch_private.saved_outputs()
         return graph
 
-    def compiler(backward: bool) -> Callable[..., Any]:
+    def compiler(*, backward: bool = False, training: bool = False) -> Callable[..., Any]:
         def compile_captured(captured: fx.GraphModule, fake_inputs: Sequence[Any]) -> Any:
             watch = pipeline.watch_of(session, backward)
             with watch.failures():
-                graph = capture(captured, fake_inputs, watch, backward)
+                graph = capture(captured, fake_inputs, watch, backward=backward, training=training)
             if key is None:
                 return pipeline.compile_prim_graph(graph, session, watch, activations).boxed()
             with torch_private.real_tensors(), watch.failures():
@@ -70,7 +73,7 @@ def compile_dynamo(
 
         return compile_captured
 
-    compilers = compiler(False), compiler(True), compiler(False)
+    compilers = compiler(training=True), compiler(backward=True), compiler()
     table = _capture_table(frozenset(session.loaded.backend.composites))
     if key is None:
         compile_pair = torch_private.aot_autograd(*compilers, table)

@@ -156,7 +156,8 @@ class Builder:
                 name = self._name("y")
                 self.nodes.append(helper.make_node("Identity", [value.name], [name], name=name))
             outputs.append(value_info(name, outline.dtype, outline.shape))
-        graph = helper.make_graph(self.nodes, "partition", self.inputs, outputs, initializer=self.initializers)
+        nodes = _needed(self.nodes, {each.name for each in outputs})
+        graph = helper.make_graph(nodes, "partition", self.inputs, outputs, initializer=self.initializers)
         return helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", self.opset)],
@@ -346,6 +347,14 @@ def value_info(name: str, dtype: torch.dtype, shape: Sequence[Any]) -> onnx.Valu
     )
 
 
+def elsewhere(name: str, dtype: torch.dtype, shape: Sequence[int], **place: str | int) -> onnx.TensorProto:
+    """The declaration of an initializer whose values are in another file, ``place``: location, offset and length in bytes."""
+    tensor = onnx.TensorProto(name=name, data_type=ELEMENT_TYPES[dtype], dims=shape, data_location=TensorProto.EXTERNAL)
+    for key, value in (place or {"location": "static"}).items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
 def static(shape: Sequence[Any], what: str) -> tuple[int, ...]:
     """``shape`` where every size is known; raises ``Untranslatable`` where one is dynamic."""
     if not all(isinstance(size, int) for size in shape):
@@ -356,6 +365,16 @@ def static(shape: Sequence[Any], what: str) -> tuple[int, ...]:
 def normalized(dim: int, rank: int) -> int:
     """A dimension counted from the front; a 0-d tensor counts as having one dimension."""
     return dim % max(rank, 1)
+
+
+def _needed(nodes: Sequence[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
+    """The nodes that ``outputs`` depend on: rules with several results compute some that nobody reads."""
+    wanted, kept = set(outputs), []
+    for node in reversed(nodes):
+        if wanted.intersection(node.output):
+            wanted.update(node.input)
+            kept.append(node)
+    return kept[::-1]
 
 
 def _first(inputs: Sequence[Value | None]) -> Value:

@@ -18,14 +18,6 @@ def _requires() -> str:
     return f"the package{'s' if len(missing) > 1 else ''} {' and '.join(missing)} missing: pip install 'vendor-sdk[onnx]'"
 
 
-def _providers() -> tuple[str, ...]:
-    if _requires():
-        return ()
-    import onnxruntime
-
-    return tuple(onnxruntime.get_available_providers())
-
-
 def _composites() -> frozenset[str]:
     if _requires():
         return frozenset()
@@ -46,8 +38,12 @@ def backend() -> Backend:
         options={
             "provider": Option(
                 default="CPUExecutionProvider",
-                choices=_providers(),
                 help="execution provider of ONNX Runtime that runs the partitions",
+            ),
+            "provider_options": Option(default={}, help="options of the provider, by its own names"),
+            "provider_library": Option(default="", help="path of the plugin library that brings the provider"),
+            "session_options": Option(
+                default={}, help="attributes (intra_op_num_threads) and configuration keys (they have a dot) of SessionOptions"
             ),
         },
         notes={
@@ -74,9 +70,10 @@ def supports(node: NodeContext) -> Supported | Decline:
 
 @hookimpl
 def graph_compiler(options: Mapping[str, Any]) -> GraphCompiler:
+    from reference_backends.onnxruntime.providers import Provider
     from reference_backends.onnxruntime.session import OnnxCompiler
 
-    return OnnxCompiler(options["provider"])
+    return OnnxCompiler(Provider.of(options))
 
 
 @hookimpl

@@ -1,21 +1,21 @@
-"""Sessions: ONNX models run by ONNX Runtime on torch's memory, without copies for contiguous tensors."""
+"""Sessions: what ONNX Runtime makes of a partition."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
 
-from reference_backends.onnxruntime.builder import Untranslatable
+from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Untranslatable, elsewhere
+from reference_backends.onnxruntime.partition import Partition, Signature, Slot
+from reference_backends.onnxruntime.providers import Provider
 from reference_backends.onnxruntime.translate import RULES, single, translate
-from vendor_sdk import CompilerError, GraphCompiler, KernelError, NodeContext, PrimGraph
-
-CPU = "CPUExecutionProvider"
+from reference_backends.onnxruntime.values import shared
+from vendor_sdk import CompilerError, GraphCompiler, NodeContext, PrimGraph
 
 
 class OnnxCompiler(GraphCompiler):
@@ -23,11 +23,11 @@ class OnnxCompiler(GraphCompiler):
 
     prims = frozenset(RULES)
 
-    def __init__(self, provider: str) -> None:
+    def __init__(self, provider: Provider) -> None:
         self.provider = provider
 
     def compile(self, graph: PrimGraph) -> Callable[[Sequence[Any]], Sequence[torch.Tensor]]:
-        """The partition as a session.
+        """The partition as a session, which is made in the first call where there are static inputs: it takes their values in.
 
         Raises:
             CompilerError: the model breaks a rule of ONNX, or the provider does not take it.
@@ -37,54 +37,56 @@ class OnnxCompiler(GraphCompiler):
             onnx.checker.check_model(model)
         except onnx.checker.ValidationError as error:
             raise CompilerError("onnxruntime: a translated partition is not valid ONNX", why=str(error)) from error
-        try:
-            session = ort.InferenceSession(model.SerializeToString(), _options(), providers=[self.provider])
-        except Exception as error:  # ONNX Runtime has an exception class for each status code, with no base of their own
-            raise CompilerError(f"onnxruntime: {self.provider} refused a partition", why=str(error)) from error
-        if session.get_providers()[0] != self.provider:
-            raise CompilerError(
-                f"onnxruntime: {self.provider} did not start; ONNX Runtime offers {', '.join(session.get_providers())} instead",
-                fix=f"install what {self.provider} needs, or choose another with options={{'provider': ...}}",
-            )
-        return _Partition(session)
+        partition = Partition(_signature(graph, model), Maker(model, self.provider))
+        if not partition.signature.static:
+            partition.sessions().outside()
+        return partition
 
 
-class _Partition:
-    """A session as the SDK calls it: values in, tensors out."""
-
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self.session = session
-        self.names = [each.name for each in session.get_inputs()]
-        self.numbers = {each.name: _NUMBER_TYPES[each.type] for each in session.get_inputs() if each.type in _NUMBER_TYPES}
-
-    def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        feeds = {
-            name: value.detach().contiguous().numpy()
-            if isinstance(value, torch.Tensor)
-            else np.array(value, self.numbers[name])
-            for name, value in zip(self.names, inputs, strict=True)
-        }
-        try:
-            results = self.session.run(None, feeds)
-        except Exception as error:  # see ``OnnxCompiler.compile``
-            raise KernelError("failed in ONNX Runtime", why=str(error)) from error
-        return [torch.from_numpy(np.asarray(result)) for result in results]
+def _signature(graph: PrimGraph, model: onnx.ModelProto) -> Signature:
+    return Signature(
+        inputs=tuple(map(_slot, model.graph.input)),
+        outputs=tuple(map(_slot, model.graph.output)),
+        static=tuple(sorted(graph.static_inputs)),
+        training=graph.training,
+    )
 
 
-_NUMBER_TYPES = {"tensor(int64)": np.int64, "tensor(double)": np.float64, "tensor(bool)": np.bool_}
-"""Types of the inputs that may stand for numbers."""
+def _slot(info: onnx.ValueInfoProto) -> Slot:
+    tensor = info.type.tensor_type
+    sizes = tensor.shape.dim
+    shape = None if any(size.HasField("dim_param") for size in sizes) else tuple(size.dim_value for size in sizes)
+    return Slot(info.name, tensor.elem_type, _DTYPES[tensor.elem_type], shape)
 
 
-def _options(*, optimize: bool = True) -> ort.SessionOptions:
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # what is logged below that is raised as well, or is advice to whoever wrote the model
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "0"
-    )  # sessions share the cores, with torch and each other
-    if not optimize:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return options
+_DTYPES = {element: dtype for dtype, element in ELEMENT_TYPES.items()}
+
+
+class Maker:
+    """Makes the sessions of a model (see ``MakeSession``)."""
+
+    def __init__(self, model: onnx.ModelProto, provider: Provider) -> None:
+        self.model, self.provider = model, provider
+
+    def __call__(self, static: Mapping[int, torch.Tensor]) -> ort.InferenceSession:
+        options = self.provider.session_options()
+        if static:
+            values = [shared(tensor.contiguous()) for tensor in static.values()]
+            options.add_external_initializers([self.model.graph.input[index].name for index in static], values)
+        return self.provider.start(with_initializers(self.model, static).SerializeToString(), options)
+
+
+def with_initializers(model: onnx.ModelProto, static: Mapping[int, torch.Tensor]) -> onnx.ModelProto:
+    """``model`` with the inputs at these places as initializers whose values are elsewhere."""
+    if not static:
+        return model
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for index in sorted(static, reverse=True):
+        tensor = static[index]
+        changed.graph.initializer.append(elsewhere(changed.graph.input[index].name, tensor.dtype, tensor.shape))
+        del changed.graph.input[index]
+    return changed
 
 
 def refusal(node: NodeContext) -> str:
@@ -101,11 +103,13 @@ def refusal(node: NodeContext) -> str:
     key = hashlib.sha256(text).digest()
     if key not in _refusals:
         try:
-            ort.InferenceSession(text, _options(optimize=False), providers=[CPU])
+            _ASKED.start(text, _ASKED.session_options())
             _refusals[key] = ""
-        except Exception as error:  # see ``OnnxCompiler.compile``
-            _refusals[key] = f"ONNX Runtime: {str(error).splitlines()[0]}"
+        except CompilerError as error:
+            _refusals[key] = f"ONNX Runtime: {error.why.splitlines()[0]}"
     return _refusals[key]
 
 
 _refusals: dict[bytes, str] = {}
+_ASKED = Provider(session=(("graph_optimization_level", "ORT_DISABLE_ALL"), ("intra_op_num_threads", 1)))
+"""What is asked whether there are kernels."""

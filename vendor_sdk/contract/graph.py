@@ -18,4 +18,9 @@ class GraphCompiler(abc.ABC):
     @abc.abstractmethod
     def compile(self, graph: PrimGraph) -> Callable[[Sequence[Any]], Sequence[Any]]:
         """Executable of a partition: takes the values of ``graph``'s placeholders in order (tensors of the device, ints for
-        symbols), returns the values of its outputs in order."""
+        symbols), returns the values of its outputs in order. Calls may come from several threads at once.
+
+        ``graph.static_inputs`` stay the same tensors from call to call: whatever is made of their values holds until their
+        version counters (``Tensor._version``) move, which in training they do at every step. Where the executable can be
+        pickled, compiled graphs that have it are stored and need no compilation in the next process.
+        """

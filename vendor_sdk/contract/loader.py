@@ -32,6 +32,7 @@ from vendor_sdk.errors import (
     BackendNotFoundError,
     ContractError,
     MachineError,
+    OptionError,
     PluginLoadError,
     VersionMismatchError,
 )
@@ -363,6 +364,8 @@ class _Hooks:
         caller = getattr(self.manager.hook, hook)
         try:
             return caller(**arguments)
+        except OptionError:  # a value that only the backend can judge: the user's mistake, not the plugin's
+            raise
         except Exception as error:
             codes = {getattr(impl.function, "__code__", None): impl.plugin_name for impl in caller.get_hookimpls()}
             frame, culprit = error.__traceback__, ""

@@ -53,6 +53,7 @@ class PrimGraph:
         constants: values of the trailing placeholders that the caller does not pass, by placeholder name.
         output_layouts: one entry an output.
         backward: whether it is the backward half of a training step.
+        training: whether it is the forward half of a training step: what it reads of the model then changes between calls.
         static_inputs: indices of inputs that stay the same tensors from call to call (parameters, buffers).
         donated_inputs: indices of inputs that nobody reads after the call (activations saved for a backward graph): their
             memory may be written over.
@@ -66,6 +67,7 @@ class PrimGraph:
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     output_layouts: Sequence[OutputLayout] = ()
     backward: bool = False
+    training: bool = False
     static_inputs: frozenset[int] = frozenset()
     donated_inputs: frozenset[int] = frozenset()
     writes: tuple[int, ...] = ()

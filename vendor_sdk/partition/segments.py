@@ -117,7 +117,14 @@ def _replace(graph: PrimGraph, nodes: list[fx.Node], compiler: GraphCompiler, na
     for node in (*subgraphs, *nodes):
         values[node] = inner.node_copy(node, values.__getitem__)
     inner.output(tuple(values[node] for node in outputs))
-    part = PrimGraph(fx.GraphModule(graph.module, inner), backward=graph.backward)
+    placeholders = graph.placeholders
+    stay = {placeholders[index] for index in graph.static_inputs} | {n for n in placeholders if n.name in graph.constants}
+    part = PrimGraph(
+        fx.GraphModule(graph.module, inner),
+        backward=graph.backward,
+        training=graph.training,
+        static_inputs=frozenset(index for index, source in enumerate(inputs) if source in stay),
+    )
     part.verify()
     partition = Partition(name, part, compiler.compile(part))
     with graph.graph.inserting_before(nodes[0]):

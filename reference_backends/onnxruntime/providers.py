@@ -1,0 +1,171 @@
+"""Execution providers: what users may ask for, checked before anything is compiled, as sessions want it.
+
+A provider that is not there, or does not start, is an error: nothing runs on the CPU provider that was promised to another,
+save the nodes that the provider itself leaves to it, which ``vendor_sdk.explain`` shows.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import torch
+
+from vendor_sdk import CompilerError, OptionError
+
+CPU = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True)
+class Provider:
+    """What runs partitions, under the options of a user.
+
+    Attributes:
+        name: of the provider.
+        options: its own.
+        session: entries of ``SessionOptions``: names of its attributes, or keys of its configuration (they have a dot).
+        library: a plugin's shared library, registered as ``name``; "" for a provider that ONNX Runtime was built with.
+    """
+
+    name: str = CPU
+    options: tuple[tuple[str, str], ...] = ()
+    session: tuple[tuple[str, Any], ...] = ()
+    library: str = ""
+
+    @staticmethod
+    def of(options: Mapping[str, Any]) -> Provider:
+        """The provider that compile options ask for. Raises ``OptionError`` where it is not there or an entry is wrong."""
+        library = options["provider_library"]
+        if library:
+            _register(options["provider"], library)
+        elif options["provider"] not in available():
+            raise OptionError(
+                f"onnxruntime: no provider {options['provider']!r}{_nearest(options['provider'], available())}",
+                why=f"this build of ONNX Runtime ({ort.__version__}) offers {', '.join(available())}",
+                fix="Install the build that has it, or name its plugin library in options={'provider_library': path}.",
+            )
+        own = tuple((str(key), str(value)) for key, value in options["provider_options"].items())
+        provider = Provider(options["provider"], own, tuple(options["session_options"].items()), library)
+        provider.session_options()
+        return provider
+
+    def session_options(self) -> ort.SessionOptions:
+        """Fresh options of a session: as many threads as torch has, and what the user set."""
+        options = ort.SessionOptions()
+        options.log_severity_level = 4  # what is logged below is raised as well, or is advice to whoever wrote the model
+        options.intra_op_num_threads = torch.get_num_threads()
+        # Threads that wait for the next operator stay awake, but none after the call: sessions share the cores with torch.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        if self.name != CPU:
+            options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        for key, value in self.session:
+            _set(options, key, value)
+        if self.library:
+            options.add_provider_for_devices(_devices(self.name), dict(self.options))
+        return options
+
+    def start(self, model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+        """A session of a serialized model.
+
+        Raises:
+            CompilerError: the provider does not take the model, or does not start.
+        """
+        listed = {} if self.library else {"providers": [(self.name, dict(self.options))]}
+        try:
+            session = ort.InferenceSession(model, options, enable_fallback=0, **listed)
+        except Exception as error:  # ONNX Runtime has an exception class for each status code, with no base of their own
+            raise CompilerError(f"onnxruntime: {self.name} refused a partition", why=str(error)) from error
+        if session.get_providers()[0] != self.name:
+            raise CompilerError(
+                f"onnxruntime: {self.name} did not start; ONNX Runtime offers {', '.join(session.get_providers())} instead",
+                fix=f"Install what {self.name} needs, or choose another with options={{'provider': ...}}.",
+            )
+        return session
+
+    def left_to_cpu(self, session: ort.InferenceSession) -> list[str]:
+        """Names of the nodes that the provider did not take."""
+        if self.name == CPU:
+            return []
+        parts = session._sess.get_provider_graph_assignment_info()
+        return [node.name for part in parts if part.ep_name == CPU for node in part.get_nodes()]
+
+
+def available() -> Sequence[str]:
+    """Providers of this build, and those whose libraries are registered."""
+    return list(dict.fromkeys([*ort.get_available_providers(), *(device.ep_name for device in ort.get_ep_devices())]))
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    near = {each.lower(): each for each in names}.get(name.lower()) or next(iter(difflib.get_close_matches(name, names, 1)), "")
+    return f"; did you mean {near!r}?" if near else ""
+
+
+_registered: dict[str, str] = {}
+_lock = threading.Lock()
+
+
+def _register(name: str, library: str) -> None:
+    """Loads a plugin library, once in a process."""
+    path = str(Path(library).expanduser().resolve())
+    with _lock:
+        if _registered.get(name) == path:
+            return
+        if name in _registered or name in ort.get_available_providers():
+            raise OptionError(
+                f"onnxruntime: provider {name!r} cannot come from {library}",
+                why=f"that name belongs to {_registered.get(name, 'a provider of ONNX Runtime itself')}",
+                fix="Choose another name for options={'provider': ...}, or leave 'provider_library' out.",
+            )
+        if not Path(path).is_file():
+            raise OptionError(
+                f"onnxruntime: there is no provider library {library}", fix="Correct options={'provider_library': ...}."
+            )
+        try:
+            ort.register_execution_provider_library(name, path)
+        except Exception as error:
+            raise OptionError(
+                f"onnxruntime: {library} is no library of an execution provider",
+                why=str(error).splitlines()[0],
+                fix="Give the shared library that the provider's vendor ships (it exports CreateEpFactories).",
+            ) from error
+        _registered[name] = path
+    _devices(name)
+
+
+def _devices(name: str) -> list[Any]:
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
+    if not devices:
+        raise OptionError(
+            f"onnxruntime: provider {name!r} finds no device on this machine",
+            why=f"providers that have one: {', '.join(sorted({device.ep_name for device in ort.get_ep_devices()}))}",
+            fix=f"Install the driver that {name} needs; the name must be the one that the library gives its provider.",
+        )
+    return devices
+
+
+def _set(options: ort.SessionOptions, key: str, value: Any) -> None:
+    if "." in key:
+        options.add_session_config_entry(key, str(value))
+        return
+    settable = [each for each in dir(type(options)) if isinstance(getattr(type(options), each), property)]
+    if key not in settable:
+        raise OptionError(
+            f"onnxruntime: session_options has no {key!r}{_nearest(key, settable)}",
+            why=f"its attributes are {', '.join(settable)}; configuration keys have a dot (session.intra_op.allow_spinning)",
+            fix="Correct the name in options={'session_options': {...}}.",
+        )
+    kind = type(getattr(options, key))
+    try:
+        # Enumerations by the name of a member, as "ORT_ENABLE_BASIC".
+        setattr(options, key, getattr(kind, value) if isinstance(value, str) and hasattr(kind, value) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OptionError(
+            f"onnxruntime: session_options[{key!r}] is {value!r}",
+            why=f"it must be of type {kind.__name__}",
+            fix="Correct the value.",
+        ) from error
