@@ -115,6 +115,7 @@ class Builder:
         self.inputs: list[onnx.ValueInfoProto] = []
         self._constants: dict[tuple[Any, ...], Value] = {}
         self._plain: set[str] = set()  # values known to hold no negative zero
+        self._floored: set[str] = set()  # values known to hold nothing below zero
         self._count = 0
         self.opset = OPSET
 
@@ -188,6 +189,8 @@ class Builder:
         """A node with one result for each of ``dtypes``."""
         results = tuple(Value(self._name(kind.lower()), dtype) for dtype in dtypes)
         names = ["" if each is None else each.name for each in inputs]
+        while names and not names[-1]:  # fusions of ONNX Runtime take a name of "" for an input
+            del names[-1]
         name = f"{self.scope}/{results[0].name}"
         self.opset = max(self.opset, NEWER.get(kind, 0))
         self.nodes.append(helper.make_node(kind, names, [each.name for each in results], name=name, **attributes))
@@ -315,6 +318,14 @@ class Builder:
         if value.name in self._plain:
             self._plain.add(result.name)
         return result
+
+    def floored(self, value: Value) -> Value:
+        """``value``, which holds nothing below zero; a NaN it may hold."""
+        self._floored.add(value.name)
+        return value
+
+    def is_floored(self, value: Value) -> bool:
+        return value.name in self._floored
 
     def _never_negative_zero(self, value: Value) -> bool:
         return value.name in self._plain

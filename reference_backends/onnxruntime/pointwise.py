@@ -122,11 +122,9 @@ def _cosh(b: Builder, x: Value) -> Value:
 
 
 def _sigmoid(b: Builder, x: Value) -> Value:
-    """z / (1 + z) with z = exp(-|x|), or 1 / (1 + z) where x is not negative: nothing overflows."""
-    one = b.constant(1, x.dtype)
-    z = b.op("Exp", b.op("Neg", b.op("Abs", x)))
-    above = b.where(b.compare("GreaterOrEqual", x, b.constant(0, x.dtype)), one, z)
-    return b.op("Div", above, b.op("Add", z, one))
+    """z / (1 + z) with z = exp(x), where x is so large that this is 1 with a smaller one, which does not overflow."""
+    z = b.op("Exp", b.op("Min", x, b.constant(80 if x.dtype == FLOAT else 700, x.dtype)))
+    return b.op("Div", z, b.op("Add", z, b.constant(1, x.dtype)))
 
 
 def _rsqrt(b: Builder, x: Value) -> Value:
@@ -237,8 +235,10 @@ def _sign(b: Builder, out: Outline, x: Value) -> Value:
 
 
 def _relu(b: Builder, out: Outline, x: Value) -> Value:
+    if x.dtype in (FLOAT, DOUBLE):
+        return b.floored(b.op("Relu", x))  # a NaN passes, in fused convolutions too, which ONNX leaves open
     zero = b.constant(0, x.dtype)
-    return b.where(b.compare("Less", x, zero), zero, x)  # a NaN passes, which ONNX leaves open for Relu
+    return b.where(b.compare("Less", x, zero), zero, x)
 
 
 def _atan2(b: Builder, out: Outline, y: Any, x: Any) -> Value:

@@ -242,6 +242,23 @@ def _maximum(b: Builder, x: Operand, windows: _Windows) -> tuple[Value, Value]:
     return _unflattened(b, value, x, windows.places), _unflattened(b, index, x, windows.places)
 
 
+def _largest(b: Builder, x: Operand, windows: Mapping[str, Any]) -> Value:
+    """The maximum of each window, NaN where it holds one, over which ONNX's MaxPool passes.
+
+    Where nothing is below zero, the negated sum of a window shows it: what Relu leaves of that is zero or NaN. So the values
+    stay in the blocked layout that ONNX Runtime gives convolutions.
+    """
+    value = b.op("MaxPool", x, **windows)
+    channels = x.shape[1]
+    if b.is_floored(x) and isinstance(channels, int):
+        ones = b.constant(np.full((channels, 1, *windows["kernel_shape"]), -1.0), x.dtype)
+        marks = b.op("Relu", b.op("Conv", x, ones, group=channels, **windows))
+        return b.floored(b.op("Add", value, marks))
+    marks = b.op("MaxPool", b.cast(b.is_nan(x), x.dtype), **windows)
+    broken = b.compare("Greater", marks, b.constant(0, x.dtype))
+    return b.where(broken, b.constant(math.nan, x.dtype), value)
+
+
 def _max_pool(dims: int) -> Rule:
     def rule(
         b: Builder,
@@ -252,14 +269,19 @@ def _max_pool(dims: int) -> Rule:
         padding: Any = 0,
         dilation: Any = 1,
         ceil_mode: bool = False,
-    ) -> tuple[Value, Value]:
+    ) -> tuple[Value, Value | None]:
         plane = static(x.shape[x.rank - dims :], "pooling")
         places = static(read(out).shape[x.rank - dims :], "pooling")
         kernel = _sizes(kernel_size, dims)
         step = _sizes(stride, dims) if stride else kernel
-        return _maximum(
-            b, x, _windows(plane, _sliding(plane, places, kernel, step, _sizes(padding, dims), _sizes(dilation, dims)))
-        )
+        before, apart = _sizes(padding, dims), _sizes(dilation, dims)
+        last = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(places, step, apart, kernel, strict=True)]
+        after = [max(0, end - size - pad) for end, size, pad in zip(last, plane, before, strict=True)]
+        plain = x.dtype == torch.float32 and x.rank == dims + 2 and 0 not in (*x.shape, *places)
+        if out[1] is None and plain and all(pad < reach for pad, reach in zip(after, kernel, strict=True)):
+            attributes = {"kernel_shape": kernel, "strides": step, "dilations": apart, "pads": [*before, *after]}
+            return _largest(b, x, attributes), None
+        return _maximum(b, x, _windows(plane, _sliding(plane, places, kernel, step, before, apart)))
 
     return rule
 
