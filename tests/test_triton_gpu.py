@@ -196,6 +196,87 @@ def test_pieces_hold_a_row(length: int) -> None:
     assert warps & (warps - 1) == 0
 
 
+class Driver:
+    """What a launcher asks of Triton's driver and of its settings, with no GPU."""
+
+    interpret = False
+    launch_enter_hook = launch_exit_hook = None
+
+    @property
+    def active(self) -> Driver:
+        return self
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 7
+
+
+class Counted:
+    """In place of a function of Triton's: counts what is compiled and keeps what is launched."""
+
+    __name__ = "counted"
+    function = packed_metadata = None
+    global_scratch_size = profile_scratch_size = 0
+    launch_cooperative_grid = launch_pdl = False
+
+    def __init__(self) -> None:
+        self.compiled = 0
+        self.launched: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def compile(*arguments: Any, **options: Any) -> Any:
+            self.compiled += 1
+            return self
+
+        return compile
+
+    @property
+    def run(self) -> Counted:
+        return self
+
+    def launch(self, *arguments: Any) -> None:
+        self.launched.append(arguments)
+
+
+def counted(kind: launch.Kind) -> tuple[Counted, launch.Launcher]:
+    function = Counted()
+    launcher = launch.Launcher(function, kind, launch.THREAD)
+    launcher.driver = launcher.settings = Driver()
+    return function, launcher
+
+
+@needs_triton
+def test_sizes_with_equal_blocks_share_a_kernel() -> None:
+    function, launcher = counted("whole")
+    buffers = (torch.empty(0),)
+    for rows in range(1000, 3000):  # neither divisible by 16 throughout nor full blocks throughout
+        launcher(buffers, (rows,), 1, rows, (4096,), rows * 4096)
+    assert function.compiled <= 4
+    assert len(function.launched) == 2000 - function.compiled
+    assert launcher.plan.cache_info().currsize == launch.PLANS
+
+
+@needs_triton
+def test_a_launch_is_compiled_for_what_triton_specializes() -> None:
+    function, launcher = counted("along")
+    memory = torch.empty(64)
+    for buffer in (memory, memory[4:], memory[1:], memory):
+        launcher((buffer,), (), 1, 1024, (), 1024)
+    assert function.compiled == 2  # aligned to 16 bytes, and not
+    assert len(function.launched) == 2
+
+
+@needs_triton
+def test_no_iterations_launch_nothing() -> None:
+    function, launcher = counted("spread")
+    for leads, count, length in ((0, 5, 5), (5, 0, 5), (5, 5, 0)):
+        launcher((), (), leads, count, (length,), 0)
+    assert not function.compiled
+    assert not function.launched
+
+
 # Numerics
 
 

@@ -28,6 +28,8 @@ SMALLEST = 16
 """Iterations that are not taken in pieces."""
 LONGEST = 16384
 """Most iterations of a row that is a tile as a whole: 32 values a thread of 512."""
+PLANS = 256
+"""Sizes of a function whose blocks are known without computing them again."""
 PROGRAMS = 264
 """Programs that a large GPU wants at least: two for each of its multiprocessors."""
 ACROSS = 128
@@ -101,44 +103,44 @@ class Launcher:
     """
 
     def __init__(self, kernel: Any, kind: Kind, thread: int) -> None:
+        import triton
+
         self.kernel, self.kind, self.thread = kernel, kind, thread
-        self.plans: dict[Any, tuple[int, int, tuple[Any, ...]]] = {}
-        self.compiled: dict[Any, Any] = {}
+        self.driver, self.settings = triton.runtime.driver, triton.knobs.runtime
+        self.plan = functools.lru_cache(PLANS)(self._plan)
+        self.compiled: dict[tuple[int, tuple[Any, ...]], dict[tuple[Any, ...], _Compiled]] = {}
+        """By warps and constants, which sizes share that have equal blocks; then by device and what Triton specializes for."""
 
     def __call__(
         self, buffers: tuple[Any, ...], numbers: tuple[int, ...], leads: int, count: int, lengths: tuple[int, ...], largest: int
     ) -> None:
         """Launches for ``leads`` times ``count`` iterations; ``largest`` is the number of elements of the largest buffer."""
-        sizes = (leads, count, lengths, largest)
-        plan = self.plans.get(sizes)
-        if plan is None:
-            plan = self.plans[sizes] = self.plan(*sizes)
-        programs, warps, values = plan
+        programs, warps, values, known = self.plan(leads, count, lengths, largest)
         if not programs:
             return
-        driver, knobs = _triton()
-        if knobs.runtime.interpret:
+        if self.settings.interpret:
             self.first(programs, (*buffers, *numbers, *values), warps)
             return
-        device = driver.active.get_current_device()
+        driver = self.driver.active
+        device = driver.get_current_device()
         pointers = [buffer.data_ptr() for buffer in buffers]
-        # What Triton specializes a function for.
         key = (device, *[p & 15 == 0 for p in pointers])
         if numbers:
-            key += (sizes, *((n == 1, n & 15 == 0, -(2**31) <= n < 2**31) for n in numbers))
-        compiled = self.compiled.get(key)
+            key += tuple([(n == 1, n & 15 == 0, -(2**31) <= n < 2**31) for n in numbers])
+        compiled = known.get(key)
         if compiled is None:
-            self.compiled[key] = _Compiled(self.first(programs, (*buffers, *numbers, *values), warps))
+            known[key] = _Compiled(self.first(programs, (*buffers, *numbers, *values), warps))
             return
-        compiled.launch(programs, driver.active.get_current_stream(device), knobs.runtime, (*pointers, *numbers, *values))
+        compiled.launch(programs, driver.get_current_stream(device), self.settings, (*pointers, *numbers, *values))
 
-    def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int) -> tuple[int, int, tuple[Any, ...]]:
-        """Programs, warps and constants."""
-        if leads * count == 0:
-            return 0, 0, ()
+    def _plan(
+        self, leads: int, count: int, lengths: tuple[int, ...], largest: int
+    ) -> tuple[int, int, tuple[Any, ...], dict[tuple[Any, ...], _Compiled]]:
+        """Programs, warps, constants and what is compiled for them; ``plan`` keeps what it finds."""
         x, blocks, warps = tile(count, lengths, self.kind, self.thread)
         programs = leads * -(-count // x) * (-(-lengths[0] // blocks[0]) if self.kind == "spread" else 1)
-        return programs, warps, constants(count, lengths, x, blocks, largest)
+        values = constants(count, lengths, x, blocks, largest)
+        return programs, warps, values, self.compiled.setdefault((warps, values), {})
 
     def first(self, programs: int, arguments: tuple[Any, ...], warps: int) -> Any:
         try:
@@ -173,14 +175,6 @@ class _Compiled:
             self.direct(programs, 1, 1, stream, self.function, *self.flags, *ends, *arguments)
         else:
             self.run(programs, 1, 1, stream, self.function, *ends, *arguments)
-
-
-@functools.cache
-def _triton() -> tuple[Any, Any]:
-    """Triton's driver and settings."""
-    import triton
-
-    return triton.runtime.driver, triton.knobs
 
 
 def constants(count: int, lengths: Sequence[int], x: int, blocks: Sequence[int], largest: int) -> tuple[Any, ...]:
