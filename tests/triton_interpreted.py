@@ -28,7 +28,7 @@ import vendor_sdk.aot
 import vendor_sdk.pipeline
 from conformance.judge import expected_result, judge
 from conformance.program import build
-from reference_backends.triton_gpu import plugin
+from reference_backends.triton_gpu import launch, plugin
 from vendor_sdk import (
     ALL,
     OPSET,
@@ -150,6 +150,31 @@ def stand_in(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return call
 
 
+MEMORY: list[tuple[int, int]] = []
+"""Where the buffers of the launch begin and end."""
+
+
+def bounded(first: Callable[..., Any]) -> Callable[..., Any]:
+    """A launch whose loads and stores ``inside`` holds to its buffers."""
+
+    def call(self: launch.Launcher, programs: int, arguments: tuple[Any, ...], warps: int) -> Any:
+        storages = [a.untyped_storage() for a in arguments if isinstance(a, torch.Tensor)]
+        MEMORY[:] = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages]  # a view's elements may lie apart
+        return first(self, programs, arguments, warps)
+
+    return call
+
+
+def inside(pointers: Any, mask: Any) -> None:
+    """Raises ``IndexError`` where a lane that counts is outside of all buffers."""
+    places = pointers[np.broadcast_to(mask, pointers.shape).astype(bool)]
+    known = np.zeros(places.shape, bool)
+    for begin, end in MEMORY:
+        known |= (places >= begin) & (places < end)
+    if not known.all():
+        raise IndexError(f"{np.count_nonzero(~known)} lanes leave the buffers")
+
+
 def install() -> None:
     """Puts torch's functions where kernels look for NVIDIA's, lets assertions count, mends what the interpreter gets wrong."""
     from triton import language
@@ -188,6 +213,19 @@ def install() -> None:
         total = x.data.astype(np.float64) * y.data + z.data
         return TensorHandle(total.astype(x.data.dtype), x.dtype.scalar)
 
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+
+    def guarded_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        inside(pointers.data, mask.data)
+        return load(self, pointers, mask, *rest)
+
+    def guarded_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        inside(pointers.data, mask.data)
+        return store(self, pointers, value, mask, *rest)
+
+    InterpreterBuilder.create_masked_load = guarded_load
+    InterpreterBuilder.create_masked_store = guarded_store
+    launch.Launcher.first = bounded(launch.Launcher.first)
     InterpreterBuilder.create_fma = fused
     InterpreterBuilder.create_fp_trunc = narrowed
     InterpreterBuilder.create_fp_ext = widened
@@ -287,6 +325,32 @@ def out_of_range(name: str) -> str:
     return "it was read"
 
 
+def no_rows(name: str) -> str:
+    """A loop over as many rows as a symbol says reads none ahead where there is none."""
+    emitter = plugin.emitter({})
+    rows, c = index.symbol("s0", 0), index.variable("c", 64)
+    row = index.variable("i", rows)
+    load = loop.Load("v0", "in0", row * 64 + c, torch.float32)
+    body = loop.Nest((loop.Range("c", index.wrap(64)),), (load, loop.Store("out0", row * 64 + c, "v0")))
+    total = loop.Reduce(
+        (loop.Range("c", index.wrap(64)),), (load,), (loop.Accumulator(("a0",), "sum", ("v0",), torch.float32),)
+    )
+    by_row = loop.Nest((loop.Range("i", rows),), (total, loop.Store("out1", row, "a0"), body))
+    params = tuple(
+        loop.Param(name, torch.float32, size, role)  # type: ignore[arg-type]
+        for name, size, role in (("in0", rows * 64, "in"), ("out0", rows * 64, "out"), ("out1", rows, "out"))
+    )
+    kernel = LoopKernel("k", params, (loop.Symbol("s0"),), (loop.Nest((), (by_row,)),))
+    (launched,) = emitter.compile([(kernel, emitter.emit(kernel))])
+    for length in (3, 0):
+        x = torch.randn(length, 64)
+        copy, totals = torch.empty_like(x), torch.empty(length)
+        launched((x, copy, totals), (length,))
+        if not torch.equal(copy, x) or not torch.allclose(totals, x.sum(1), atol=1e-4):
+            return f"{length} rows: {copy}, {totals}"
+    return ""
+
+
 # Fused groups
 
 
@@ -346,7 +410,7 @@ def fused(name: str) -> dict[str, str]:
     return wrong
 
 
-SYMBOLIC = {"sizes": sizes, "float": float_symbol, "index out of range": out_of_range}
+SYMBOLIC = {"sizes": sizes, "float": float_symbol, "index out of range": out_of_range, "no rows": no_rows}
 
 
 def main(globs: list[str]) -> None:

@@ -245,7 +245,8 @@ class Loops(Statements):
         ranges = ranges_of(s)
         if not self.whole or len(ranges) != 1 or self.expression(ranges[0].size)[1]:
             return {}
-        row = ranges[0].var
+        row, rows = ranges[0].var, ranges[0].size
+        some = "" if index.less(0, rows) else f"({self.uniform(rows)} > 0)"
         varying = names_in((s,))
         ahead: dict[str, tuple[loop.Load, Tile, Loop]] = {}
         seen = set()
@@ -258,7 +259,7 @@ class Loops(Statements):
                 if row not in used or not own & used or not used <= own | {row}:
                     continue
                 for tile in self.tiles[length_of(inner)]:
-                    text = self.ahead(each, tile, inner, row, index.ZERO, "")
+                    text = self.ahead(each, tile, inner, row, index.ZERO, some)
                     if text not in seen:
                         seen.add(text)
                         name = self.fresh("ahead")
@@ -283,7 +284,8 @@ class Loops(Statements):
         self.places[row] = at
         self.enter(inner, tile)
         address, axes = self.pointer(s.param, s.index, ())
-        text = f"tl.load({address}, mask={self.mask(axes, extra or None)}, other=0)"
+        mask = self.mask(axes, extra or None)
+        text = f"tl.load({address}, mask={mask}, other=0)" if mask else f"tl.load({address})"
         self.tile = None
         self.places.pop(row)
         if before is not None:
