@@ -225,7 +225,7 @@ def install() -> None:
 
     InterpreterBuilder.create_masked_load = guarded_load
     InterpreterBuilder.create_masked_store = guarded_store
-    launch.Launcher.first = bounded(launch.Launcher.first)
+    launch.Launcher.first = bounded(launch.Launcher.first)  # type: ignore[method-assign]
     InterpreterBuilder.create_fma = fused
     InterpreterBuilder.create_fp_trunc = narrowed
     InterpreterBuilder.create_fp_ext = widened
