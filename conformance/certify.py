@@ -7,6 +7,7 @@ to say which sample is to blame. What is compiled is called with two sets of val
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import traceback
@@ -21,6 +22,7 @@ from conformance.cases import Case, draw
 from conformance.endure import Problem, endure, independent
 from conformance.guards import Guarded, same_bits, storage_bytes
 from conformance.judge import Expectation, Judgement, expected_result, judge
+from conformance.pool import LOST_DEVICE
 from conformance.program import Program, build, inputs_of, interchangeable, tensors
 from conformance.subject import OPAQUE, Compiled, Placed, Subject
 from vendor_sdk import Effort, Family, Sample
@@ -125,6 +127,7 @@ def certify(
             result = _run(subject, case, trials, device)
         except Exception:
             traceback.print_exc()
+            _leave_a_lost_device(device)
             apart = len(trials) > 1
             if not apart:
                 outcome.failures.append(_exception(trials[0]))
@@ -141,6 +144,7 @@ def certify(
                 result = _run(subject, case, [trial], device)
             except Exception:
                 traceback.print_exc()
+                _leave_a_lost_device(device)
                 outcome.failures.append(_exception(trial))
             else:
                 placed += result.placed
@@ -153,6 +157,16 @@ def certify(
     outcome.verdict = _verdict(outcome)
     outcome.seconds = time.perf_counter() - started
     return outcome
+
+
+def _leave_a_lost_device(device: torch.device) -> None:
+    """Ends the process where the device no longer works, as after a GPU kernel's stray access: what follows would be blamed for
+    it. The pool takes it for a crash of the sample that runs."""
+    try:
+        torch.empty(1, device=device).zero_().cpu()
+    except Exception as error:
+        print(f"the device {device} works no more: {_brief(error)}", flush=True)
+        os._exit(LOST_DEVICE)
 
 
 @dataclass

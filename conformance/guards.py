@@ -17,7 +17,7 @@ FILL = 0xFF
 class Guarded:
     """Copies of tensors, equal in strides, offsets and in which of them share memory, each storage between two guard zones.
 
-    Tensors that are empty, or not in memory of the host, stand as they are.
+    Zones are in memory of the host only; tensors that are empty stand as they are.
 
     Attributes:
         tensors: the copies, in the order given.
@@ -29,12 +29,14 @@ class Guarded:
         enclosed: dict[int, torch.UntypedStorage] = {}
         for position, tensor in enumerate(tensors):
             storage = tensor.untyped_storage()
-            if tensor.device.type != "cpu" or not storage.nbytes() or tensor.is_conj() or tensor.is_neg():
+            if not storage.nbytes() or tensor.is_conj() or tensor.is_neg():
                 self.tensors.append(tensor)
                 continue
             if storage.data_ptr() not in enclosed:
-                enclosed[storage.data_ptr()] = self._enclose(storage_bytes(tensor), position)
-            empty = torch.empty(0, dtype=tensor.dtype)
+                content = storage_bytes(tensor)
+                host = tensor.device.type == "cpu"
+                enclosed[storage.data_ptr()] = self._enclose(content, position) if host else content.clone().untyped_storage()
+            empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             place = enclosed[storage.data_ptr()], tensor.storage_offset(), tensor.size(), tensor.stride()
             self.tensors.append(empty.set_(*place))
 

@@ -53,6 +53,8 @@ CHECKED_HEAP = _checked_heap()
 
 _CORRUPTION = re.compile(r"^(free|realloc|malloc)\w*\(\): |double free or corruption|corrupted ", re.MULTILINE)
 """What the C library prints before it aborts."""
+LOST_DEVICE = 70
+"""Exit status of a worker whose device works no more."""
 
 
 class StartError(RuntimeError):
@@ -324,4 +326,4 @@ def _failure(sample: int, kind: str, message: str) -> dict[str, Any]:
 def _ending(code: int | None) -> str:
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with status {code}"
+    return "lost the device" if code == LOST_DEVICE else f"exited with status {code}"

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import vendor_sdk
-from conformance import cases, certify, evidence, judge, program, report, subject
+from conformance import cases, certify, evidence, judge, pool, program, report, subject
 from conformance.cases import Case
 from conformance.expectations import Expectations
 from conformance.pool import Pool, Result, StartError
@@ -239,6 +239,16 @@ def test_the_log_of_a_hang_shows_what_was_printed_and_where_it_hangs(buggy: Fini
     log = (buggy.folder / path).read_text()
     assert "entering the endless loop" in log
     assert "in hangs" in log, "the stack at the time of the kill"
+
+
+def test_a_worker_leaves_a_device_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(os, "_exit", left.append)
+    certify._leave_a_lost_device(torch.device("cpu"))
+    assert not left
+    certify._leave_a_lost_device(torch.device("meta"))  # on which nothing can be read
+    assert left == [pool.LOST_DEVICE]
+    assert pool._ending(pool.LOST_DEVICE) == "lost the device"
 
 
 def test_a_crash_names_the_sample_and_its_reproducer_crashes(buggy: Finished) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from tests.lowered import Call, call, chain, flat
 from vendor_sdk.errors import LoweringError
-from vendor_sdk.ir.loop import Load, Nest, Range, walk
+from vendor_sdk.ir.loop import Const, Load, Nest, Range, Store, walk
 from vendor_sdk.ir.loop_interpreter import interpret
 from vendor_sdk.lower import LOWERINGS, VIEWS
 from vendor_sdk.prims.bounds import violations
@@ -97,6 +97,14 @@ def test_contiguous_loops_merge_to_one() -> None:
     assert [r.size.value for r in nest.ranges] == [24]
     (nest,) = call(aten.exp.default, [X.transpose(1, 2)]).lowered.kernel.body
     assert len(nest.ranges) == 3, "a transposed read keeps its loops"
+
+
+def test_loops_that_never_run_are_gone() -> None:
+    (nest,) = call(aten.sum.dim_IntList, [torch.ones(3, 0), [1]]).lowered.kernel.body
+    assert [type(stmt) for stmt in nest.body] == [Const, Store]
+    empty = torch.empty(0)
+    nests = call(aten.masked_scatter.default, [empty, empty.bool(), empty]).lowered.kernel.body
+    assert not any(isinstance(stmt, Load | Store) for nest in nests for stmt in walk((nest,)))
 
 
 @pytest.mark.parametrize(

@@ -316,6 +316,10 @@ def test_fused_groups_are_right(interpreted: dict[str, Any]) -> None:
 
 KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "pointwise": (lambda a, b: torch.tanh(a) * b, (torch.empty(64, 1024), torch.empty(1024))),
+    "a scalar and a block": (
+        lambda a, b: (torch.gcd(a, b), torch.pow(a, b)),
+        (torch.empty((), dtype=torch.int32), torch.empty(6, dtype=torch.int32)),
+    ),
     "bfloat16": (lambda a: torch.sigmoid(a), (torch.empty(64, 1024, dtype=torch.bfloat16),)),
     "rows": (lambda a: a.sum(1), (torch.empty(64, 5000),)),
     "columns": (lambda a: a.amax(0), (torch.empty(5000, 64),)),

@@ -251,7 +251,7 @@ def dtypes(row: Prim) -> list[torch.dtype]:
 
 def run(row: Prim, dtype: torch.dtype, name: str) -> str:
     """The reason why no sample is emitted, or ``""`` when all that are emitted are right. Raises ``AssertionError``."""
-    samples = list(row.samples(SampleContext.make(dtype, Effort.QUICK)))
+    samples = list(row.samples(SampleContext.make(dtype, Effort.STANDARD)))
     if not samples:
         return "the row has no samples"
     expectations = [expected_result(row, s) for s in samples]

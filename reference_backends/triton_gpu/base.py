@@ -133,8 +133,7 @@ def floordiv(a, b):
 
 @triton.jit
 def gcd(a, b):
-    a = tl.abs(a)
-    b = tl.abs(b)
+    a, b = tl.broadcast(tl.abs(a), tl.abs(b))
     # Euclid's algorithm takes the most steps on Fibonacci numbers, of which 92 fit into 63 bits.
     for _ in range(92):
         rest = a % tl.where(b == 0, 1, b)

@@ -1,9 +1,11 @@
-"""Fewer, longer loops with no more in them than is used: values that nobody reads go, ranges of size one too, and neighbours
-that every access walks as one are merged."""
+"""Fewer, longer loops with no more in them than is used: values that nobody reads go, ranges of size one too, loops that never
+run, and neighbours that every access walks as one are merged."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+
+import torch
 
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.loop import (
@@ -22,6 +24,7 @@ from vendor_sdk.ir.loop import (
     reads,
     walk,
 )
+from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.ir.ranges import merge
 from vendor_sdk.lower.build import TRAPS, Lowered
 
@@ -39,6 +42,11 @@ def live(body: tuple[Stmt, ...], used: set[str]) -> tuple[Stmt, ...]:
     """``body`` without values that nobody reads, but for those that may report an error; adds what it reads to ``used``."""
     kept: list[Stmt] = []
     for stmt in reversed(body):
+        if isinstance(stmt, Scan | Reduce | Nest) and _never(stmt):
+            # An emitter may take what does not vary along a loop before it, from memory that is not there.
+            if isinstance(stmt, Reduce):
+                kept += [const for const in _of_nothing(stmt) if const.to in used]
+            continue
         if isinstance(stmt, Load | Const | Scalar | Index | Compute):
             if stmt.to not in used and not _reports(stmt):
                 continue
@@ -60,6 +68,19 @@ def live(body: tuple[Stmt, ...], used: set[str]) -> tuple[Stmt, ...]:
             used.update(reads(stmt))
         kept.append(stmt)
     return tuple(reversed(kept))
+
+
+def _never(stmt: Scan | Reduce | Nest) -> bool:
+    return any(r.size == 0 for r in ((stmt.range,) if isinstance(stmt, Scan) else stmt.ranges))
+
+
+def _of_nothing(stmt: Reduce) -> list[Const]:
+    """The results of a reduction without iterations."""
+    found = []
+    for a in stmt.accumulators:
+        found.append(Const(a.to[0], COMBINE[a.op].identity(a.dtype), a.dtype))
+        found += [Const(position, 0, torch.int64) for position in a.to[1:]]
+    return found
 
 
 def _reports(stmt: Stmt) -> bool:
