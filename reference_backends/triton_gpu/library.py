@@ -23,7 +23,7 @@ LINEAR_ALGEBRA = """
     linalg_ldl_solve linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular
 """
 SAMPLING = "multinomial poisson binomial _standard_gamma"
-OTHERS = "_embedding_bag _upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward"
+OTHERS = "_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward"
 
 COMPLEX = frozenset((torch.complex64, torch.complex128))
 TAKES_COMPLEX = frozenset(f"{TRANSFORMS} {LINEAR_ALGEBRA} linalg_eig mm bmm addmm baddbmm".split())
@@ -36,13 +36,6 @@ def _linalg_eig(a: Tensor) -> tuple[Tensor, ...]:
     return values, vectors
 
 
-def _embedding_bag_backward(grad: Tensor, *args: Any) -> Tensor:
-    """In float32 for bfloat16, which torch has no maximum for here."""
-    wide = grad.float() if grad.dtype == torch.bfloat16 else grad
-    result: Tensor = torch.ops.aten._embedding_bag_backward.default(wide, *args)
-    return result.to(grad.dtype)
-
-
 def _randperm(n: int, *, dtype: torch.dtype = torch.int64, **_: Any) -> Tensor:
     return torch.randperm(n, dtype=dtype, device="cuda")
 
@@ -51,6 +44,5 @@ LIBRARY: Mapping[str, Callable[..., Any]] = {
     **{name: target_of(OPSET[name]) for name in f"{SELECTION} {TRANSFORMS} {LINEAR_ALGEBRA} {SAMPLING} {OTHERS}".split()},
     "linalg_eig": _linalg_eig,
     "randperm": _randperm,
-    "_embedding_bag_backward": _embedding_bag_backward,
 }
 """Prim to kernel."""
