@@ -351,6 +351,19 @@ def no_rows(name: str) -> str:
     return ""
 
 
+def several_rows(name: str) -> str:
+    """Tiles of several rows, each of which begins elsewhere in a vector."""
+    few, launch.PROGRAMS = launch.PROGRAMS, 1
+    try:
+        x = torch.randn(11, 133)
+        compiled = vendor_sdk.compile_graph(vendor_sdk.trace(lambda x: x.softmax(1), (x,)), backend=name)
+        result = compiled(x)
+    finally:
+        launch.PROGRAMS = few
+    result = result[0] if isinstance(result, tuple | list) else result
+    return "" if torch.allclose(result, x.softmax(1), rtol=1e-5, atol=1e-6) else "wrong"
+
+
 # Fused groups
 
 
@@ -370,9 +383,16 @@ def _rope(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return x * c + torch.cat((-second, first), -1)
 
 
+def _rows_and_weight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, (x.shape[-1],), w) + x.transpose(0, 1).reshape(x.shape).mean(-1, keepdim=True)
+
+
 GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "softmax in one tile": (lambda x: x.softmax(1), ((5, 64),)),
     "softmax in pieces": (lambda x: x.softmax(1), ((5, 67),)),
+    "softmax of rows that begin anywhere": (lambda x: x.softmax(1), ((9, 263),)),
+    "softmax of rows that end anywhere": (lambda x: x[:, :263].softmax(1), ((3, 264),)),
+    "rows that begin anywhere, and a weight": (_rows_and_weight, ((2, 5, 263), (263,))),
     "softmax of a divided row": (lambda x: x.softmax(1), ((1, 17000),)),
     "layer norm backward": (_norm_backward, ((70, 48), (70, 48), (48,))),
     "layer norm backward, pieces and a ragged last chunk": (_norm_backward, ((71, 37), (71, 37), (37,))),
@@ -410,7 +430,13 @@ def fused(name: str) -> dict[str, str]:
     return wrong
 
 
-SYMBOLIC = {"sizes": sizes, "float": float_symbol, "index out of range": out_of_range, "no rows": no_rows}
+SYMBOLIC = {
+    "sizes": sizes,
+    "float": float_symbol,
+    "index out of range": out_of_range,
+    "no rows": no_rows,
+    "several rows": several_rows,
+}
 
 
 def main(globs: list[str]) -> None:

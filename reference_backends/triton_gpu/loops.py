@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from reference_backends.triton_gpu.analysis import Loop, body_of, length_of, names_in, ranges_of, tiled
-from reference_backends.triton_gpu.statements import NONE, Axes, R, Statements, Tile, X
+from reference_backends.triton_gpu.statements import NONE, Axes, R, Statements, X
 from reference_backends.triton_gpu.table import SMALL, TYPES, combination, constant, convert, identity, wide
+from reference_backends.triton_gpu.tiles import Tile, Vectors
 from vendor_sdk import LoopKernel, LoweringError, index, loop
 
 
@@ -49,10 +50,35 @@ class Loops(Statements):
     def number(self, tile: Tile, start: str) -> None:
         """Numbers the iterations of a tile, and says which of them count."""
         along = f"tl.arange(0, {tile.block})[None, :]"
+        self.axes[tile.number] = R
+        if tile.edges is not None:
+            self.number_edges(tile, tile.edges, along)
+            return
+        if tile.offset != index.ZERO:
+            self.axes[tile.number] = R | self.varies(index.symbols(tile.offset))
         self.out(f"{tile.number} = tl.cast({f'{start} + ' if start != '0' else ''}{along}, INDEX)")
         if tile.mask:
             full = "" if self.fixed else f" | {tile.block}_FULL"
-            self.out(f"{tile.mask} = ({tile.number} < {self.uniform(tile.size)}){full}")
+            self.out(f"{tile.mask} = ({tile.number} < {tile.end or self.uniform(tile.size)}){full}")
+
+    def number_edges(self, tile: Tile, vectors: Vectors, along: str) -> None:
+        """Numbers as many of a row's first and of its last iterations as a vector has: those outside of whole vectors count."""
+        offset, axes = self.expression(vectors.offset)
+        self.axes[tile.number] = axes | R
+        rest = index.to_python(tile.size - 2 * vectors.lanes)
+        self.out(f"{tile.number} = tl.cast({along} + tl.where({along} < {vectors.lanes}, 0, {rest}), INDEX)")
+        if axes:
+            self.out(f"{tile.number} = tl.broadcast_to({tile.number}, {self.shape(axes)[:-2]}{tile.block}])")
+        place = f"{tile.number} + {offset}"
+        self.out(f"{tile.mask} = ({place} < {self.first(vectors)}) | ({place} >= {self.last(vectors, tile.size)})")
+
+    def first(self, vectors: Vectors) -> str:
+        """Where a row's first whole vector begins."""
+        return f"({self.expression(vectors.offset)[0]} + {vectors.lanes - 1}) // {vectors.lanes} * {vectors.lanes}"
+
+    def last(self, vectors: Vectors, size: index.Int) -> str:
+        """Where its last one ends."""
+        return f"({self.expression(vectors.offset + size)[0]}) // {vectors.lanes} * {vectors.lanes}"
 
     def enter(self, s: Loop, tile: Tile) -> dict[Any, str]:
         """Opens the loop over tiles of an inner loop's iterations. Returns what was known before."""
@@ -64,7 +90,7 @@ class Loops(Statements):
             self.out.depth += 1
             self.number(tile, start)
         self.tile = tile
-        self.place(ranges_of(s), index.variable(tile.number, tile.size))
+        self.place(ranges_of(s), tile.iteration)
         return before
 
     def leave(self, s: Loop, before: dict[Any, str]) -> None:
@@ -89,7 +115,7 @@ class Loops(Statements):
             for tile in pieces:
                 before = self.enter(s, tile)
                 self.body(s.body)
-                axes = self.varies(name for a in accumulators for name in a.args) | R
+                axes = self.varies(name for a in accumulators for name in a.args) | self.axes[tile.number]
                 operands.append([name for a in accumulators for name in self.operands(a, axes)])
                 self.leave(s, before)
             if len({wide(a.dtype) for a in accumulators}) == 1 and all(len(a.to) == 1 for a in accumulators):
@@ -130,7 +156,7 @@ class Loops(Statements):
             self.out(
                 f"{name} = " + (f"tl.where({self.tile.mask}, {text}, {constant(least, dtype)})" if self.tile.mask else text)
             )
-            if self.axes[value] | (R if self.tile.mask else NONE) != axes:
+            if self.axes[value] | (self.axes[self.tile.number] if self.tile.mask else NONE) != axes:
                 self.out(f"{name} = tl.broadcast_to({name}, {self.shape(axes)})")
             names.append(name)
         return names

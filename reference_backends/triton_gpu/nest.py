@@ -25,9 +25,10 @@ from reference_backends.triton_gpu.analysis import (
     transposed,
     walks_across,
 )
-from reference_backends.triton_gpu.launch import PIECES, THREAD, Kind, blocks_for
+from reference_backends.triton_gpu.launch import PIECES, THREAD, Kind
 from reference_backends.triton_gpu.loops import Loops
-from reference_backends.triton_gpu.statements import R, Tile, X
+from reference_backends.triton_gpu.statements import X
+from reference_backends.triton_gpu.tiles import Tile, pieces, vectors
 from vendor_sdk import LoopKernel, index, loop
 
 WIDE = 64
@@ -48,7 +49,7 @@ def argument_names(kernel: LoopKernel) -> tuple[list[str], list[str]]:
 class Kept:
     """A part of a scratch buffer that one program fills, iteration by iteration: kept in registers until the end.
 
-    ``place`` is where, in terms of the first piece's numbers.
+    ``place`` is where, in terms of the tile's ``iteration``.
     """
 
     pieces: Sequence[Tile]
@@ -87,7 +88,6 @@ class NestText(Loops):
         }
         self.fixed = self.whole and all(size.value is not None for size in sizes)
         """Whether the text says how many iterations lie in a tile; else the launch does."""
-        self.tiles = {size: self.pieces_of(n, size, whole=size in one_piece) for n, size in enumerate(sizes)}
         self.kind: Kind = "across" if walks_across(nest) else "along"
         if self.spread or self.whole:
             self.kind = "spread" if self.spread else "fixed" if self.fixed else "whole"
@@ -95,22 +95,20 @@ class NestText(Loops):
         self.kept: dict[str, Kept] = {}
         self.place(self.ranges, index.variable("x_index", self.count))
         self.place(self.lead, index.variable("lead", self.leads))
+        self.tiles = {size: self.pieces_of(n, size, whole=size in one_piece) for n, size in enumerate(sizes)}
         self.find_kept()
         self.thread = THREAD // 2 if self.kept else THREAD
         """Elements of a tile in one thread: fewer where totals take registers too."""
 
     def pieces_of(self, n: int, size: index.Int, *, whole: bool) -> list[Tile]:
-        """The tile of loops of one length: blocks have powers of two, so that a length far from one is taken in pieces."""
+        """The tile of loops of one length; ``whole``: in one piece."""
         if not self.fixed:
             return [Tile(f"R{n}", f"r{n}", f"r{n}_mask", size)]
-        assert size.value is not None
-        pieces, start = [], 0
-        for k, block in enumerate(blocks_for(size.value, 1 if whole else PIECES)):
-            suffix = f"_{k}" if k else ""
-            full = start + block <= size.value
-            pieces.append(Tile(str(block), f"r{n}{suffix}", "" if full else f"r{n}_mask{suffix}", size, start, suffix))
-            start += block
-        return pieces
+        if whole:
+            return pieces(f"r{n}", size, None, 1)
+        loops = [s for s in self.inner if length_of(s) == size]
+        known = {"x_index", "lead", *(s.name for s in self.kernel.symbols)}
+        return pieces(f"r{n}", size, vectors(self.kernel, loops, self.places, known), PIECES)
 
     # The function and its launch
 
@@ -156,11 +154,14 @@ class NestText(Loops):
         self.out(f"x_index = (tl.cast({program}, INDEX) * XBLOCK + tl.arange(0, XBLOCK)){column}")
         self.out(f"x_mask = (x_index < {count}) | XBLOCK_FULL")
         self.axes["x_index"] = X
-        for pieces in self.tiles.values():
-            for tile in pieces:
-                self.axes[tile.number] = R
+        for found in self.tiles.values():
+            first, edges = found[0], found[-1].edges
+            if edges is not None and edges.offset != index.ZERO:
+                self.out(f"{first.number}_first = {self.first(edges)}")
+                self.out(f"{first.number}_last = {self.last(edges, first.size)}")
+            for tile in found:
                 if self.whole:
-                    self.number(tile, str(tile.start))
+                    self.number(tile, tile.start)
                 elif self.spread:
                     self.number(tile, f"tl.cast({apart}, INDEX) * {tile.block}")
 
@@ -168,7 +169,7 @@ class NestText(Loops):
         """Iterations of each tile, as ``launch.tile`` takes them."""
         if not self.fixed:
             return list(self.tiles)
-        return [index.wrap(sum(int(tile.block) for tile in pieces)) for pieces in self.tiles.values()]
+        return [index.wrap(sum(int(tile.block) for tile in found if not tile.edges)) for found in self.tiles.values()]
 
     def launch(self) -> str:
         """Text of the call that launches the function: how many iterations there are, and in each tile's loops."""
@@ -217,15 +218,14 @@ class NestText(Loops):
                 return None
             if not position and id(around) not in direct:
                 return None
-            tile = self.tiles[length_of(around)][0]
-            self.place(ranges_of(around), index.variable(tile.number, tile.size))
-            places.add((tile.size, index.substitute(s.index, self.places)))
+            size = length_of(around)
+            self.place(ranges_of(around), index.variable("iteration", size))
+            places.add((size, index.substitute(s.index, self.places)))
         if len(found) < 2 or len(places) != 1:
             return None
         ((size, place),) = places
-        pieces = self.tiles[size]
-        fixed = {"x_index", pieces[0].number, *(s.name for s in self.kernel.symbols)}
-        return Kept(pieces, place) if fixed >= index.symbols(place).keys() else None
+        fixed = {"x_index", "iteration", *(s.name for s in self.kernel.symbols)}
+        return Kept(self.tiles[size], place) if fixed >= index.symbols(place).keys() else None
 
     def keep(self, s: loop.Store) -> None:
         assert self.tile is not None
@@ -238,8 +238,7 @@ class NestText(Loops):
 
     def store_kept(self) -> None:
         for name, kept in self.kept.items():
-            first = kept.pieces[0].number
             for tile in kept.pieces:
-                place = index.substitute(kept.place, {first: index.variable(tile.number, tile.size)})
+                place = index.substitute(kept.place, {"iteration": tile.iteration})
                 mask = f"x_mask & {tile.mask}" if tile.mask else "x_mask"
                 self.out(f"tl.store({name} + ({indices.text(place)}), {name}_tile{tile.suffix}, mask={mask})")

@@ -19,6 +19,7 @@ import torch
 
 from reference_backends.triton_gpu import indices
 from reference_backends.triton_gpu.table import OPS, TYPES, bitcast, constant, convert
+from reference_backends.triton_gpu.tiles import Tile
 from vendor_sdk import LoopKernel, LoweringError, index, loop
 
 Axes = frozenset[str]
@@ -36,27 +37,6 @@ class Writer:
 
     def __call__(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """The axis r of inner loops of one length, or a piece of it.
-
-    Attributes:
-        block: how many iterations lie in it: a number, or the name of the constant.
-        number: name of the iterations' numbers.
-        mask: name of where they count; empty where all do.
-        size: iterations of the loops.
-        start: the piece's first.
-        suffix: of the names of values in this piece.
-    """
-
-    block: str
-    number: str
-    mask: str
-    size: index.Int
-    start: int = 0
-    suffix: str = ""
 
 
 class Statements:
