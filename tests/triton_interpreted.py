@@ -401,6 +401,7 @@ GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "columns": (lambda x: (x * 2).sum(0), ((300, 70),)),
     "columns divided": (lambda x: (x * 2).sum(0), ((601, 67),)),
     "the largest of all, and where": (lambda x: (x.amax(), x.argmax()), ((17001,),)),
+    "elements whose count no vector divides": (lambda x, y: (x * y).exp(), ((3, 1001), (1001,))),
     "rope": (_rope, ((6, 5, 64), (5, 64))),
     "cumulative": (lambda x: x.cumsum(1) - x.mean(1, keepdim=True), ((5, 67),)),
     "two reductions of a row": (lambda x: (x.sum(1), x.amax(1), x.argmin(1)), ((9, 100),)),

@@ -20,15 +20,16 @@ from reference_backends.triton_gpu.analysis import (
     body_of,
     inner_loops,
     length_of,
+    plain,
     ranges_of,
     tiled,
     transposed,
     walks_across,
 )
-from reference_backends.triton_gpu.launch import PIECES, THREAD, Kind
+from reference_backends.triton_gpu.launch import PIECES, POINTS, THREAD, Kind
 from reference_backends.triton_gpu.loops import Loops
 from reference_backends.triton_gpu.statements import X
-from reference_backends.triton_gpu.tiles import Tile, pieces, vectors
+from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, pieces, vectors
 from vendor_sdk import LoopKernel, index, loop
 
 WIDE = 64
@@ -121,6 +122,8 @@ class NestText(Loops):
             else:
                 self.out(f"arg_{s.name} = tl.cast(arg_{s.name}, tl.int64)")
         self.open()
+        if self.full_apart():
+            self.in_full_programs()
         self.body(self.nest.body)
         self.store_kept()
         fixed = ", ".join(f'"{symbol_name(s)}"' for s in self.kernel.symbols if s.role != "size")
@@ -133,6 +136,26 @@ class NestText(Loops):
         parameters = ", ".join([*buffers, *numbers, *constants])
         function = [*self.functions, decorator, f"def {self.name}({parameters}):", *self.out.lines, "", ""]
         return "\n".join([*function, f'launch_{self.name} = Launcher({self.name}, "{self.kind}", {self.thread})']) + "\n"
+
+    def full_apart(self) -> bool:
+        """Whether programs of which all iterations count have a text of their own: a mask that ends anywhere would cut their
+        vectors to pieces."""
+        count = self.count.value
+        return plain(self.nest.body) and (count is None or (count > POINTS and count % VECTOR_BYTES != 0))
+
+    def in_full_programs(self) -> None:
+        """The body where no mask is needed, then the head of the branch for the rest."""
+        before = dict(self.known), dict(self.axes), dict(self.types), dict(self.places)
+        count = self.expression(self.count)[0]
+        self.out(f"if (tl.cast(tl.program_id(0), INDEX) * XBLOCK + XBLOCK <= {count}) | XBLOCK_FULL:")
+        self.out.depth += 1
+        self.x_mask = ""
+        self.body(self.nest.body)
+        self.out.depth -= 1
+        self.out("else:")
+        self.out.depth += 1
+        self.x_mask = "x_mask"
+        self.known, self.axes, self.types, self.places = before
 
     def constants(self) -> list[str]:
         """Names of what a launch decides: the integer type of indices, the blocks, and whether their last is full."""

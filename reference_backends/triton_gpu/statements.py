@@ -97,7 +97,7 @@ class Statements:
 
     def mask(self, axes: Axes, extra: str | None = None) -> str:
         """Where lanes count: inside the ranges of the axes, and where ``extra`` holds."""
-        parts = [self.x_mask] if "x" in axes else []
+        parts = [self.x_mask] if "x" in axes and self.x_mask else []
         if "r" in axes and self.tile is not None and self.tile.mask:
             parts.append(self.tile.mask)
         return " & ".join([*parts, extra] if extra else parts)
