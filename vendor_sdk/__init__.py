@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from vendor_sdk.ir import contraction, index, loop
     from vendor_sdk.ir.loop import LoopKernel
     from vendor_sdk.ir.primgraph import PrimGraph
-    from vendor_sdk.lower import split
+    from vendor_sdk.lower import online, split
     from vendor_sdk.pipeline import compile_graph, trace
     from vendor_sdk.prims.bounds import Accumulated, Bound, Distribution, Exact, Property, Ulp, Verdict, violations
     from vendor_sdk.prims.opset import COMPOSITES, OPSET, OPSET_VERSION
@@ -108,6 +108,7 @@ _MODULES = {
     "index": "vendor_sdk.ir.index",
     "loop": "vendor_sdk.ir.loop",
     "program": "vendor_sdk.contract.program",
+    "online": "vendor_sdk.lower.online",
     "split": "vendor_sdk.lower.split",
 }
 """Public modules: vocabularies too large to repeat here."""
@@ -208,6 +209,7 @@ __all__ = [
     "index",
     "load",
     "loop",
+    "online",
     "outlined",
     "program",
     "reference",

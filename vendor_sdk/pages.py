@@ -214,7 +214,7 @@ OP_COLUMNS: Mapping[str, Callable[[LoopOp], str]] = {
 }
 COMBINE_COLUMNS: Mapping[str, Callable[[CombineOp], str]] = {
     "Op": lambda op: f"`{op.name}`",
-    "Operands": lambda op: op.kind if op.results == 1 else f"{op.kind}, and int64 positions",
+    "Operands": lambda op: f"{op.kind}, and {op.second}" if op.second else op.kind,
     "Meaning": lambda op: op.meaning,
     "In": lambda op: " and ".join(where for where, has in (("`Reduce`", op.reduce), ("`Scan`", op.scan)) if has is not None),
 }

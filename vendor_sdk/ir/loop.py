@@ -26,7 +26,8 @@ Grammar (one screen; every name is a class below, every tuple is ordered):
 Values are single-assignment, named, and typed by `dtype`. A body is a tuple of statements. Buffers never overlap, except that
 an "inout" param is its own old content. Halves are values of their dtype and are only loaded, stored and converted: lowering
 inserts the conversions, so `Compute` sees float32, float64, integers and bool. A Reduce over zero iterations gives the
-operation's identity; accumulators of "argmax" and "argmin" have two results, value and int64 position.
+operation's identity; accumulators of "argmax" and "argmin" have two results, value and int64 position, and so has "expsum":
+the largest value and the sum of weights times exp(value - largest).
 """
 
 from __future__ import annotations
@@ -128,16 +129,22 @@ class Accumulator:
     """One running result of a ``Reduce`` or ``Scan``.
 
     Attributes:
-        to: names of its results; one, or (value, position) for "argmax" and "argmin".
-        op: "sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "logaddexp" (the last for scans only).
-        args: values that the body computes; one, or (value, position).
-        dtype: of the first result; positions are int64.
+        to: names of its results; one, or (value, position) for "argmax" and "argmin", (largest, sum) for "expsum".
+        op: "sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "expsum", "logaddexp" (the last for scans
+            only).
+        args: values that the body computes; one, or (value, position), (value, weight).
+        dtype: of the first result, and of the sum; positions are int64.
     """
 
     to: tuple[str, ...]
     op: str
     args: tuple[str, ...]
     dtype: torch.dtype
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """Of its results, and of its operands."""
+        return (self.dtype, self.dtype if self.op == "expsum" else torch.int64)[: len(self.to)]
 
 
 @dataclass(frozen=True)
@@ -265,7 +272,7 @@ def dtypes(kernel: LoopKernel) -> dict[str, torch.dtype]:
         found.update(dict.fromkeys(loop_variables(stmt), torch.int64))
         if isinstance(stmt, Reduce | Scan):
             for a in stmt.accumulators:
-                found.update(zip(a.to, (a.dtype, torch.int64), strict=False))
+                found.update(zip(a.to, a.dtypes, strict=True))
         else:
             found.update(dict.fromkeys(makes(stmt), getattr(stmt, "dtype", torch.int64)))
     return found

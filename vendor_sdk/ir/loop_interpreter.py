@@ -125,11 +125,11 @@ class _Frame:
                 combine = COMBINE[accumulator.op]
                 assert combine.reduce is not None, f"{accumulator.op} is a scan only"
                 if 0 in inner.shape:
-                    dtypes = (accumulator.dtype, torch.int64)
-                    operands = [torch.empty(inner.shape, dtype=d) for d, _ in zip(dtypes, accumulator.args, strict=False)]
+                    operands = [torch.empty(inner.shape, dtype=d) for d in accumulator.dtypes]
                 else:
                     operands = [inner.read(a).expand(inner.shape) for a in accumulator.args]
-                    operands[0] = inner.only_active(operands[0], combine.identity(accumulator.dtype))
+                    nothing = combine.nothing(accumulator.dtype)
+                    operands = [inner.only_active(o, other) for o, other in zip(operands, nothing, strict=True)]
                 results = combine.reduce(*operands, len(stmt.ranges))
                 for to, result in zip(accumulator.to, results if combine.results > 1 else (results,), strict=True):
                     self.values[to] = result

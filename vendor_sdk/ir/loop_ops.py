@@ -111,6 +111,8 @@ class CombineOp:
         identity: the result over no values, for a dtype; None where there is none (``argmax``).
         reduce: over the trailing ``n`` dims of a tensor: ``reduce(value, n)``; for arg ops ``reduce(value, position, n)``.
         scan: inclusive running result along the last dim; None where scans do not take it.
+        second: what the second operands are, where there are two.
+        least: the second operand of what does not count.
     """
 
     name: str
@@ -119,7 +121,20 @@ class CombineOp:
     identity: Callable[[torch.dtype], bool | int | float]
     reduce: Callable[..., Any] | None
     scan: Callable[..., Any] | None = None
-    results: int = 1
+    second: str = ""
+    least: int = 0
+
+    @property
+    def results(self) -> int:
+        return 2 if self.second else 1
+
+    def nothing(self, dtype: torch.dtype) -> tuple[bool | int | float, ...]:
+        """Operands of an iteration that does not count."""
+        return (self.identity(dtype), self.least)[: self.results]
+
+
+LAST = 2**63 - 1
+"""A position after all others."""
 
 
 def lowest(dtype: torch.dtype) -> bool | int | float:
@@ -393,6 +408,15 @@ def _xor(value: torch.Tensor, n: int) -> torch.Tensor:
     return result
 
 
+def _exponentials(value: torch.Tensor, weight: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    flat, weights = _trailing(value, n), _trailing(weight, n)
+    if flat.shape[-1] == 0:
+        return torch.full(flat.shape[:-1], -math.inf, dtype=value.dtype), torch.zeros(flat.shape[:-1], dtype=value.dtype)
+    largest = flat.amax(-1, keepdim=True)
+    share = torch.where(flat == largest, torch.ones_like(flat), torch.exp(flat - largest))
+    return largest.squeeze(-1), (weights * share).sum(-1)
+
+
 COMBINE: Mapping[str, CombineOp] = {
     row.name: row
     for row in (
@@ -424,7 +448,8 @@ COMBINE: Mapping[str, CombineOp] = {
             lowest,
             _arg_reduce(torch.amax, lowest),
             _arg_scan(torch.ge),
-            2,
+            "int64 positions",
+            LAST,
         ),
         CombineOp(
             "argmin",
@@ -433,7 +458,17 @@ COMBINE: Mapping[str, CombineOp] = {
             highest,
             _arg_reduce(torch.amin, highest),
             _arg_scan(torch.le),
-            2,
+            "int64 positions",
+            LAST,
+        ),
+        CombineOp(
+            "expsum",
+            "float",
+            "largest, and sum of weights times exp(value - largest), which is 1 where the two are equal",
+            lowest,
+            _exponentials,
+            None,
+            "weights",
         ),
         CombineOp(
             "logaddexp",

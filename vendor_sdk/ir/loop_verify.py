@@ -153,7 +153,7 @@ class _Scope:
             _require(len(a.to) == len(a.args) == combine.results, where, f"{a.op} has {combine.results} results")
             types = [read.value(name, where) for name in a.args]
             _require(types[0] == a.dtype and a.dtype in ACCEPTS[combine.kind], where, f"{a.op} of {types[0]}")
-            _require(types[1:] in ([], [torch.int64]), where, "positions are int64")
+            _require(types == [*a.dtypes], where, f"operands of {a.op} are of {a.dtypes}")
             for name, dtype in zip(a.to, types, strict=True):
                 write.assign(name, dtype, where)
 

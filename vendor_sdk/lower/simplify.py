@@ -60,7 +60,7 @@ def live(body: tuple[Stmt, ...], used: set[str]) -> tuple[Stmt, ...]:
             if isinstance(stmt, Reduce):
                 if not used & {*makes(stmt)} and not any(isinstance(s, Store) or _reports(s) for s in walk((stmt,))):
                     continue
-                stmt = replace(stmt, accumulators=tuple(_without_position(a, used) for a in stmt.accumulators))
+                stmt = replace(stmt, accumulators=tuple(_without_second(a, used) for a in stmt.accumulators))
                 used |= {name for accumulator in stmt.accumulators for name in accumulator.args}
             used |= {name for r in stmt.ranges for name in ix.symbols(r.size)}
             stmt = replace(stmt, body=live(stmt.body, used))
@@ -87,11 +87,12 @@ def _reports(stmt: Stmt) -> bool:
     return isinstance(stmt, Compute) and stmt.op in REPORTS
 
 
-def _without_position(a: Accumulator, used: set[str]) -> Accumulator:
-    """The largest element alone, where nobody asks which it is."""
+def _without_second(a: Accumulator, used: set[str]) -> Accumulator:
+    """The largest element alone, where nobody asks which it is or for a sum."""
     if len(a.to) == 1 or a.to[1] in used:
         return a
-    return replace(a, op=a.op.removeprefix("arg"), to=a.to[:1], args=a.args[:1])
+    op = "max" if a.op == "expsum" else a.op.removeprefix("arg")
+    return replace(a, op=op, to=a.to[:1], args=a.args[:1])
 
 
 def _nest(stmt: Stmt) -> Stmt:

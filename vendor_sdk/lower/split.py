@@ -37,9 +37,6 @@ from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.ir.ranges import renamed, substitute
 from vendor_sdk.lower.simplify import live
 
-LAST = 2**63 - 1
-"""A position after all others."""
-
 
 def long_loops(nest: Nest) -> list[Reduce | Nest]:
     """The inner loops of a nest that may be split: none where others than reductions and maps over memory stand beside them."""
@@ -138,11 +135,11 @@ class _Split:
         accumulators, stores, loads, joined = [], [], [], []
         q = Range(self.fresh("q"), self.parts)
         for a in s.accumulators:
-            dtypes = (a.dtype, torch.int64)[: len(a.to)]
+            dtypes = a.dtypes
             args = a.args
             if inside is not None:
-                worst = (COMBINE[a.op].identity(a.dtype), LAST)
-                args = tuple(self.chosen(body, inside, *each) for each in zip(a.args, worst, dtypes, strict=False))
+                nothing = COMBINE[a.op].nothing(a.dtype)
+                args = tuple(self.chosen(body, inside, *each) for each in zip(a.args, nothing, dtypes, strict=True))
             results = tuple(self.fresh("a") for _ in a.to)
             accumulators.append(Accumulator(results, a.op, args, a.dtype))
             read = []
