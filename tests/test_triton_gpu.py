@@ -304,7 +304,7 @@ def test_what_the_emitter_lacks_is_known(interpreted: dict[str, Any]) -> None:
 
 @needs_triton
 def test_symbols_are_passed_exactly(interpreted: dict[str, Any]) -> None:
-    assert interpreted["symbolic"] == {"sizes": "", "float": "", "index out of range": "", "no rows": "", "several rows": ""}
+    assert interpreted["symbolic"] == {"sizes": "", "float": "", "index out of range": "", "no rows": "", "kinds of rows": ""}
 
 
 @needs_triton

@@ -13,6 +13,7 @@ import dataclasses
 import fnmatch
 import functools
 import json
+import math
 import sys
 import time
 import traceback
@@ -351,17 +352,23 @@ def no_rows(name: str) -> str:
     return ""
 
 
-def several_rows(name: str) -> str:
-    """Tiles of several rows, each of which begins elsewhere in a vector."""
-    few, launch.PROGRAMS = launch.PROGRAMS, 1
+def kinds_of_rows(name: str) -> str:
+    """Tiles of several rows, each of which begins elsewhere in a vector; rows too long for a tile, with infinities."""
+    short, long = torch.randn(11, 133), torch.randn(4, 16400)
+    long[0, 5::7] = long[1] = -math.inf
+    long[2, 9000] = math.inf
+    few, launch.PROGRAMS = launch.PROGRAMS, 1  # few programs are enough, so no row is divided
     try:
-        x = torch.randn(11, 133)
-        compiled = vendor_sdk.compile_graph(vendor_sdk.trace(lambda x: x.softmax(1), (x,)), backend=name)
-        result = compiled(x)
+        for x in (short, long):
+            compiled = vendor_sdk.compile_graph(vendor_sdk.trace(lambda x: x.softmax(1), (x,)), backend=name)
+            result = compiled(x)
+            result = result[0] if isinstance(result, tuple | list) else result
+            torch.testing.assert_close(result, x.softmax(1), rtol=1e-5, atol=1e-6, equal_nan=True)
+    except AssertionError as error:
+        return str(error)
     finally:
         launch.PROGRAMS = few
-    result = result[0] if isinstance(result, tuple | list) else result
-    return "" if torch.allclose(result, x.softmax(1), rtol=1e-5, atol=1e-6) else "wrong"
+    return ""
 
 
 # Fused groups
@@ -436,7 +443,7 @@ SYMBOLIC = {
     "float": float_symbol,
     "index out of range": out_of_range,
     "no rows": no_rows,
-    "several rows": several_rows,
+    "kinds of rows": kinds_of_rows,
 }
 
 

@@ -333,6 +333,13 @@ def combine_logaddexp(a, b):
 
 
 @triton.jit
+def combine_expsum(a, s, b, t):
+    """The larger value, and the sums of what was weighted by exponentials of the gaps to each."""
+    share = tl.where(a == b, 1.0, libdevice.exp(tl.abs(a - b) * -1.0)).to(s.dtype)
+    return maximum(a, b), tl.where(a >= b, s + t * share, s * share + t)
+
+
+@triton.jit
 def combine_argmax(a, i, b, j):
     """The larger value, NaN above all; of equals the smaller position."""
     equal = (a == b) | ((a != a) & (b != b))

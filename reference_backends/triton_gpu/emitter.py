@@ -12,7 +12,7 @@ from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Kind, parts
 from reference_backends.triton_gpu.nest import NestText, symbol_name
 from reference_backends.triton_gpu.statements import Writer
 from reference_backends.triton_gpu.table import OPS, TYPES
-from vendor_sdk import Emitter, Launch, Limits, LoopKernel, index, split
+from vendor_sdk import Emitter, Launch, Limits, LoopKernel, index, loop, online, split
 
 HEADER = """\
 import torch
@@ -28,15 +28,26 @@ CHUNK = 32
 """Rows whose totals one program sums: few, so that there are programs for all multiprocessors."""
 
 
+def rows(nest: loop.Nest) -> tuple[list[index.Int], int, int]:
+    """Lengths of a nest's inner loops, the longest that is known, and the longest of which a tile holds all."""
+    lengths = list(dict.fromkeys(map(length_of, inner_loops(nest))))
+    # Where a loop walks across memory, a tile holds the rows that lie along its lines: short columns fit.
+    limit = SQUARE if walks_across(nest) else LONGEST
+    return lengths, max((size.value for size in lengths if size.value is not None), default=0), limit
+
+
 def divided(kernel: LoopKernel) -> LoopKernel:
-    """The kernel with enough programs: few long loops are divided among more."""
+    """The kernel with as few passes over memory as rows too long for a tile need, and with enough programs: few long loops are
+    divided among more."""
     for position in reversed(range(len(kernel.body))):
+        lengths, longest, limit = rows(kernel.body[position])
+        if longest > limit:
+            kernel = online.online(kernel, position)
         nest = kernel.body[position]
         count = index.product([r.size for r in nest.ranges]).value
-        lengths = [size.value for size in dict.fromkeys(map(length_of, inner_loops(nest)))]
-        if count and lengths and all(lengths):
-            known = [n for n in lengths if n]
-            kind: Kind = "across" if walks_across(nest) else "whole" if max(known) <= LONGEST else "along"
+        known = [size.value for size in lengths if size.value]
+        if count and known and len(known) == len(lengths):
+            kind: Kind = "across" if walks_across(nest) else "whole" if longest <= LONGEST else "along"
             number = parts(count, known, kind)
             if number > 1:
                 kernel = split.split(kernel, position, number)
@@ -50,17 +61,13 @@ def variants(kernel: LoopKernel, position: int) -> list[tuple[str, NestText]]:
     """
     nest = kernel.body[position]
     name = f"{kernel.name}_{position}"
-    loops = inner_loops(nest)
-    lengths = list(dict.fromkeys(map(length_of, loops)))
-    # Where a loop walks across memory, a tile holds the rows that lie along its lines: short columns fit.
-    limit = SQUARE if walks_across(nest) else LONGEST
-    longest = max((size.value for size in lengths if size.value is not None), default=0)
+    lengths, longest, limit = rows(nest)
     if not lengths or longest > limit or all(size.value is not None for size in lengths):
         return [("", NestText(kernel, name, nest, whole=bool(lengths) and longest <= limit))]
     condition = " and ".join(f"{index.to_python(size)} <= {limit}" for size in lengths if size.value is None)
     return [
         (condition, NestText(kernel, f"{name}_whole", nest, whole=True)),
-        ("", NestText(kernel, name, nest, whole=False)),
+        ("", NestText(kernel, name, online.online(kernel, position).body[position], whole=False)),
     ]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from reference_backends.triton_gpu.analysis import Loop, body_of, length_of, names_in, ranges_of, tiled
 from reference_backends.triton_gpu.statements import NONE, Axes, R, Statements, X
-from reference_backends.triton_gpu.table import SMALL, TYPES, combination, constant, convert, identity, wide
+from reference_backends.triton_gpu.table import SMALL, TYPES, combination, constant, convert, nothing, wide
 from reference_backends.triton_gpu.tiles import Tile, Vectors
 from vendor_sdk import LoopKernel, LoweringError, index, loop
 
@@ -148,9 +148,7 @@ class Loops(Statements):
         """What a tile is reduced or scanned from: the identity where iterations do not count."""
         assert self.tile is not None
         names = []
-        for to, value, dtype, least in zip(
-            a.to, a.args, (wide(a.dtype), torch.int64), (identity(a.op, a.dtype), 2**63 - 1), strict=False
-        ):
+        for to, value, dtype, least in zip(a.to, a.args, map(wide, a.dtypes), nothing(a), strict=True):
             name = f"{to}_v{self.tile.suffix}"
             text = f"{self.here(value)}.to({TYPES[dtype]})"
             self.out(
@@ -321,16 +319,14 @@ class Loops(Statements):
     # Running results
 
     def start(self, a: loop.Accumulator, shape: str) -> None:
-        self.out(f"{a.to[0]}_w = {constant(identity(a.op, a.dtype), wide(a.dtype), shape)}")
-        if len(a.to) == 2:
-            # Worse than any position, so that the first element is taken even when it equals the identity.
-            self.out(f"{a.to[1]}_w = {constant(2**63 - 1, torch.int64, shape)}")
+        for to, value, dtype in zip(a.to, nothing(a), map(wide, a.dtypes), strict=True):
+            self.out(f"{to}_w = {constant(value, dtype, shape)}")
 
     def advance(self, a: loop.Accumulator, kind: str, mask: str) -> None:
         """One step of the running results, where ``mask`` holds (``""``: everywhere)."""
         running = [f"{to}_w" for to in a.to]
         steps = [f"{to}_n" for to in a.to]
-        values = [f"{self.here(v)}.to({TYPES[t]})" for v, t in zip(a.args, (wide(a.dtype), torch.int64), strict=False)]
+        values = [f"{self.here(v)}.to({TYPES[t]})" for v, t in zip(a.args, map(wide, a.dtypes), strict=True)]
         if not self.varies(a.args):
             values = [f"tl.broadcast_to({value}, {self.shape(self.context())})" for value in values]
         self.out(f"{', '.join(steps)} = {combination(a, kind)}({', '.join([*running, *values])})")
@@ -338,5 +334,5 @@ class Loops(Statements):
             self.out(f"{name} = tl.where({mask}, {following}, {name})" if mask else f"{name} = {following}")
 
     def settle_all(self, a: loop.Accumulator, names: Sequence[str], axes: Axes) -> None:
-        for to, name, dtype in zip(a.to, names, (a.dtype, torch.int64), strict=False):
+        for to, name, dtype in zip(a.to, names, a.dtypes, strict=True):
             self.define(to, convert(f"({name})", torch.int32, dtype) if dtype in SMALL else name, dtype, axes)

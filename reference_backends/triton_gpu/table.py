@@ -74,7 +74,7 @@ OPS: Mapping[str, str] = {
     "convert": "",
     "bitcast": "",
     "wrap_index": "base.wrap_index({args}, {mask})",
-    **{f"reduce.{name}": "" for name in ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin")},
+    **{f"reduce.{name}": "" for name in ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "expsum")},
     "scratch": "",
     "nest": "",
     **{f"scan.{name}": "" for name in ("sum", "prod", "max", "min", "argmax", "argmin", "logaddexp")},
@@ -138,13 +138,19 @@ def identity(op: str, dtype: torch.dtype) -> bool | int | float:
         return 1
     if op == "logaddexp":
         return -math.inf
-    low = op in ("max", "argmax")
+    low = op in ("max", "argmax", "expsum")
     if dtype == torch.bool:
         return not low
     if dtype.is_floating_point:
         return -math.inf if low else math.inf
     info = torch.iinfo(dtype)
     return info.min if low else info.max
+
+
+def nothing(a: loop.Accumulator) -> tuple[bool | int | float, ...]:
+    """What starts the running results: of positions, one worse than any, so that the first element is taken even when it
+    equals the identity."""
+    return (identity(a.op, a.dtype), 0 if a.op == "expsum" else 2**63 - 1)[: len(a.to)]
 
 
 def combination(a: loop.Accumulator, kind: str) -> str:
