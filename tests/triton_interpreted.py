@@ -3,7 +3,8 @@
     TRITON_INTERPRET=1 python -m tests.triton_interpreted [GLOB ...]
 
 prints one JSON object: ``failures`` (case to what is wrong), ``passed`` (prims), ``declined`` (prim to the reason why it is not
-emitted), ``symbolic`` (what is wrong with run-time numbers), ``fused`` (with groups of prims). The interpreter executes
+emitted), ``symbolic`` (what is wrong with run-time numbers), ``fused`` (with groups of prims),
+``contractions`` (with products of matrices). The interpreter executes
 everything but NVIDIA's library of functions, for which torch's stand here.
 """
 
@@ -30,6 +31,7 @@ import vendor_sdk.pipeline
 from conformance.judge import expected_result, judge
 from conformance.program import build
 from reference_backends.triton_gpu import launch, plugin
+from tests import triton_products
 from vendor_sdk import (
     ALL,
     OPSET,
@@ -64,7 +66,7 @@ class OnCPU:
 
     @hookimpl
     def backend(self) -> Backend:
-        return Backend(name=self.name, version="0", dtypes=frozenset(ALL))
+        return Backend(name=self.name, version="0", dtypes=frozenset((*ALL, torch.int8)))
 
     @hookimpl
     def device(self) -> TorchDevice:
@@ -227,6 +229,16 @@ def install() -> None:
     InterpreterBuilder.create_masked_load = guarded_load
     InterpreterBuilder.create_masked_store = guarded_store
     launch.Launcher.first = bounded(launch.Launcher.first)  # type: ignore[method-assign]
+    multiply = InterpreterBuilder.create_dot
+
+    def dot(self: Any, a: Any, b: Any, d: Any, *settings: Any) -> Any:
+        """The interpreter multiplies the bits of bfloat16 numbers as integers."""
+        return multiply(self, *(exact(x, widened(self, x, language.float32)) for x in (a, b)), d, *settings)
+
+    def exact(x: Any, wide: Any) -> Any:
+        return wide if x.dtype.scalar == language.bfloat16 else x
+
+    InterpreterBuilder.create_dot = dot
     InterpreterBuilder.create_fma = fused
     InterpreterBuilder.create_fp_trunc = narrowed
     InterpreterBuilder.create_fp_ext = widened
@@ -473,10 +485,12 @@ def main(globs: list[str]) -> None:
                 elif row.name not in passed:
                     passed.append(row.name)
         seconds[row.name] = round(time.perf_counter() - start, 2)
+    contractions = triton_products.wrong(chip.name) if not globs or "contractions" in globs else {}
     symbolic = {what: check(chip.name) for what, check in SYMBOLIC.items()} if not globs else {}
     groups = fused(chip.name) if not globs else {}
     slowest = dict(sorted(seconds.items(), key=lambda item: -item[1])[:10])
     report = {"failures": failures, "passed": passed, "declined": declined, "symbolic": symbolic, "fused": groups}
+    report["contractions"] = contractions
     print(json.dumps({**report, "slowest": slowest}))
 
 

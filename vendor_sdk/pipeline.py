@@ -50,7 +50,7 @@ from vendor_sdk.normalize.decompose import prim_table
 from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.normalize.products import join_products
 from vendor_sdk.partition.outputs import store_as_promised
-from vendor_sdk.partition.place import place, placement_of
+from vendor_sdk.partition.place import context, place, placement_of
 from vendor_sdk.partition.segments import join_segments
 from vendor_sdk.partition.transfers import insert_transfers
 from vendor_sdk.plan.activations import Activations
@@ -134,6 +134,8 @@ def decide(graph: PrimGraph, session: Session, watch: Watch, activations: Activa
     for number, node in enumerate(node for node in graph.calls() if torch_private.draws_numbers(node.target)):
         node.meta["seed"] = number
     scheduled = _schedule(graph, session)
+    taken_over = {node.name for node in scheduled.taken_over}
+    placements = [replace(p, placement=_EMITTED) if p.name in taken_over else p for p in placements]
     watch.scheduled(graph, scheduled)
     lowered = _lower_all(graph, session, own_memory=own_memory)
     watch.lowered(lowered)
@@ -212,6 +214,9 @@ def _sample_placement(row: Prim, session: Session) -> Placement:
 # One stage each
 
 
+_EMITTED = Placement(Kind.NATIVE, Route.EMITTER)
+
+
 def _after(stage: str, graph: PrimGraph, loaded: LoadedBackend) -> PrimGraph:
     """Runs the plugins' passes for a stage; the graph is verified after the stage and after each of them."""
     graph.verify()
@@ -257,7 +262,16 @@ def _schedule(graph: PrimGraph, session: Session) -> Schedule:
     """Fuses the nodes on the emitter route, as far as the emitter has what their kernels need."""
     if session.emitter is None or not session.options["fuse"]:
         return Schedule()
-    plan = schedule(graph, session.emitter.limits, session.emitter.ops.keys(), fuel=debug.fuel())
+    emitter, routes = session.emitter, Routes(session)
+    kernels = [node for node in graph.calls() if "placement" in node.meta and node.meta["placement"].route is Route.KERNEL]
+    plan = schedule(
+        graph,
+        emitter.limits,
+        emitter.ops.keys(),
+        rivals={node for node in kernels if routes.yields(node, prim_name(node))},
+        takes_over=lambda node, *saved: emitter.takes_over(context(node, prim_name(node), graph), *saved),
+        fuel=debug.fuel(),
+    )
     graph.verify()
     return plan
 

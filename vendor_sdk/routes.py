@@ -81,6 +81,14 @@ class Routes:
         sized_by_data = _sized_by_data(node)
         if kernel is not None and not (kernel.destination and sized_by_data) and _is_for(kernel, node):
             return Route.KERNEL
+        return self._other_route(node, name, sized_by_data)
+
+    def yields(self, node: fx.Node, name: str) -> bool:
+        """Whether a node on the kernel route could be on the emitter's."""
+        kernel, sized_by_data = self.session.loaded.kernels.get(name), _sized_by_data(node)
+        return kernel is not None and kernel.yields and self._other_route(node, name, sized_by_data) is Route.EMITTER
+
+    def _other_route(self, node: fx.Node, name: str, sized_by_data: bool) -> Route | Decline:
         if sized_by_data:
             return Decline("the size of its result depends on data: only a kernel that returns its result can run it")
         compiler, emitter = self.session.graph_compiler, self.session.emitter

@@ -259,6 +259,13 @@ def logaddexp(a, b):
     return top + libdevice.log1p(libdevice.exp(gap))
 
 
+@triton.jit
+def halved(tile):
+    """The left and the right half of a tile's columns."""
+    parts = tl.reshape(tile, [tile.shape[0], 2, tile.shape[1] // 2])
+    return tl.split(tl.permute(parts, (0, 2, 1)))
+
+
 # Bits and random numbers
 
 

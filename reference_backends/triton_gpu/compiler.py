@@ -21,7 +21,6 @@ from types import ModuleType
 
 import torch
 
-from reference_backends.triton_gpu.launch import constants, options, tile
 from vendor_sdk import CompilerError, LoopKernel, cache_dir, index
 
 SIGNATURE = {
@@ -134,17 +133,15 @@ def compile_offline(kernel: LoopKernel, text: str, target: str = "cuda:90") -> l
     binaries = []
     for nest in (nest for position in range(len(kernel.body)) for _, nest in variants(kernel, position)):
         function = getattr(module, nest.name)
-        count, lengths = _guess(nest.count), [_guess(size) for size in nest.lengths()]
-        x, blocks, warps = tile(count, lengths, nest.kind, nest.thread)
-        names = function.arg_names
-        values = constants(count, lengths, x, blocks, largest=1)
+        leads, count, lengths = nest.sizes()
+        plan = getattr(module, f"launch_{nest.name}").plan(_guess(leads), _guess(count), [*map(_guess, lengths)], largest=1)
+        names, values = function.arg_names, plan.values
         signature = dict(zip(names, [*types, *("constexpr" for _ in values)], strict=True))
         # Torch aligns what it allocates to 16 bytes and more; a launch finds the same in the pointers.
         aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind.startswith("*")}
         source = ASTSource(function, signature, dict(zip(names[len(types) :], values, strict=True)), aligned)
-        settings = {"num_warps": warps, **options(nest.thread)}
         try:
-            compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=settings)
+            compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=dict(plan.settings))
         except Exception as error:
             raise CompilerError(
                 f"triton_gpu: Triton cannot compile {function.__name__} for {target}",

@@ -1,4 +1,7 @@
-"""Loop kernels to Triton: one function a nest (``nest.py``), and a host function that launches them in order."""
+"""Loop kernels to Triton: one function a nest, and a host function that launches them in order.
+
+Nests are in ``nest.py``, those that are matrix products in ``contraction.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from reference_backends.triton_gpu import compiler
+from reference_backends.triton_gpu import compiler, products
 from reference_backends.triton_gpu.analysis import inner_loops, length_of, walks_across
+from reference_backends.triton_gpu.contraction import ProductText, template
+from reference_backends.triton_gpu.functions import symbol_name
 from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Kind, parts
-from reference_backends.triton_gpu.nest import NestText, symbol_name
+from reference_backends.triton_gpu.nest import NestText
 from reference_backends.triton_gpu.statements import Writer
 from reference_backends.triton_gpu.table import OPS, TYPES
-from vendor_sdk import Emitter, Launch, Limits, LoopKernel, index, loop, online, split
+from vendor_sdk import Emitter, Launch, Limits, LoopKernel, NodeContext, Support, index, loop, online, split
 
 HEADER = """\
 import torch
@@ -22,6 +27,7 @@ from triton.language.extra.cuda import libdevice
 
 from reference_backends.triton_gpu import atomics, base, special
 from reference_backends.triton_gpu.launch import Launcher, float_bits
+from reference_backends.triton_gpu.products import ProductLauncher
 """
 
 CHUNK = 32
@@ -40,6 +46,8 @@ def divided(kernel: LoopKernel) -> LoopKernel:
     """The kernel with as few passes over memory as rows too long for a tile need, and with enough programs: few long loops are
     divided among more."""
     for position in reversed(range(len(kernel.body))):
+        if template(kernel.body[position]) is not None:
+            continue
         lengths, longest, limit = rows(kernel.body[position])
         if longest > limit:
             kernel = online.online(kernel, position)
@@ -54,13 +62,16 @@ def divided(kernel: LoopKernel) -> LoopKernel:
     return kernel
 
 
-def variants(kernel: LoopKernel, position: int) -> list[tuple[str, NestText]]:
+def variants(kernel: LoopKernel, position: int) -> list[tuple[str, NestText | ProductText]]:
     """The functions of a nest, each with the host's condition for it (``""``: always), the last one's always being so.
 
     With rows of known length, that decides; else there is one function for rows that fit into a tile and one for others.
     """
     nest = kernel.body[position]
     name = f"{kernel.name}_{position}"
+    product = template(nest)
+    if product is not None:
+        return [("", ProductText(kernel, name, product))]
     lengths, longest, limit = rows(nest)
     if not lengths or longest > limit or all(size.value is not None for size in lengths):
         return [("", NestText(kernel, name, nest, whole=bool(lengths) and longest <= limit))]
@@ -105,6 +116,9 @@ class TritonEmitter(Emitter):
 
     def emit(self, kernel: LoopKernel) -> str:
         return kernel_text(kernel)
+
+    def takes_over(self, node: NodeContext, saved_bytes: int, saved_launches: int) -> Support:
+        return products.takes_over(node, saved_bytes, saved_launches)
 
     def compile(self, kernels: Sequence[tuple[LoopKernel, str]]) -> list[Launch]:
         if not kernels:

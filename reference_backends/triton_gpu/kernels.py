@@ -1,6 +1,7 @@
 """Kernels beside the emitter's: contractions and convolutions through torch's cuBLAS and cuDNN paths, and other libraries'.
 
-Each takes the prim's arguments and returns its results, contiguous.
+Matrix products are computed where the memory plan wants them, and yield to fused kernels where those pay (``products.py``).
+Convolutions return their results, contiguous.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from reference_backends.triton_gpu.library import LIBRARY
+from vendor_sdk import Kernel
 
 Tensor = torch.Tensor
 
@@ -25,24 +27,40 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return (a.unsqueeze(-1) * b.unsqueeze(-3)).sum(-2, dtype=torch.int64).to(a.dtype)
 
 
-def _mm(a: Tensor, b: Tensor) -> Tensor:
-    return _product(a, b) if _whole(a, b) else torch.mm(a, b)
+def _multiply(library: Callable[..., Tensor]) -> Kernel:
+    """``mm`` or ``bmm``."""
+
+    def call(out: Tensor, a: Tensor, b: Tensor) -> None:
+        if _whole(a, b):
+            out.copy_(_product(a, b))
+        else:
+            library(a, b, out=out)
+
+    return _yielding(call)
 
 
-def _bmm(a: Tensor, b: Tensor) -> Tensor:
-    return _product(a, b) if _whole(a, b) else torch.bmm(a, b)
+def _multiply_add(library: Callable[..., Tensor]) -> Kernel:
+    """``addmm`` or ``baddbmm``."""
+
+    def call(out: Tensor, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> None:
+        if _whole(c, a, b):
+            out.copy_((beta * c if beta else 0) + alpha * _product(a, b))
+        else:
+            library(c, a, b, beta=beta, alpha=alpha, out=out)
+
+    return _yielding(call)
 
 
-def _addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    if _whole(c, a, b):
-        return (beta * c if beta else 0) + alpha * _product(a, b)
-    return torch.addmm(c, a, b, beta=beta, alpha=alpha)
+def _yielding(call: Callable[..., None]) -> Kernel:
+    def without_gradients(*args: Any, **kwargs: Any) -> None:
+        """Torch fills no tensor that is given where an operand wants a gradient."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                call(*args, **kwargs)
+        else:
+            call(*args, **kwargs)
 
-
-def _baddbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    if _whole(c, a, b):
-        return (beta * c if beta else 0) + alpha * _product(a, b)
-    return torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
+    return Kernel(without_gradients, destination=True, yields=True)
 
 
 def _convolution(
@@ -67,12 +85,12 @@ def _convolution_backward(*args: Any) -> tuple[Tensor | None, ...]:
     return tuple(r if r is None else r.contiguous() for r in results)
 
 
-KERNELS: Mapping[str, Callable[..., Any]] = {
+KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
     **LIBRARY,
-    "mm": _mm,
-    "bmm": _bmm,
-    "addmm": _addmm,
-    "baddbmm": _baddbmm,
+    "mm": _multiply(torch.mm),
+    "bmm": _multiply(torch.bmm),
+    "addmm": _multiply_add(torch.addmm),
+    "baddbmm": _multiply_add(torch.baddbmm),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -90,6 +91,21 @@ def _power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+@dataclass(frozen=True)
+class Plan:
+    """How a function is launched for some sizes.
+
+    Attributes:
+        programs: how many; 0: there is nothing to do.
+        values: of the function's constants.
+        settings: what Triton's compiler is told.
+    """
+
+    programs: int
+    values: tuple[Any, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Launcher:
     """Launches one function on the current stream; nothing for no iterations.
 
@@ -107,19 +123,20 @@ class Launcher:
 
         self.kernel, self.kind, self.thread = kernel, kind, thread
         self.driver, self.settings = triton.runtime.driver, triton.knobs.runtime
-        self.plan = functools.lru_cache(PLANS)(self._plan)
-        self.compiled: dict[tuple[int, tuple[Any, ...]], dict[tuple[Any, ...], _Compiled]] = {}
-        """By warps and constants, which sizes share that have equal blocks; then by device and what Triton specializes for."""
+        self.planned = functools.lru_cache(PLANS)(self._planned)
+        self.compiled: dict[Any, dict[tuple[Any, ...], _Compiled]] = {}
+        """By settings and constants, which sizes share that have equal blocks; then by device and what Triton specializes for."""
 
     def __call__(
         self, buffers: tuple[Any, ...], numbers: tuple[int, ...], leads: int, count: int, lengths: tuple[int, ...], largest: int
     ) -> None:
         """Launches for ``leads`` times ``count`` iterations; ``largest`` is the number of elements of the largest buffer."""
-        programs, warps, values, known = self.plan(leads, count, lengths, largest)
-        if not programs:
+        plan, known = self.planned(leads, count, lengths, largest)
+        if not plan.programs:
             return
+        arguments = (*numbers, *plan.values)
         if self.settings.interpret:
-            self.first(programs, (*buffers, *numbers, *values), warps)
+            self.first(plan, (*buffers, *arguments))
             return
         driver = self.driver.active
         device = driver.get_current_device()
@@ -129,22 +146,27 @@ class Launcher:
             key += tuple([(n == 1, n & 15 == 0, -(2**31) <= n < 2**31) for n in numbers])
         compiled = known.get(key)
         if compiled is None:
-            known[key] = _Compiled(self.first(programs, (*buffers, *numbers, *values), warps))
+            known[key] = _Compiled(self.first(plan, (*buffers, *arguments)))
             return
-        compiled.launch(programs, driver.get_current_stream(device), self.settings, (*pointers, *numbers, *values))
+        compiled.launch(plan.programs, driver.get_current_stream(device), self.settings, (*pointers, *arguments))
 
-    def _plan(
+    def _planned(
         self, leads: int, count: int, lengths: tuple[int, ...], largest: int
-    ) -> tuple[int, int, tuple[Any, ...], dict[tuple[Any, ...], _Compiled]]:
-        """Programs, warps, constants and what is compiled for them; ``plan`` keeps what it finds."""
+    ) -> tuple[Plan, dict[tuple[Any, ...], _Compiled]]:
+        """A plan, and what is compiled for plans like it."""
+        plan = self.plan(leads, count, lengths, largest)
+        return plan, self.compiled.setdefault((plan.values, tuple(plan.settings.items())), {})
+
+    def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int) -> Plan:
+        """How the function is launched for these sizes."""
         x, blocks, warps = tile(count, lengths, self.kind, self.thread)
         programs = leads * -(-count // x) * (-(-lengths[0] // blocks[0]) if self.kind == "spread" else 1)
-        values = constants(count, lengths, x, blocks, largest)
-        return programs, warps, values, self.compiled.setdefault((warps, values), {})
+        settings = {"num_warps": warps, **options(self.thread)}
+        return Plan(programs, constants(count, lengths, x, blocks, largest), settings)
 
-    def first(self, programs: int, arguments: tuple[Any, ...], warps: int) -> Any:
+    def first(self, plan: Plan, arguments: tuple[Any, ...]) -> Any:
         try:
-            return self.kernel[(programs, 1, 1)](*arguments, num_warps=warps, **options(self.thread))
+            return self.kernel[(plan.programs, 1, 1)](*arguments, **plan.settings)
         except Exception as error:
             if not type(error).__module__.startswith("triton."):
                 raise

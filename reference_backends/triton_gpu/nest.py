@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from reference_backends.triton_gpu import indices
 from reference_backends.triton_gpu.analysis import (
     Loop,
@@ -26,6 +24,7 @@ from reference_backends.triton_gpu.analysis import (
     transposed,
     walks_across,
 )
+from reference_backends.triton_gpu.functions import arguments_text, function_text, most_elements, numbers_text
 from reference_backends.triton_gpu.launch import PIECES, POINTS, THREAD, Kind
 from reference_backends.triton_gpu.loops import Loops
 from reference_backends.triton_gpu.statements import X
@@ -34,16 +33,6 @@ from vendor_sdk import LoopKernel, index, loop
 
 WIDE = 64
 """Iterations of a last range from which on each program has lanes along that range alone."""
-
-
-def symbol_name(s: loop.Symbol) -> str:
-    """Shape symbols are torch's short names; anything else could clash with a name of Python."""
-    return s.name if s.role == "size" else f"arg_{s.name}"
-
-
-def argument_names(kernel: LoopKernel) -> tuple[list[str], list[str]]:
-    """What the function of each nest takes: buffers and numbers."""
-    return [p.name for p in (*kernel.params, *kernel.scratch)], list(map(symbol_name, kernel.symbols))
 
 
 @dataclass(frozen=True)
@@ -114,28 +103,16 @@ class NestText(Loops):
     # The function and its launch
 
     def text(self) -> str:
-        for s in self.kernel.symbols:
-            if s.role == "size":
-                self.out(f"{s.name} = tl.cast({s.name}, INDEX)")
-            elif s.dtype == torch.float64:
-                self.out(f"arg_{s.name} = tl.cast(arg_{s.name}, tl.int64).to(tl.float64, bitcast=True)")
-            else:
-                self.out(f"arg_{s.name} = tl.cast(arg_{s.name}, tl.int64)")
+        for line in numbers_text(self.kernel):
+            self.out(line)
         self.open()
         if self.full_apart():
             self.in_full_programs()
         self.body(self.nest.body)
         self.store_kept()
-        fixed = ", ".join(f'"{symbol_name(s)}"' for s in self.kernel.symbols if s.role != "size")
-        asserts = any(isinstance(s, loop.Compute) and s.op == "wrap_index" for s in loop.walk(self.nest.body))
-        options = [f"do_not_specialize=[{fixed}]"] if fixed else []
-        options += ["debug=True"] if asserts else []
-        decorator = f"@triton.jit({', '.join(options)})" if options else "@triton.jit"
-        constants = [f"{name}: tl.constexpr" for name in self.constants()]
-        buffers, numbers = argument_names(self.kernel)
-        parameters = ", ".join([*buffers, *numbers, *constants])
-        function = [*self.functions, decorator, f"def {self.name}({parameters}):", *self.out.lines, "", ""]
-        return "\n".join([*function, f'launch_{self.name} = Launcher({self.name}, "{self.kind}", {self.thread})']) + "\n"
+        function = function_text(self.kernel, self.name, self.nest.body, self.out.lines, self.constants())
+        text = "\n".join([*self.functions, function])
+        return f'{text}launch_{self.name} = Launcher({self.name}, "{self.kind}", {self.thread})\n'
 
     def full_apart(self) -> bool:
         """Whether programs of which all iterations count have a text of their own: a mask that ends anywhere would cut their
@@ -194,16 +171,15 @@ class NestText(Loops):
             return list(self.tiles)
         return [index.wrap(sum(int(tile.block) for tile in found if not tile.edges)) for found in self.tiles.values()]
 
+    def sizes(self) -> tuple[index.Int, index.Int, list[index.Int]]:
+        """What the launch passes: ranges that programs have one iteration of, the axis x, and each tile."""
+        return self.leads, self.count, self.lengths()
+
     def launch(self) -> str:
         """Text of the call that launches the function: how many iterations there are, and in each tile's loops."""
-        buffers, numbers = ("".join(f"{name}, " for name in names) for names in argument_names(self.kernel))
         lengths = "".join(f"{index.to_python(size)}, " for size in self.lengths())
-        sizes = [p.size for p in (*self.kernel.params, *self.kernel.scratch)]
-        largest = max((s.value for s in sizes if s.value is not None), default=0)
-        open_sizes = "".join(f", {index.to_python(s)}" for s in dict.fromkeys(sizes) if s.value is None)
-        most = f"max({largest}{open_sizes})" if open_sizes else str(largest)
         counts = f"{index.to_python(self.leads)}, {index.to_python(self.count)}"
-        return f"launch_{self.name}(({buffers}), ({numbers}), {counts}, ({lengths}), {most})"
+        return f"launch_{self.name}({arguments_text(self.kernel)}, {counts}, ({lengths}), {most_elements(self.kernel)})"
 
     # Totals
 

@@ -77,6 +77,7 @@ OPS: Mapping[str, str] = {
     **{f"reduce.{name}": "" for name in ("sum", "prod", "max", "min", "any", "all", "xor", "argmax", "argmin", "expsum")},
     "scratch": "",
     "nest": "",
+    "contraction": "",
     **{f"scan.{name}": "" for name in ("sum", "prod", "max", "min", "argmax", "argmin", "logaddexp")},
     **{f"store.{mode}": f"atomics.{mode}({{args}})" for mode in ("add", "mul", "max", "min")},
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vendor_sdk.contract.backend import NodeContext, Support, Supported
 from vendor_sdk.contract.program import Entry, Program
 from vendor_sdk.ir.loop import LoopKernel
 
@@ -74,6 +75,15 @@ class Emitter(abc.ABC):
 
         Compilers may still be at work when it returns, while the SDK goes on with the backward graph: then the first launch
         waits for them, and raises what they say."""
+
+    def takes_over(self, node: NodeContext, saved_bytes: int, saved_launches: int) -> Support:
+        """Whether a fused kernel runs ``node``, rather than the backend's kernel for it, which yields (``Kernel.yields``).
+
+        Args:
+            saved_bytes: what then is not stored and loaded, as shapes were while tracing; negative where more is.
+            saved_launches: how many kernels fewer there are.
+        """
+        return Supported()
 
     def link(self, program: Program) -> Entry | None:
         """One native call for a run of launches (those of ``compile``), or ``None``: then Python launches them one by one."""

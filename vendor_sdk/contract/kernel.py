@@ -58,12 +58,15 @@ class Kernel:
         native: for backends with an emitter on a ``TorchDevice``: the same kernel as a launch of compiled code. Called once for
             each node, with what ``call`` gets but an ``Operand`` for each tensor (results, which are contiguous, first); views
             above the operands are in their strides. None, or the answer None: ``call`` runs.
+        yields: for backends with an emitter that lowers the prim too: whether a fused kernel may run it instead, where
+            ``Emitter.takes_over`` says so. (A library's matrix product, against a template that has the epilogue.)
     """
 
     call: Callable[..., Any]
     destination: bool = False
     dtypes: frozenset[torch.dtype] | None = None
     native: Callable[..., NativeCall | None] | None = None
+    yields: bool = False
 
 
 def destination(call: Callable[..., None]) -> Kernel:

@@ -31,7 +31,9 @@ class _Sum:
         self.k, self.dtype = k, _accumulated(dtype)
 
     def load(self, source: Argument, index: Sequence[Int], mask: Value | None = None) -> Value:
-        return self.k.convert(self.k.load(source, index, mask), self.dtype)
+        """An element of a factor, a number of the operand's own dtype also where it is computed here: hardware that multiplies
+        matrices takes halves."""
+        return self.k.convert(self.k.convert(self.k.load(source, index, mask), self.k.dtype(source)), self.dtype)
 
     def over(self, sizes: Sequence[Int], left: Callable[[tuple[Int, ...]], Value], right: Callable[..., Value]) -> Value:
         return self.k.reduce1(sizes, "sum", lambda r: self.k.compute("mul", left(r), right(r)))

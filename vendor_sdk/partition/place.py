@@ -96,7 +96,7 @@ def placement_of(node: fx.Node, graph: PrimGraph, routes: Routes) -> Placement:
         return Placement(Kind.HOST, reason=refusal)
     route = routes.route(node, name)
     if not isinstance(route, Decline):
-        answer = routes.supports(_context(node, name, graph))
+        answer = routes.supports(context(node, name, graph))
         if not isinstance(answer, Decline):
             return Placement(Kind.NATIVE, route)
         route = answer
@@ -132,7 +132,9 @@ def _dtypes(node: fx.Node) -> tuple[torch.dtype, ...]:
     return tuple(dict.fromkeys(tensor.dtype for tensor in tensors_of(values)))
 
 
-def _context(node: fx.Node, name: str, graph: PrimGraph) -> NodeContext:
+def context(node: fx.Node, name: str, graph: PrimGraph) -> NodeContext:
+    """A node as backends are asked about it."""
+
     def info(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return TensorInfo(tuple(value.shape), value.dtype, contiguous=torch_private.surely_contiguous(value))

@@ -2,6 +2,7 @@
 
 summaries  what each prim reads, element by element       lower/summary.py
 fuse       groups, by one pass in program order           fuse.py, group.py, space.py, reach.py
+rivals     prims that a kernel of the backend runs too    rivals.py
 batch      independent groups that share a launch         batch.py
 apply      each group becomes one node of the graph       apply.py
 order      an order that runs, and holds few bytes        order.py
@@ -10,13 +11,14 @@ order      an order that runs, and holds few bytes        order.py
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from torch import fx
 
+from vendor_sdk.contract.backend import Decline, Support
 from vendor_sdk.contract.emitter import Limits
-from vendor_sdk.contract.placement import Kind, Route
+from vendor_sdk.contract.placement import Kind, Placement, Route
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name
 from vendor_sdk.lower import CONTRACTIONS, LOWERINGS
 from vendor_sdk.lower.group import TOTALS
@@ -24,16 +26,27 @@ from vendor_sdk.lower.summary import summarize
 from vendor_sdk.lower.view import is_view
 from vendor_sdk.schedule.apply import apply
 from vendor_sdk.schedule.fuse import Refusal, Schedule, fuse
+from vendor_sdk.schedule.rivals import gains
 
 __all__ = ["Refusal", "Schedule", "schedule", "usable"]
 
 
-def schedule(graph: PrimGraph, limits: Limits, ops: Collection[str], *, fuel: int | None = None) -> Schedule:
+def schedule(
+    graph: PrimGraph,
+    limits: Limits,
+    ops: Collection[str],
+    *,
+    rivals: Collection[fx.Node] = (),
+    takes_over: Callable[[fx.Node, int, int], Support] | None = None,
+    fuel: int | None = None,
+) -> Schedule:
     """Fuses the nodes on the emitter route of a placed graph, in place.
 
     Args:
         limits: of the emitter.
         ops: keys of its table.
+        rivals: nodes on the kernel route that the emitter could run.
+        takes_over: whether it does, given the bytes and the launches that this saves; they are on its route then.
         fuel: at most so many joins, to bisect a wrong result.
     """
     emitted = {
@@ -41,21 +54,51 @@ def schedule(graph: PrimGraph, limits: Limits, ops: Collection[str], *, fuel: in
         for node in graph.calls()
         if node.target is not operator.getitem and "placement" in node.meta and node.meta["placement"].route is Route.EMITTER
     }
-    summaries = {node: summarize(node, LOWERINGS, _folds) for node in emitted}
+    summaries = {node: summarize(node, LOWERINGS, _folds) for node in {*emitted, *rivals}}
     found = {node: summary for node, summary in summaries.items() if summary and summary.ops <= set(ops)}
-    contractions = {node for node in emitted if prim_name(node) in CONTRACTIONS}
-    plan = fuse(
-        graph,
-        found,
-        emitted,
-        contractions,
-        _folds,
-        usable(limits, ops),
-        rows="nest" in ops,
-        totals={op for op, mode in TOTALS.items() if "scratch" in ops and f"store.{mode}" in ops},
-        fuel=fuel,
-    )
+    contractions = {node for node in {*emitted, *rivals} if prim_name(node) in CONTRACTIONS}
+
+    def fused(own: set[fx.Node]) -> Schedule:
+        return fuse(
+            graph,
+            found,
+            own,
+            contractions,
+            _folds,
+            usable(limits, ops),
+            rows="nest" in ops,
+            totals={op for op, mode in TOTALS.items() if "scratch" in ops and f"store.{mode}" in ops},
+            fuel=fuel,
+        )
+
+    plan = fused(emitted)
+    if rivals and takes_over is not None:
+        plan = _among_rivals(graph, plan, emitted, set(rivals), fused, takes_over)
     apply(graph, plan, _folds)
+    return plan
+
+
+def _among_rivals(
+    graph: PrimGraph,
+    apart: Schedule,
+    emitted: set[fx.Node],
+    rivals: set[fx.Node],
+    fused: Callable[[set[fx.Node]], Schedule],
+    takes_over: Callable[[fx.Node, int, int], Support],
+) -> Schedule:
+    """The schedule with those rivals fused that the emitter takes over; ``apart`` is the one with none."""
+    together = fused(emitted | rivals)
+    saved = gains(graph, together, apart, rivals, _folds)
+    answers = {node: takes_over(node, *saved[node]) for node in graph.calls() if node in rivals}
+    taken = {node for node, answer in answers.items() if not isinstance(answer, Decline)}
+    for node in taken:
+        node.meta["placement"] = Placement(Kind.NATIVE, Route.EMITTER)
+    plan = together if taken == rivals else fused(emitted | taken) if taken else apart
+    plan.taken_over = taken
+    for node, answer in answers.items():
+        readers = [user.name for user in node.users if user.op == "call_function"]
+        if isinstance(answer, Decline) and readers:
+            plan.refusals.append(Refusal(node.name, readers[0], answer.reason))
     return plan
 
 

@@ -5,7 +5,7 @@ Near linear: a prim looks at the groups of its operands, and ancestors are integ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from torch import fx
@@ -48,12 +48,14 @@ class Schedule:
         inlined: prims computed wherever they are read, by nobody on their own.
         refusals: neighbours that stay apart.
         fused: how many joins were made; ``fuel`` limits them.
+        taken_over: prims that were on the kernel route.
     """
 
     kernels: list[list[Group]] = field(default_factory=list)
     inlined: dict[fx.Node, Summary] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
     fused: int = 0
+    taken_over: set[fx.Node] = field(default_factory=set)
 
 
 def fuse(
@@ -191,13 +193,26 @@ class _Pass:
         reads = [read for read in summary.reads if _elements(read.node) != 1]
         if not reads:
             return True
-        (read, *others) = reads
-        operand = read.node.meta["val"]
-        if others or summary.depends_on_data(read):
+        if any(summary.depends_on_data(read) for read in reads):
             return False
-        size = _elements(read.node) * operand.dtype.itemsize
         bytes_ = ix.product(summary.shape) * result.dtype.itemsize
+        if len(reads) > 1:
+            # Made wherever it is read, it may cost arithmetic: it pays where a contraction then reads fewer bytes.
+            first = {read.node: read.node.meta["val"] for read in self._expanded(summary).reads}
+            size = sum((_elements(source) * value.dtype.itemsize for source, value in first.items()), ix.ZERO)
+            return all(user in self.contractions for user in self._users(node)) and ix.nonnegative(bytes_ - size)
+        (read,) = reads
+        operand = read.node.meta["val"]
+        size = _elements(read.node) * operand.dtype.itemsize
         return operand.dtype.itemsize <= result.dtype.itemsize or ix.nonnegative(bytes_ - size)
+
+    def _users(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Who reads a result, below views."""
+        for user in node.users:
+            if self.folds(user):
+                yield from self._users(user)
+            else:
+                yield user
 
     def _expanded(self, summary: Summary) -> Summary:
         """The summary with what is inlined read through."""

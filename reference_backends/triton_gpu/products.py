@@ -1,0 +1,193 @@
+"""How contractions are launched, and whether a fused kernel or the library's computes one: a small model of their time.
+
+A program's tile is chosen for its shape: large tiles read operands less often, small ones leave no multiprocessor without work.
+The time of a product is the larger of its arithmetic, in whole rounds of tiles over the multiprocessors, and of its traffic.
+cuBLAS is taken to be faster by ``LOSS`` at equal tiles, and never to wait for a last round. So a fused kernel pays where what
+it does not store and load again is worth more than that: for halves on an H100, up to about 2,000 terms of each sum.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from reference_backends.triton_gpu.launch import OPTIONS, Launcher, Plan
+from vendor_sdk import Decline, NodeContext, Support, Supported, TensorInfo
+
+Factors = Literal["halves", "computed", "mixed", "float32"]
+"""What is multiplied: halves of one kind; such halves, some of which are computed first, in registers; halves of two kinds,
+which TF32 holds exactly; float32, at its own precision."""
+
+LOSS = 0.16
+"""Part of the library's time by which a template with equal tiles is slower."""
+REACHED = 0.72
+"""Part of the peak that large products of the library reach."""
+LAUNCH = 2e-6
+"""Seconds between two kernels that wait for each other."""
+START = 2e-6
+"""Seconds until a program's first product, and from its last to its end."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the model knows of a GPU.
+
+    Attributes:
+        processors: multiprocessors.
+        flops: of dense products of halves in a second.
+        bytes: moved in a second.
+        shared: bytes of shared memory that one program may have.
+    """
+
+    processors: int = 132
+    flops: float = 9.9e14
+    bytes: float = 4.0e12
+    shared: int = 160 * 1024
+
+
+@functools.cache
+def machine() -> Machine:
+    """The current GPU; one like an H100 where there is none."""
+    if not torch.cuda.is_available():
+        return Machine()
+    found = torch.cuda.get_device_properties()
+    per_clock = {8: 2048, 9: 4096}.get(found.major, 8192 if found.minor == 0 else 2048)
+    hertz = getattr(found, "clock_rate", 1_800_000) * 1e3
+    bus = 2 * getattr(found, "memory_clock_rate", 2_600_000) * 1e3 * getattr(found, "memory_bus_width", 5120) / 8
+    shared = getattr(found, "shared_memory_per_block_optin", 96 * 1024)
+    count = found.multi_processor_count
+    return Machine(count, count * hertz * per_clock, 0.85 * bus, shared)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes of a program's tiles.
+
+    Attributes:
+        x, y, k: rows, columns, and terms of the sum in one step.
+        rate: of the tensor cores' speed with the largest tiles, what these reach.
+    """
+
+    x: int
+    y: int
+    k: int
+    warps: int
+    stages: int
+    rate: float
+
+    @property
+    def halved(self) -> bool:
+        """Whether the sums alone fill half of the registers."""
+        return self.x * self.y >= 4096 * self.warps
+
+    def shared(self, itemsize: int) -> int:
+        return (self.x + self.y) * self.k * itemsize * self.stages
+
+
+HALVES = (
+    Tiles(128, 256, 64, 8, 3, 1.0),
+    Tiles(256, 128, 64, 8, 3, 1.0),
+    Tiles(128, 128, 64, 8, 3, 0.9),
+    Tiles(128, 64, 64, 4, 4, 0.75),
+    Tiles(64, 128, 64, 4, 4, 0.75),
+    Tiles(64, 64, 64, 4, 4, 0.55),
+    Tiles(64, 32, 64, 4, 4, 0.3),
+    Tiles(32, 64, 64, 4, 4, 0.3),
+    Tiles(16, 64, 64, 4, 4, 0.15),
+    Tiles(64, 16, 64, 4, 4, 0.15),
+    Tiles(16, 16, 64, 4, 4, 0.05),
+)
+WIDE = (
+    Tiles(128, 128, 32, 8, 3, 1.0),
+    Tiles(64, 64, 32, 4, 3, 0.6),
+    Tiles(32, 32, 32, 4, 3, 0.25),
+    Tiles(16, 16, 32, 4, 3, 0.1),
+)
+"""For float32: tiles that leave registers for the products."""
+GROUP = 8
+
+
+def seconds(batches: int, rows: int, columns: int, terms: int, t: Tiles, m: Machine) -> float:
+    """Of a product of halves with these tiles."""
+    tiles = batches * -(-rows // t.x) * -(-columns // t.y)
+    steps = -(-terms // t.k) * t.k
+    one = 2 * t.x * t.y * steps / (m.flops * REACHED * t.rate / m.processors) + START
+    return max(-(-tiles // m.processors) * one, _traffic(batches, rows, columns, terms) / m.bytes)
+
+
+def library_seconds(batches: int, rows: int, columns: int, terms: int, m: Machine) -> float:
+    """Of the same product by the library, which divides sums where there are few tiles."""
+    best = min(seconds(batches, rows, columns, terms, t, m) for t in HALVES[:3]) * (1 - LOSS)
+    even = 2 * batches * rows * columns * terms / (m.flops * REACHED)
+    return min(best, max(even, _traffic(batches, rows, columns, terms) / m.bytes) + START)
+
+
+def _traffic(batches: int, rows: int, columns: int, terms: int) -> int:
+    return 2 * batches * (rows * terms + terms * columns + rows * columns)
+
+
+def candidates(batches: int, rows: int, columns: int, terms: int, factors: Factors) -> list[Tiles]:
+    """Tiles that fit, the fastest by the model first."""
+    m = machine()
+    itemsize, table = (2, HALVES) if factors in ("halves", "computed") else (4, WIDE)
+    fitting = [t for t in table if t.shared(itemsize) <= m.shared and not (t.halved and factors == "computed")]
+    return sorted(fitting, key=lambda t: seconds(batches, rows, columns, terms, t, m))
+
+
+class ProductLauncher(Launcher):
+    """Launches the function of a contraction.
+
+    Args:
+        kernel: as ``triton.jit`` made it.
+        factors: what it multiplies.
+    """
+
+    def __init__(self, kernel: Any, factors: Factors) -> None:
+        super().__init__(kernel, "fixed", 0)
+        self.factors = factors
+
+    def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int) -> Plan:
+        columns, terms = lengths
+        if leads * count * columns == 0:
+            return Plan(0)
+        return plan_for(
+            candidates(leads, count, columns, terms, self.factors)[0], (leads, count, columns, terms), largest, self.factors
+        )
+
+
+def plan_for(t: Tiles, sizes: tuple[int, int, int, int], largest: int, factors: Factors) -> Plan:
+    """How a function is launched with these tiles, for ``sizes``: batch, rows, columns and terms."""
+    import triton.language as tl
+
+    batches, rows, columns, terms = sizes
+    # Places of lanes beyond the last are computed, too.
+    wide = largest + 256 * max(columns, terms, rows) >= 2**31
+    full = rows % t.x == 0, columns % t.y == 0, terms % t.k == 0
+    values = tl.int64 if wide else tl.int32, t.x, t.y, t.k, GROUP, *full, t.halved, "tf32" if factors == "mixed" else "ieee"
+    programs = batches * -(-rows // t.x) * -(-columns // t.y)
+    return Plan(programs, values, {"num_warps": t.warps, "num_stages": t.stages, **OPTIONS})
+
+
+def takes_over(node: NodeContext, saved_bytes: int, saved_launches: int) -> Support:
+    """Whether a matrix product is computed by a fused kernel rather than by the library."""
+    left, right = [a for a in node.args if isinstance(a, TensorInfo)][-2:]
+    (result,) = node.outputs
+    if result.dtype not in (torch.bfloat16, torch.float16):
+        return Decline("products of float32 are the library's")
+    if left.symbolic or right.symbolic:
+        return Decline("whether fusing pays depends on sizes that are not known yet")
+    *batch, rows, terms = left.shape
+    batches, columns = (batch[0] if batch else 1), right.shape[-1]
+    if not batches * rows * columns * terms:
+        return Decline("there is nothing to multiply")
+    m = machine()
+    own = min(seconds(batches, rows, columns, terms, t, m) for t in HALVES if t.shared(2) <= m.shared)
+    library = library_seconds(batches, rows, columns, terms, m)
+    gain = saved_bytes / m.bytes + saved_launches * LAUNCH
+    if own - library < gain:
+        return Supported()
+    return Decline(f"the library's product is faster by {1e6 * (own - library):.1f} us, and fusing saves {1e6 * gain:.1f} us")
