@@ -313,6 +313,11 @@ def test_contractions_are_right(interpreted: dict[str, Any]) -> None:
 
 
 @needs_triton
+def test_attention_is_right(interpreted: dict[str, Any]) -> None:
+    assert interpreted["attention"] == {}
+
+
+@needs_triton
 def test_fused_groups_are_right(interpreted: dict[str, Any]) -> None:
     assert interpreted["fused"] == {}
 

@@ -4,7 +4,7 @@
 
 prints one JSON object: ``failures`` (case to what is wrong), ``passed`` (prims), ``declined`` (prim to the reason why it is not
 emitted), ``symbolic`` (what is wrong with run-time numbers), ``fused`` (with groups of prims),
-``contractions`` (with products of matrices). The interpreter executes
+``contractions`` (with products of matrices), ``attention``. The interpreter executes
 everything but NVIDIA's library of functions, for which torch's stand here.
 """
 
@@ -31,7 +31,7 @@ import vendor_sdk.pipeline
 from conformance.judge import expected_result, judge
 from conformance.program import build
 from reference_backends.triton_gpu import launch, plugin
-from tests import triton_products
+from tests import triton_attention, triton_products
 from vendor_sdk import (
     ALL,
     OPSET,
@@ -160,10 +160,10 @@ MEMORY: list[tuple[int, int]] = []
 def bounded(first: Callable[..., Any]) -> Callable[..., Any]:
     """A launch whose loads and stores ``inside`` holds to its buffers."""
 
-    def call(self: launch.Launcher, programs: int, arguments: tuple[Any, ...], warps: int) -> Any:
+    def call(self: launch.Launcher, plan: launch.Plan, arguments: tuple[Any, ...]) -> Any:
         storages = [a.untyped_storage() for a in arguments if isinstance(a, torch.Tensor)]
         MEMORY[:] = [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages]  # a view's elements may lie apart
-        return first(self, programs, arguments, warps)
+        return first(self, plan, arguments)
 
     return call
 
@@ -491,6 +491,7 @@ def main(globs: list[str]) -> None:
     slowest = dict(sorted(seconds.items(), key=lambda item: -item[1])[:10])
     report = {"failures": failures, "passed": passed, "declined": declined, "symbolic": symbolic, "fused": groups}
     report["contractions"] = contractions
+    report["attention"] = triton_attention.wrong() if not globs or "attention" in globs else {}
     print(json.dumps({**report, "slowest": slowest}))
 
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 import vendor_sdk
 import vendor_sdk.aot
-from reference_backends.triton_gpu import products
 
 Tensor = torch.Tensor
 Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
@@ -105,8 +104,3 @@ def _dynamic(name: str) -> dict[str, str]:
         x, w = _draw(m, k), _draw(k, n)
         torch.testing.assert_close(compiled(x, w).double(), function(x.double(), w.double()), rtol=1.2e-2, atol=2e-2)
     return {} if len(graphs) == 1 else {"dynamic": f"{len(graphs)} graphs for three shapes"}
-
-
-def choices() -> list[products.Tiles]:
-    """What is chosen for shapes from one row to many."""
-    return [products.candidates(1, rows, 4096, 1024, "halves")[0] for rows in (1, 64, 512, 4096)]

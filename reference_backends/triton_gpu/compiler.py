@@ -15,12 +15,15 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
+from reference_backends.triton_gpu.launch import Plan
 from vendor_sdk import CompilerError, LoopKernel, cache_dir, index
 
 SIGNATURE = {
@@ -119,38 +122,58 @@ def compile_offline(kernel: LoopKernel, text: str, target: str = "cuda:90") -> l
     Raises:
         CompilerError: with Triton's words.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from reference_backends.triton_gpu.emitter import HEADER, divided, variants
 
     module = load(f"{HEADER}\n\n{text}")
     kernel = divided(kernel)
-    architecture = int(target.removeprefix("cuda:"))
     types = [SIGNATURE[p.dtype] for p in (*kernel.params, *kernel.scratch)]
     types += ["i32" if s.role == "size" else "i64" for s in kernel.symbols]
     binaries = []
     for nest in (nest for position in range(len(kernel.body)) for _, nest in variants(kernel, position)):
-        function = getattr(module, nest.name)
         leads, count, lengths = nest.sizes()
         plan = getattr(module, f"launch_{nest.name}").plan(_guess(leads), _guess(count), [*map(_guess, lengths)], largest=1)
-        names, values = function.arg_names, plan.values
-        signature = dict(zip(names, [*types, *("constexpr" for _ in values)], strict=True))
-        # Torch aligns what it allocates to 16 bytes and more; a launch finds the same in the pointers.
-        aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind.startswith("*")}
-        source = ASTSource(function, signature, dict(zip(names[len(types) :], values, strict=True)), aligned)
-        try:
-            compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=dict(plan.settings))
-        except Exception as error:
-            raise CompilerError(
-                f"triton_gpu: Triton cannot compile {function.__name__} for {target}",
-                why=str(error),
-                where=str(module.__file__),
-            ) from error
-        registers, spilled = _resources(compiled.asm["cubin"])
-        binaries.append(Binary(function.__name__, compiled.asm["cubin"], compiled.metadata.shared, registers, spilled))
+        binaries.append(machine_code(getattr(module, nest.name), types, plan, target))
     return binaries
+
+
+def machine_code(
+    function: Any, types: Sequence[str], plan: Plan, target: str, divisible: Collection[int] = (), ones: Collection[int] = ()
+) -> Binary:
+    """A function compiled for ``target``.
+
+    Args:
+        function: as ``triton.jit`` made it.
+        types: of its arguments, as Triton names them; constants follow.
+        plan: what its launch would decide.
+        divisible: numbers, by position, that are multiples of 16.
+        ones: numbers, by position, that are 1, which Triton makes constants.
+
+    Raises:
+        CompilerError: with Triton's words.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names, values = function.arg_names, plan.values
+    kinds = ["constexpr" if i in ones else kind for i, kind in enumerate(types)]
+    signature = dict(zip(names, [*kinds, *("constexpr" for _ in values)], strict=True))
+    fixed = {**{names[i]: 1 for i in ones}, **dict(zip(names[len(types) :], values, strict=True))}
+    # Torch aligns what it allocates to 16 bytes and more; a launch finds the same in the pointers.
+    known = [i for i, kind in enumerate(types) if kind.startswith("*") or i in divisible]
+    aligned = {(i,): [["tt.divisibility", 16]] for i in known}
+    source = ASTSource(function, signature, fixed, aligned)
+    architecture = int(target.removeprefix("cuda:"))
+    try:
+        compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=dict(plan.settings))
+    except Exception as error:
+        raise CompilerError(
+            f"triton_gpu: Triton cannot compile {function.__name__} for {target}",
+            why=str(error),
+            where=function.fn.__code__.co_filename,
+        ) from error
+    cubin = compiled.asm["cubin"]
+    return Binary(function.__name__, cubin, compiled.metadata.shared, *_resources(cubin))
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from reference_backends.triton_gpu import attention
 from reference_backends.triton_gpu.library import LIBRARY
 from vendor_sdk import Kernel
 
@@ -93,5 +94,6 @@ KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
     "baddbmm": _multiply_add(torch.baddbmm),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    **attention.KERNELS,
 }
 """Prim to kernel; the presence of a key is the capability."""

@@ -125,7 +125,7 @@ class Launcher:
         self.driver, self.settings = triton.runtime.driver, triton.knobs.runtime
         self.planned = functools.lru_cache(PLANS)(self._planned)
         self.compiled: dict[Any, dict[tuple[Any, ...], _Compiled]] = {}
-        """By settings and constants, which sizes share that have equal blocks; then by device and what Triton specializes for."""
+        """By constants and settings, which sizes with equal blocks share; then by device and what Triton specializes for."""
 
     def __call__(
         self, buffers: tuple[Any, ...], numbers: tuple[int, ...], leads: int, count: int, lengths: tuple[int, ...], largest: int

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.triton_gpu import compiler
+from reference_backends.triton_gpu import attention, compiler
 from reference_backends.triton_gpu.emitter import TritonEmitter
 from reference_backends.triton_gpu.kernels import KERNELS
 from reference_backends.triton_gpu.library import COMPLEX, TAKES_COMPLEX
@@ -22,13 +22,17 @@ def backend() -> Backend:
         version="0.1.0",
         dtypes=frozenset((*ALL, torch.int8, torch.int16, *COMPLEX)),
         requires=compiler.requires,
+        composites=attention.COMPOSITE_NAMES,
         deterministic=False,
         notes={
             "halves": "loaded and stored as such, computed in float32",
             "sums": "in float32 or float64, one running sum a lane; scattered sums are atomic, in no fixed order",
             "index out of range": "stops the kernel, and with it the process's use of the GPU, as torch's own kernels do",
             "integer division by zero": "gives any number, as torch's own kernels do",
-            "matrix products": "cuBLAS and cuDNN; TF32 follows torch's setting",
+            "matrix products": "cuBLAS and cuDNN, where TF32 follows torch's setting; of halves, fused with what follows where "
+            "that pays, with sums in float32",
+            "attention": "of halves and float32: the weights are rounded to halves before they multiply the values; which "
+            "kernel computes it is decided for each shape",
             "convolutions": "of halves: the result is rounded before the bias is added",
             "sorting, transforms, linear algebra, sampling": "the libraries of CUDA, as torch calls them",
         },
@@ -45,7 +49,7 @@ def supports(node: NodeContext) -> Support | None:
     tensors = [v for v in (*node.args, *node.kwargs.values(), *node.outputs) if isinstance(v, TensorInfo)]
     if any(t.dtype in COMPLEX for t in tensors) and node.prim not in TAKES_COMPLEX:
         return Decline("complex numbers are not computed with here")
-    return None
+    return attention.declined(node)
 
 
 @hookimpl

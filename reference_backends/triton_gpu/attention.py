@@ -1,0 +1,320 @@
+"""Attention: who computes it, forward and backward.
+
+Forward, generated Triton (``flash.py``) takes everything: any strides, masks of bools or numbers, heads shared by groups of
+queries, rows that see no key. A library's kernel takes what it is faster at: cuDNN's on compute capability 9 and later, torch's
+flash kernel before, its memory-efficient one for float32, whose products generated code does not have on tensor cores. Backward
+is the libraries'. All of them save the natural logarithm of each row's sum of exponentials, in float32, so that any of them
+differentiates what another computed. What none takes is computed with all scores in memory.
+
+A library that refuses a problem is not asked again about such a one.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from reference_backends.triton_gpu.launch import Launcher, Plan
+from reference_backends.triton_gpu.products import machine
+from vendor_sdk import COMPOSITES, Decline, NodeContext, TensorInfo
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+Way = Literal["triton", "cudnn", "flash", "efficient", "scores"]
+
+FORWARD, BACKWARD = "scaled_dot_product_attention", "scaled_dot_product_attention_backward"
+COMPOSITE_NAMES = frozenset((FORWARD, BACKWARD))
+HALVES = (torch.bfloat16, torch.float16)
+WIDEST = 256
+"""Width of a head up to which a program has room for a block of rows."""
+_DROPOUT = {FORWARD: 3, BACKWARD: 6}
+"""Position of ``dropout_p`` in the arguments."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What decides who computes it.
+
+    Attributes:
+        shape: batch, heads of the queries and of the keys, rows, keys, width and depth.
+        mask: dtype of it.
+    """
+
+    shape: tuple[int, int, int, int, int, int, int]
+    dtype: torch.dtype
+    causal: bool
+    mask: torch.dtype | None
+    backward: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is what the libraries' fastest kernels are for."""
+        _, heads, shared, rows, keys, width, depth = self.shape
+        square = rows == keys or not self.causal
+        return self.mask is None and heads == shared and width == depth and width % 8 == 0 and square and min(self.shape) > 0
+
+
+def _problem(query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, *, backward: bool) -> Problem:
+    batch, heads, rows, width = query.shape
+    shape = batch, heads, key.shape[1], rows, key.shape[2], width, value.shape[3]
+    return Problem(shape, query.dtype, causal, None if mask is None else mask.dtype, backward)
+
+
+@functools.cache
+def capability() -> int:
+    """Major compute capability of the current GPU; 0: none."""
+    return torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
+
+
+@functools.lru_cache(4096)
+def ways(p: Problem, major: int) -> tuple[Way, ...]:
+    """Who may compute a problem on a GPU of this capability, the best first."""
+    found: list[Way] = []
+    halves = p.dtype in HALVES
+    if major and p.plain and halves:
+        if major >= 9 and p.shape[5] <= 128:
+            found.append("cudnn")
+        if p.shape[5] <= WIDEST:
+            found.append("flash")
+    if major and not halves:
+        found.append("efficient")
+    if not p.backward and max(p.shape[5:]) <= WIDEST:
+        found.append("triton")
+    if major and halves and min(p.shape) > 0:
+        found.append("efficient")
+    return (*found, "scores")
+
+
+_refused: set[tuple[Way, Problem]] = set()
+
+
+def _first(p: Problem, calls: Mapping[Way, Callable[[], Any]]) -> Any:
+    """What the best way that takes the problem answers."""
+    for way in ways(p, capability()):
+        if (way, p) in _refused:
+            continue
+        try:
+            return calls[way]()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            if way not in ("cudnn", "flash", "efficient"):
+                raise
+            _refused.add((way, p))
+    raise AssertionError("scores in memory are always possible")
+
+
+# Forward
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    p = _problem(query, key, value, is_causal, attn_mask, backward=False)
+    calls: dict[Way, Callable[[], Any]] = {
+        "triton": lambda: generated(query, key, value, is_causal, attn_mask, scale),
+        "cudnn": lambda: _cudnn(query, key, value, is_causal, scale),
+        "flash": lambda: aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)[:2],
+        "efficient": lambda: _efficient(query, key, value, is_causal, attn_mask, scale),
+        "scores": lambda: _decomposed(FORWARD)(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale),
+    }
+    out, logsumexp = _first(p, calls)
+    return out.contiguous(), logsumexp.contiguous()
+
+
+def _cudnn(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    out, saved, *_ = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, causal, scale=scale)
+    return out, saved.reshape(query.shape[:3])
+
+
+def _efficient(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    key, value = (_for_each(x, query.shape[1]) for x in (key, value))
+    bias = _bias(mask, query, key.shape[2])
+    out, saved, *_ = aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, 0.0, causal, scale=scale)
+    saved = saved[..., : query.shape[2]]
+    if mask is not None:  # Rows that see no key.
+        none = ~torch.isfinite(saved)
+        out, saved = out.masked_fill(none.unsqueeze(3), 0), saved.masked_fill(none, 0)
+    return out, saved
+
+
+def _for_each(x: Tensor, heads: int) -> Tensor:
+    """Keys or values with a head for each of the queries'."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def _bias(mask: Tensor | None, query: Tensor, keys: int) -> Tensor | None:
+    """A mask as numbers of the query's dtype to be added, its rows aligned as the library wants them."""
+    if mask is None:
+        return None
+    wide = torch.zeros((*mask.shape[:-1], -(-keys // 16) * 16), dtype=query.dtype, device=query.device)
+    own = wide[..., :keys]
+    own.copy_(
+        torch.zeros((), dtype=query.dtype, device=query.device).where(mask, -math.inf) if mask.dtype == torch.bool else mask
+    )
+    return own.expand(*query.shape[:3], keys)
+
+
+@functools.cache
+def _decomposed(name: str) -> Callable[..., Any]:
+    (rule,) = COMPOSITES[name].targets.values()
+    return rule
+
+
+# Generated
+
+
+_MASKS = {None: 0, torch.bool: 1}
+
+
+@functools.lru_cache(256)
+def launcher(dtype: torch.dtype, width: int, depth: int, causal: bool, mask: int, scale: float) -> Launcher:
+    """What launches ``flash.forward`` for heads of these widths."""
+    from reference_backends.triton_gpu import flash
+
+    return _Launcher(flash.forward, dtype, width, depth, causal, mask, scale)
+
+
+class _Launcher(Launcher):
+    def __init__(self, kernel: Any, dtype: torch.dtype, width: int, depth: int, causal: bool, mask: int, scale: float) -> None:
+        super().__init__(kernel, "fixed", 0)
+        self.dtype, self.width, self.depth, self.causal, self.mask, self.scale = dtype, width, depth, causal, mask, scale
+
+    def plan(self, leads: int, count: int, lengths: Any, largest: int) -> Plan:
+        wide, deep = (max(16, 1 << (n - 1).bit_length()) for n in (self.width, self.depth))
+        rows, keys, warps, stages = blocks(self.dtype, max(wide, deep), count, self.mask > 0, machine().shared)
+        whole = (wide, deep) == (self.width, self.depth)
+        values = self.scale * math.log2(math.e), self.mask, self.causal, rows, keys, wide, deep, whole, "ieee"
+        return Plan(leads * -(-count // rows), values, {"num_warps": warps, "num_stages": stages})
+
+
+def blocks(dtype: torch.dtype, width: int, rows: int, masked: bool, shared: int) -> tuple[int, int, int, int]:
+    """Rows and keys of a program's blocks, its warps, and the stages in which keys and values arrive."""
+    block = 128 if rows > 64 else 64 if rows > 32 else 32 if rows > 16 else 16
+    if dtype not in HALVES:
+        return min(block, 32), 32, 4, 1
+    if width > 128:
+        return min(block, 64), 32, 8, 2
+    if block < 128:
+        return block, 64, 4, 2
+    if width > 64:
+        # 128 keys in two stages beside the queries, where there is room for them.
+        room = shared >= (128 + 4 * 128) * width * 2 + 2048
+        return (128, 128, 8, 2) if room and not masked else (128, 64 if room or not masked else 32, 8, 2)
+    return 128, 64, 8 if masked else 4, 3
+
+
+def generated(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention by ``flash.forward``; both results contiguous."""
+    batch, heads, rows, width = query.shape
+    shared, keys, depth = key.shape[1], key.shape[2], value.shape[3]
+    if heads % max(shared, 1):
+        raise RuntimeError(f"attention: {heads} heads of queries do not divide among {shared} heads of keys")
+    factor = scale if scale is not None else 1 / math.sqrt(width) if width else 0.0
+    out = torch.empty((batch, heads, rows, depth), dtype=query.dtype, device=query.device)
+    saved = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
+    if not out.numel() and not saved.numel():
+        return out, saved
+    kind = 0 if mask is None else _MASKS.get(mask.dtype, 2)
+    steps = (0, 0, 0, 0) if mask is None else mask.expand(batch, heads, rows, keys).stride()
+    numbers = heads, shared, rows, keys, width, depth, *query.stride(), *key.stride(), *value.stride(), *steps
+    launch = launcher(query.dtype, width, depth, causal, kind, factor)
+    launch((query, key, value, query if mask is None else mask, out, saved), numbers, batch * heads, rows, (keys,), 0)
+    return out, saved
+
+
+# Backward
+
+
+def _backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    p = _problem(query, key, value, is_causal, attn_mask, backward=True)
+    rows, keys = query.shape[2], key.shape[2]
+
+    def flash() -> Any:
+        state = torch.zeros(2, dtype=torch.uint64, device=query.device)
+        saved = out, logsumexp, None, None, rows, keys, 0.0, is_causal, state, state[0]
+        return aten._scaled_dot_product_flash_attention_backward(grad, query, key, value, *saved, scale=scale)
+
+    def cudnn() -> Any:
+        seed = torch.zeros((), dtype=torch.int64, device=query.device)
+        saved = out, logsumexp.unsqueeze(3), seed, seed, None, None, None, rows, keys, 0.0, is_causal
+        return aten._scaled_dot_product_cudnn_attention_backward(grad, query, key, value, *saved, scale=scale)
+
+    def efficient() -> Any:
+        heads = query.shape[1]
+        own = [_for_each(x, heads) for x in (key, value)]
+        bias = _bias(attn_mask, query, keys)
+        padded = torch.nn.functional.pad(logsumexp, (0, -rows % 32), value=math.inf)
+        seed = torch.zeros((), dtype=torch.int64, device=query.device)
+        saved = bias, out, padded, seed, seed, 0.0, (True, True, True, False), is_causal
+        by_query, *others = aten._scaled_dot_product_efficient_attention_backward(grad, query, *own, *saved, scale=scale)[:3]
+        return by_query, *(_shared(g, x) for g, x in zip(others, (key, value), strict=True))
+
+    calls: dict[Way, Callable[[], Any]] = {
+        "flash": flash,
+        "cudnn": cudnn,
+        "efficient": efficient,
+        "scores": lambda: _decomposed(BACKWARD)(
+            grad, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
+        ),
+    }
+    return tuple(g.contiguous() for g in _first(p, calls))
+
+
+def _shared(grad: Tensor, like: Tensor) -> Tensor:
+    """The gradient by heads that groups of queries share: summed over each group."""
+    if grad.shape == like.shape:
+        return grad
+    groups = grad.unflatten(1, (like.shape[1], -1))
+    return groups.sum(2, dtype=torch.float32).to(like.dtype)
+
+
+def declined(node: NodeContext) -> Decline | None:
+    """Why these kernels don't take ``node``, or None."""
+    if node.prim not in COMPOSITE_NAMES:
+        return None
+    if any(node.args[_DROPOUT[node.prim] :][:1]):
+        return Decline("dropout inside attention: the operator has no seed from which its backward could draw the same numbers")
+    tensors = [v for v in node.args[:5] if isinstance(v, TensorInfo)]
+    if len({t.dtype for t in tensors}) > 1:
+        return Decline("query, key and value of different dtypes")
+    if tensors[0].dtype == torch.float64:
+        return Decline("attention of float64 has no kernel that keeps its scores to itself")
+    return None
+
+
+def _without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.no_grad()(call)
+
+
+KERNELS: Mapping[str, Callable[..., Any]] = {FORWARD: _without_gradients(_forward), BACKWARD: _without_gradients(_backward)}
+"""Composite to kernel."""
+

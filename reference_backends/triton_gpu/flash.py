@@ -1,0 +1,185 @@
+"""Attention forward in Triton: one pass over the keys for a block of queries, no scores in memory.
+
+Dao et al., FlashAttention-2, 2023. Importing it needs triton; ``attention.py`` launches it.
+
+Queries, keys and values have shape (batch, heads, rows, width) and any strides; several heads of queries may share one of keys.
+Scores are kept in units of log 2, so that their exponentials are the hardware's own. Keys that no query of the block sees are
+not read; only blocks that some query sees in part are masked.
+"""
+
+# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
+# Triton compiles these functions itself: their parameters are blocks, which Python's types cannot name.
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def keys_at(
+    total,
+    weight,
+    peak,
+    q,
+    k_first,
+    v_first,
+    mask_first,
+    rows,
+    row_mask,
+    start,
+    keys,
+    width,
+    depth,
+    k_row,
+    k_step,
+    v_row,
+    v_step,
+    mask_column,
+    FACTOR: tl.constexpr,
+    MASK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    EDGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Adds ``KEYS`` keys from ``start`` on: the weighted sum of values, the sum of weights and the largest score of each row.
+
+    EDGE: whether some of these keys are beyond the last, or hidden from some row.
+    """
+    along = start + tl.arange(0, KEYS)
+    across = tl.arange(0, WIDTH)
+    deep = tl.arange(0, DEPTH)
+    there = along < keys
+    k_at = k_first + along[None, :] * k_row + across[:, None] * k_step
+    v_at = v_first + along[:, None] * v_row + deep[None, :] * v_step
+    if EDGE:
+        k = tl.load(k_at, mask=there[None, :] & ((across < width) | WHOLE)[:, None], other=0)
+    elif WHOLE:
+        k = tl.load(k_at)
+    else:
+        k = tl.load(k_at, mask=(across < width)[:, None], other=0)
+    scores = tl.dot(q, k, input_precision=PRECISION)
+    # Where nothing is added, the factor's product is one instruction with the subtraction of the largest.
+    if MASK == 2 or FACTOR <= 0:
+        scores = scores * FACTOR
+        scale = 1.0
+    else:
+        scale = FACTOR
+    if MASK > 0:
+        given = tl.load(mask_first + along[None, :] * mask_column, mask=row_mask[:, None] & there[None, :], other=0)
+        if MASK == 1:
+            scores = tl.where(given != 0, scores, float("-inf"))
+        else:
+            scores = scores + given.to(tl.float32) * LOG2E
+    if EDGE:
+        seen = there[None, :]
+        if CAUSAL:
+            seen = seen & (along[None, :] <= rows[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
+    following = tl.maximum(peak, tl.max(scores, 1) * scale, propagate_nan=tl.PropagateNan.ALL)
+    # A row that saw no key yet has no largest score to subtract.
+    base = tl.where(following == float("-inf"), 0.0, following) if MASK > 0 else following
+    weights = tl.exp2(scores * scale - base[:, None])
+    fade = tl.exp2(peak - base)
+    weight = weight * fade + tl.sum(weights, 1)
+    if EDGE:
+        v = tl.load(v_at, mask=there[:, None] & ((deep < depth) | WHOLE)[None, :], other=0)
+    elif WHOLE:
+        v = tl.load(v_at)
+    else:
+        v = tl.load(v_at, mask=(deep < depth)[None, :], other=0)
+    total = tl.dot(weights.to(v.dtype), v, total * fade[:, None], input_precision=PRECISION)
+    return total, weight, following
+
+
+@triton.jit
+def forward(
+    query,
+    key,
+    value,
+    mask,
+    out,
+    logsumexp,
+    heads,
+    shared,
+    rows,
+    keys,
+    width,
+    depth,
+    q_batch,
+    q_head,
+    q_row,
+    q_step,
+    k_batch,
+    k_head,
+    k_row,
+    k_step,
+    v_batch,
+    v_head,
+    v_row,
+    v_step,
+    mask_batch,
+    mask_head,
+    mask_row,
+    mask_column,
+    FACTOR: tl.constexpr,
+    MASK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attention of one block of queries. ``out`` and ``logsumexp`` are contiguous.
+
+    MASK: 0 none, 1 of bools (true: seen), 2 of numbers that are added. FACTOR: of the scores, times log2(e). WHOLE: whether
+    width and depth are WIDTH and DEPTH.
+    """
+    blocks = tl.cdiv(rows, ROWS)
+    # Of a causal mask the longest blocks come first.
+    block = blocks - 1 - tl.program_id(0) % blocks if CAUSAL else tl.program_id(0) % blocks
+    matrix = (tl.program_id(0) // blocks).to(tl.int64)
+    batch, head = matrix // heads, matrix % heads
+    own = head // (heads // shared)
+    row = block * ROWS + tl.arange(0, ROWS)
+    row_mask = row < rows
+    across, deep = tl.arange(0, WIDTH), tl.arange(0, DEPTH)
+    q_at = query + batch * q_batch + head * q_head + row[:, None] * q_row + across[None, :] * q_step
+    q = tl.load(q_at, mask=row_mask[:, None] & ((across < width) | WHOLE)[None, :], other=0)
+    k_first = key + batch * k_batch + own * k_head
+    v_first = value + batch * v_batch + own * v_head
+    mask_first = mask + batch * mask_batch + head * mask_head + row[:, None] * mask_row
+    total = tl.zeros([ROWS, DEPTH], tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    peak = tl.full([ROWS], float("-inf"), tl.float32)
+    full = keys // KEYS * KEYS
+    end = keys
+    if CAUSAL:
+        full = min(full, block * ROWS // KEYS * KEYS)
+        end = min(keys, block * ROWS + ROWS)
+    for start in range(0, full, KEYS):
+        total, weight, peak = keys_at(
+            total, weight, peak, q, k_first, v_first, mask_first, row, row_mask, start, keys, width, depth,
+            k_row, k_step, v_row, v_step, mask_column,
+            FACTOR, MASK, CAUSAL, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+        )  # fmt: skip
+    for start in range(full, end, KEYS):
+        total, weight, peak = keys_at(
+            total, weight, peak, q, k_first, v_first, mask_first, row, row_mask, start, keys, width, depth,
+            k_row, k_step, v_row, v_step, mask_column,
+            FACTOR, MASK, CAUSAL, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+        )  # fmt: skip
+    none = weight == 0
+    sure = tl.where(none, 1.0, weight)
+    place = matrix * rows + row
+    o_at = out + place[:, None] * depth + deep[None, :]
+    result = (total / sure[:, None]).to(out.dtype.element_ty)
+    tl.store(o_at, result, mask=row_mask[:, None] & ((deep < depth) | WHOLE)[None, :])
+    tl.store(logsumexp + place, tl.where(none, 0.0, (peak + tl.log2(sure)) * LN2), mask=row_mask)
