@@ -59,7 +59,8 @@ class Problem:
         return self.mask is None and heads == shared and width == depth and width % 8 == 0 and square and min(self.shape) > 0
 
 
-def _problem(query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, *, backward: bool) -> Problem:
+def problem(query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, *, backward: bool) -> Problem:
+    """What is asked."""
     batch, heads, rows, width = query.shape
     shape = batch, heads, key.shape[1], rows, key.shape[2], width, value.shape[3]
     return Problem(shape, query.dtype, causal, None if mask is None else mask.dtype, backward)
@@ -122,7 +123,7 @@ def _forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    p = _problem(query, key, value, is_causal, attn_mask, backward=False)
+    p = problem(query, key, value, is_causal, attn_mask, backward=False)
     calls: dict[Way, Callable[[], Any]] = {
         "triton": lambda: generated(query, key, value, is_causal, attn_mask, scale),
         "cudnn": lambda: _cudnn(query, key, value, is_causal, scale),
@@ -186,10 +187,10 @@ def launcher(dtype: torch.dtype, width: int, depth: int, causal: bool, mask: int
     """What launches ``flash.forward`` for heads of these widths."""
     from reference_backends.triton_gpu import flash
 
-    return _Launcher(flash.forward, dtype, width, depth, causal, mask, scale)
+    return FlashLauncher(flash.forward, dtype, width, depth, causal, mask, scale)
 
 
-class _Launcher(Launcher):
+class FlashLauncher(Launcher):
     def __init__(self, kernel: Any, dtype: torch.dtype, width: int, depth: int, causal: bool, mask: int, scale: float) -> None:
         super().__init__(kernel, "fixed", 0)
         self.dtype, self.width, self.depth, self.causal, self.mask, self.scale = dtype, width, depth, causal, mask, scale
@@ -255,7 +256,7 @@ def _backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    p = _problem(query, key, value, is_causal, attn_mask, backward=True)
+    p = problem(query, key, value, is_causal, attn_mask, backward=True)
     rows, keys = query.shape[2], key.shape[2]
 
     def flash() -> Any:
@@ -293,7 +294,8 @@ def _shared(grad: Tensor, like: Tensor) -> Tensor:
     """The gradient by heads that groups of queries share: summed over each group."""
     if grad.shape == like.shape:
         return grad
-    groups = grad.unflatten(1, (like.shape[1], -1))
+    batch, shared, *rest = like.shape
+    groups = grad.reshape(batch, shared, -1, *rest)
     return groups.sum(2, dtype=torch.float32).to(like.dtype)
 
 
@@ -317,4 +319,3 @@ def _without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
 
 KERNELS: Mapping[str, Callable[..., Any]] = {FORWARD: _without_gradients(_forward), BACKWARD: _without_gradients(_backward)}
 """Composite to kernel."""
-

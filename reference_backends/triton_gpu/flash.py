@@ -7,7 +7,7 @@ Scores are kept in units of log 2, so that their exponentials are the hardware's
 not read; only blocks that some query sees in part are masked.
 """
 
-# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call, untyped-decorator"
 # Triton compiles these functions itself: their parameters are blocks, which Python's types cannot name.
 
 import triton

@@ -51,8 +51,8 @@ def _arguments(
     if dropout_p != 0 or not isinstance(is_causal, bool) or not (scale is None or isinstance(scale, float)):
         return None
     nodes = [query, key, value]
-    tensors = [node.meta.get("example_value") for node in nodes]
-    if not all(isinstance(t, torch.Tensor) and t.dim() == 4 and t.dtype.is_floating_point for t in tensors):
+    tensors = [t for node in nodes if isinstance(t := node.meta.get("example_value"), torch.Tensor)]
+    if len(tensors) < 3 or not all(t.dim() == 4 and t.dtype.is_floating_point for t in tensors):
         return None
     q, k, v = tensors
     if q.device.type == "cpu" or len({t.dtype for t in tensors}) > 1:

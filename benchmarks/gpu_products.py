@@ -1,0 +1,406 @@
+"""Matrix products and attention of ``triton_gpu`` on this machine's GPU, beside the libraries and Inductor, in one process.
+
+    python -m benchmarks.gpu_products [--only 'attention*'] [--peers eager,inductor] [--rounds 5] [--tiles] [--json FILE]
+
+Products: TFLOP/s of the product alone, whatever is fused with it, so that figures of one row compare: ``cublas`` is the bare
+product, ``eager`` has its epilogue after it, ``fused`` is ``triton_gpu`` made to fuse, ``triton_gpu`` chooses. Attention:
+TFLOP/s counting half of the scores of a causal mask; ``generated``, ``cudnn``, ``flash`` and ``efficient`` are called alone,
+``sdpa`` is torch's choice and ``dispatch`` this backend's. With ``--tiles``, every size of tiles of both is timed too: what
+the constants of ``products.py`` and ``attention.blocks`` stand for. Results are first compared with eager ones in float32.
+Short tables end it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fnmatch
+import functools
+import json
+import random
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import click
+import torch
+import torch.nn.functional as F
+
+from benchmarks.gpu import CALLS, covers_for, driver, seconds
+
+Tensor = torch.Tensor
+HALF = torch.bfloat16
+
+
+def draw(*shape: int, scale: float = 1.0) -> Tensor:
+    """Normal numbers on the device."""
+    return (torch.randn(shape, device="cuda") * scale).to(HALF)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A function of tensors around one product of (rows, terms) by (terms, columns), ``times`` such ones in all."""
+
+    function: Callable[..., Tensor]
+    rows: int
+    terms: int
+    columns: int
+    more: Callable[[], tuple[Tensor, ...]] = lambda: ()
+    times: int = 1
+
+    def inputs(self) -> tuple[Tensor, ...]:
+        return draw(self.rows, self.terms), draw(self.columns, self.terms, scale=self.terms**-0.5), *self.more()
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.times * self.rows * self.terms * self.columns
+
+
+def _bias_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def _bias_tanh(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b), approximate="tanh")
+
+
+def _residual(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return r + F.linear(x, w, b)
+
+
+def _swiglu(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.silu(x @ w.t()) * (x @ v.t())
+
+
+def _gelu_backward(g: Tensor, w: Tensor, h: Tensor) -> Tensor:
+    grad: Tensor = torch.ops.aten.gelu_backward(g @ w.t(), h)
+    return grad
+
+
+def _dequantized(x: Tensor, w: Tensor, q: Tensor, s: Tensor) -> Tensor:
+    return x @ (q.to(x.dtype) * s).t()
+
+
+def _eight_bits(rows: int, columns: int) -> tuple[Tensor, ...]:
+    return torch.randint(-127, 128, (rows, columns), device="cuda", dtype=torch.int8), draw(rows, 1, scale=0.01)
+
+
+T = 8192
+PRODUCTS: Mapping[str, Product] = {
+    "product": Product(lambda x, w: x @ w.t(), T, T, T),
+    "relu, 8192 terms": Product(lambda x, w: (x @ w.t()).relu(), T, T, T),
+    "bias + gelu, GPT-2": Product(_bias_gelu, T, 768, 3072, lambda: (draw(3072),)),
+    "bias + gelu (tanh), GPT-2": Product(_bias_tanh, T, 768, 3072, lambda: (draw(3072),)),
+    "bias + residual, GPT-2": Product(_residual, T, 3072, 768, lambda: (draw(768), draw(T, 768))),
+    "bias + residual, 768 terms": Product(_residual, T, 768, 768, lambda: (draw(768), draw(T, 768))),
+    "gelu backward, GPT-2": Product(_gelu_backward, T, 768, 3072, lambda: (draw(T, 3072),)),
+    "swiglu, 2048 terms": Product(_swiglu, 4096, 2048, 5632, lambda: (draw(5632, 2048, scale=0.02),), 2),
+    "bias + gelu, 2048 terms": Product(_bias_gelu, 4096, 2048, 8192, lambda: (draw(8192),)),
+    "bias + gelu, 4096 terms": Product(_bias_gelu, 4096, 4096, 4096, lambda: (draw(4096),)),
+    "bias + gelu, 64 rows": Product(_bias_gelu, 64, 4096, 4096, lambda: (draw(4096),)),
+    "int8 weights": Product(_dequantized, 4096, 4096, 4096, lambda: _eight_bits(4096, 4096)),
+    "int8 weights, 16 rows": Product(_dequantized, 16, 4096, 4096, lambda: _eight_bits(4096, 4096)),
+}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Shapes of one attention."""
+
+    batch: int
+    heads: int
+    rows: int
+    width: int
+    causal: bool = True
+    shared: int = 0
+    mask: str = ""
+
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        shared = self.shared or self.heads
+        mask = None
+        if self.mask == "padding":
+            mask = torch.arange(self.rows, device="cuda") < torch.randint(1, self.rows, (self.batch, 1, 1, 1), device="cuda")
+        elif self.mask:
+            mask = draw(self.batch, 1, self.rows, self.rows)
+        return (
+            draw(self.batch, self.heads, self.rows, self.width),
+            draw(self.batch, shared, self.rows, self.width),
+            draw(self.batch, shared, self.rows, self.width),
+            mask,
+        )
+
+    @property
+    def flops(self) -> float:
+        return 4.0 * self.batch * self.heads * self.rows**2 * self.width / (2 if self.causal else 1)
+
+
+ATTENTION: Mapping[str, Attention] = {
+    "causal, d 128": Attention(4, 32, 4096, 128),
+    "causal, d 64": Attention(4, 32, 4096, 64),
+    "d 128": Attention(4, 32, 4096, 128, False),
+    "d 64": Attention(4, 32, 4096, 64, False),
+    "causal, d 64, 1024 rows": Attention(8, 12, 1024, 64),
+    "causal, d 128, 16384 rows": Attention(1, 16, 16384, 128),
+    "padding, d 64, 512 rows": Attention(32, 12, 512, 64, False, mask="padding"),
+    "numbers added, d 64": Attention(4, 16, 2048, 64, False, mask="numbers"),
+    "causal, d 128, 8 heads of keys": Attention(4, 32, 4096, 128, shared=8),
+}
+
+
+def measure(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """Seconds of each call: medians of rounds in which all run, in random order."""
+    filler = torch.empty(1 << 26, device="cuda")
+    target = torch.empty_like(filler)
+
+    def cover() -> None:
+        target.copy_(filler)
+
+    covers = {name: covers_for(call, cover) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name in random.sample(list(calls), len(calls)):
+            samples[name].append(statistics.median(seconds(calls[name], cover, covers[name]) for _ in range(CALLS)))
+    return {name: statistics.median(each) for name, each in samples.items()}
+
+
+def wrong(result: Any, exact: Any) -> str:
+    """What is wrong with a result, judged by the largest of the exact one."""
+    for one, other in zip(result if isinstance(result, tuple) else (result,), exact, strict=False):
+        error = ((one.float() - other.float()).abs().max() / other.float().abs().max().clamp_min(1e-6)).item()
+        if not error < 2e-2:
+            return f"wrong: {error:.3g} of the largest"
+    return ""
+
+
+def kept(calls: Mapping[str, Callable[[], Any]], exact: Any, row: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """The calls whose results are right; the others' faults are noted."""
+    found = {}
+    for name, call in calls.items():
+        try:
+            fault = wrong(call(), exact)
+            torch.cuda.synchronize()
+        except Exception as error:
+            fault = f"{type(error).__name__}: {error}"[:300]
+        if fault:
+            row[name] = fault
+        else:
+            found[name] = call
+    return found
+
+
+@contextmanager
+def fusing() -> Iterator[None]:
+    """Every product that can be fused is."""
+    from vendor_sdk import Supported
+
+    with mock.patch("reference_backends.triton_gpu.products.takes_over", return_value=Supported()):
+        yield
+
+
+def compiled(function: Callable[..., Any], name: str, inputs: Sequence[Tensor]) -> Callable[[], Any]:
+    torch._dynamo.reset()
+    kind, _, mode = name.partition(":")
+    again = torch.compile(function, backend=kind, dynamic=False, mode=mode or None)
+    again(*inputs)
+    return lambda: again(*inputs)
+
+
+def product(p: Product, peers: Sequence[str], rounds: int, tiles: bool) -> dict[str, Any]:
+    """TFLOP/s by contestant."""
+    inputs = p.inputs()
+    x, w = inputs[:2]
+    turned = w.t()
+    exact = (p.function(*(t.float() if t.is_floating_point() else t for t in inputs)),)
+    row: dict[str, Any] = {}
+    calls: dict[str, Callable[[], Any]] = {}
+    for name in (*peers, "triton_gpu"):
+        try:
+            calls[name] = (lambda: p.function(*inputs)) if name == "eager" else compiled(p.function, name, inputs)
+        except Exception as error:
+            row[name] = f"{type(error).__name__}: {error}"[:300]
+    with fusing():
+        calls["fused"] = compiled(p.function, "triton_gpu", inputs)
+    if tiles:
+        calls.update(_tilings(p, inputs))
+    calls = kept(calls, exact, row)
+    del exact
+    calls["cublas"] = lambda: torch.mm(x, turned)
+    for name, time in measure(calls, rounds).items():
+        row[name] = p.flops / (p.times if name == "cublas" else 1) / time / 1e12
+    return row
+
+
+def _tilings(p: Product, inputs: Sequence[Tensor]) -> dict[str, Callable[[], Any]]:
+    """The fused function with each size of tiles."""
+    from reference_backends.triton_gpu import compiler, products
+
+    found = {}
+    for t in products.candidates(1, p.rows, p.columns, p.terms, "halves"):
+        for stages in {t.stages, t.stages + 1, max(t.stages - 1, 2)}:
+            chosen = products.Tiles(t.x, t.y, t.k, t.warps, stages, t.rate)
+            if chosen.shared(2) > products.machine().shared or 8 * t.x * t.y < min(p.rows, 128) * 128:
+                continue
+            compiler.load.cache_clear()  # launchers keep their plans
+            with fusing(), mock.patch.object(products, "candidates", return_value=[chosen]):
+                found[f"{t.x}x{t.y}x{t.k} {t.warps}w {stages}s"] = compiled(p.function, "triton_gpu", inputs)
+    compiler.load.cache_clear()
+    return found
+
+
+def attend(a: Attention, rounds: int, tiles: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """TFLOP/s by contestant, forward and backward."""
+    from reference_backends.triton_gpu import attention as own
+
+    query, key, value, mask = a.inputs()
+    grouped = {"enable_gqa": True} if a.shared else {}
+    given = {"attn_mask": mask, "is_causal": a.causal, **grouped}
+    wide = [t.float() for t in (query, key, value)]
+    exact = (F.scaled_dot_product_attention(*wide, **{**given, "attn_mask": mask if a.mask != "numbers" else mask.float()}),)  # type: ignore[arg-type, union-attr]
+    row: dict[str, Any] = {}
+    back: dict[str, Any] = {}
+    kwargs = {"attn_mask": mask}
+    calls: dict[str, Callable[[], Any]] = {
+        "generated": lambda: own.generated(query, key, value, a.causal, mask, None),
+        "sdpa": lambda: F.scaled_dot_product_attention(query, key, value, **given),  # type: ignore[arg-type]
+        "dispatch": lambda: own.KERNELS[own.FORWARD](query, key, value, 0.0, a.causal, **kwargs),
+    }
+    ways = own.ways(own.problem(query, key, value, a.causal, mask, backward=False), own.capability())
+    for way in set(ways) & {"cudnn", "flash", "efficient"}:
+        calls[way] = functools.partial(_alone, own, way, own.FORWARD, (query, key, value, 0.0, a.causal), kwargs)
+    if tiles:
+        for keys, warps, stages in (
+            (32, 4, 3),
+            (64, 4, 2),
+            (64, 4, 3),
+            (64, 4, 4),
+            (64, 8, 2),
+            (64, 8, 3),
+            (128, 8, 2),
+            (128, 8, 3),
+        ):
+            for rows in (64, 128):
+                calls[f"{rows}x{keys} {warps}w {stages}s"] = _blocked(
+                    own, (rows, keys, warps, stages), a, (query, key, value, mask)
+                )
+    calls = kept(calls, exact, row)
+    del exact, wide
+    for name, time in measure(calls, rounds).items():
+        row[name] = a.flops / time / 1e12
+    leaves = [t.detach().requires_grad_() for t in (query, key, value)]
+    out = F.scaled_dot_product_attention(*leaves, **given)  # type: ignore[arg-type]
+    grad = torch.randn_like(out)
+    result, saved = own.KERNELS[own.FORWARD](query, key, value, 0.0, a.causal, **kwargs)
+    arguments = (grad, query, key, value, result, saved, 0.0, a.causal)
+    expected = torch.autograd.grad(out, leaves, grad, retain_graph=True)
+    backward: dict[str, Callable[[], Any]] = {
+        "sdpa": lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True),
+        "dispatch": lambda: own.KERNELS[own.BACKWARD](*arguments, **kwargs),
+    }
+    ways = own.ways(own.problem(query, key, value, a.causal, mask, backward=True), own.capability())
+    for way in set(ways) & {"cudnn", "flash", "efficient"}:
+        backward[way] = functools.partial(_alone, own, way, own.BACKWARD, arguments, kwargs)
+    for name, time in measure(kept(backward, expected, back), rounds).items():
+        back[name] = 2.5 * a.flops / time / 1e12
+    return row, back
+
+
+def _alone(own: Any, way: str, composite: str, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """One way, which may refuse."""
+    with mock.patch.object(own, "ways", return_value=(way,)):
+        return own.KERNELS[composite](*arguments, **kwargs)
+
+
+def _blocked(own: Any, blocks: tuple[int, int, int, int], a: Attention, given: Sequence[Any]) -> Callable[[], Any]:
+    from reference_backends.triton_gpu import flash
+
+    query, key, value, mask = given
+    kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
+    made = own.FlashLauncher(flash.forward, query.dtype, a.width, a.width, a.causal, kind, a.width**-0.5)
+
+    def call() -> Any:
+        with mock.patch.object(own, "blocks", return_value=blocks), mock.patch.object(own, "launcher", return_value=made):
+            return own.generated(query, key, value, a.causal, mask, None)
+
+    return call
+
+
+def table(title: str, rows: Mapping[str, Mapping[str, Any]], first: Sequence[str]) -> list[str]:
+    """Lines of a table of TFLOP/s."""
+    lines = [f"{title:34} " + " ".join(f"{name[:12]:>12}" for name in first)]
+    for what, row in rows.items():
+        cells = (f"{v:.0f}" if isinstance(v := row.get(name), float) else str(v or "-").split(":")[0][:12] for name in first)
+        lines.append(f"{what:34} " + " ".join(f"{cell:>12}" for cell in cells))
+    return lines
+
+
+def ratios(rows: Mapping[str, Mapping[str, Any]], name: str, others: Sequence[str]) -> str:
+    """The geometric mean and the least of a contestant's speed over the best of others."""
+    found = []
+    for row in rows.values():
+        known = [row[o] for o in others if isinstance(row.get(o), float)]
+        if known and isinstance(row.get(name), float):
+            found.append(row[name] / max(known))
+    if not found:
+        return f"{name}: nothing measured"
+    return (
+        f"{name} / best of {', '.join(others)}: geometric mean {statistics.geometric_mean(found):.3f}, least {min(found):.2f}"
+    )
+
+
+@click.command()
+@click.option("--only", default=["*"], multiple=True, help="Names or globs: 'product: NAME', 'attention: NAME'.")
+@click.option("--peers", default="eager,inductor", help="eager, and compilers as NAME or NAME:MODE.")
+@click.option("--rounds", default=5)
+@click.option("--tiles", is_flag=True, help="Time every size of tiles too.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result there.")
+def main(only: tuple[str, ...], peers: str, rounds: int, tiles: bool, json_path: Path | None) -> None:
+    """Time matrix products and attention on this machine's GPU."""
+    if not torch.cuda.is_available():
+        raise click.ClickException("no CUDA device: this benchmark times kernels on one")
+    others = [p for p in peers.split(",") if p]
+    results: dict[str, dict[str, dict[str, Any]]] = {"products": {}, "forward": {}, "backward": {}}
+
+    def wanted(name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, glob) for glob in only)
+
+    def tell(kind: str, what: str) -> None:
+        row = results[kind][what]
+        cells = (f"{n} {v:.0f}" if isinstance(v, float) else f"{n} {v}" for n, v in row.items())
+        print(f"{kind} {what}: {'  '.join(cells)}", flush=True)
+
+    with torch.no_grad():
+        for what, p in PRODUCTS.items():
+            if wanted(f"product: {what}"):
+                results["products"][what] = product(p, others, rounds, tiles)
+                tell("products", what)
+                torch.cuda.empty_cache()
+    for what, a in ATTENTION.items():
+        if wanted(f"attention: {what}"):
+            results["forward"][what], results["backward"][what] = attend(a, rounds, tiles)
+            tell("forward", what)
+            tell("backward", what)
+            torch.cuda.empty_cache()
+    if json_path:
+        machine = {"device": torch.cuda.get_device_name(), "driver": driver(), "torch": torch.__version__}
+        machine |= {"triton": version("triton"), "date": f"{datetime.date.today()}"}
+        json_path.write_text(json.dumps({**machine, "rounds": rounds, **results}, indent=1) + "\n")
+    libraries = ("sdpa", "cudnn", "flash", "efficient")
+    lines = table("products, TFLOP/s", results["products"], ("cublas", *others, "fused", "triton_gpu"))
+    lines += table("attention forward, TFLOP/s", results["forward"], (*libraries, "generated", "dispatch"))
+    lines += table("attention backward, TFLOP/s", results["backward"], (*libraries, "dispatch"))
+    lines += [
+        ratios(results["products"], "triton_gpu", others),
+        ratios(results["products"], "triton_gpu", ("cublas",)),
+        ratios(results["forward"], "generated", libraries),
+        ratios(results["forward"], "dispatch", (*libraries, "generated")),
+        ratios(results["backward"], "dispatch", libraries),
+    ]
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
