@@ -213,9 +213,12 @@ def blocks(dtype: torch.dtype, width: int, rows: int, masked: bool, shared: int)
     if block < 128:
         return block, 64, 4, 2
     if width > 64:
-        # 128 keys in two stages beside the queries, where there is room for them.
+        # 128 keys in two stages beside the queries, where there is room for them. With a mask on an older GPU, whose products
+        # take registers for their operands, half as many rows.
         room = shared >= (128 + 4 * 128) * width * 2 + 2048
-        return (128, 128, 8, 2) if room and not masked else (128, 64 if room or not masked else 32, 8, 2)
+        if masked:
+            return (128, 64, 8, 2) if room else (64, 64, 4, 2)
+        return (128, 128, 8, 2) if room else (128, 64, 8, 2)
     return 128, 64, 8 if masked else 4, 3
 
 

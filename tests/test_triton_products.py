@@ -1,0 +1,343 @@
+"""Matrix products and attention of the Triton backend, on a machine without a GPU: who computes what, and machine code."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch._subclasses import FakeTensorMode
+
+import vendor_sdk
+from reference_backends.triton_gpu import attention, compiler, plugin, products
+from tests.test_triton_gpu import OnPaper
+from vendor_sdk import ALL, COMPOSITES, Backend, Decline, Kernel, Supported, hookimpl
+from vendor_sdk.capture.attention import keep_attention
+from vendor_sdk.run.compiled import CompiledGraph
+
+HALF = torch.bfloat16
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def empty(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+class WithLibrary(OnPaper):
+    """The plugin's kernels too, beside the emitter that records."""
+
+    @hookimpl
+    def backend(self) -> Backend:
+        return Backend(name=self.name, version="0", dtypes=frozenset((*ALL, torch.int8)))
+
+    @hookimpl
+    def kernels(self) -> Mapping[str, Any]:
+        return {name: kernel for name, kernel in plugin.KERNELS.items() if name not in COMPOSITES}
+
+
+@pytest.fixture
+def chip(register: Callable[..., str]) -> WithLibrary:
+    chip = WithLibrary()
+    register(chip)
+    return chip
+
+
+def compile_for(chip: WithLibrary, function: Callable[..., Any], *inputs: torch.Tensor) -> CompiledGraph:
+    chip.recorder.kernels.clear()
+    return vendor_sdk.compile_graph(vendor_sdk.trace(function, inputs), backend=chip.name)
+
+
+def routes(compiled: CompiledGraph) -> dict[str, str]:
+    return {p.name: p.placement.route.value for p in compiled.placements if "mm" in p.prim}
+
+
+# Who computes a product
+
+
+def gelu(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def test_a_product_alone_is_the_librarys(chip: WithLibrary) -> None:
+    compiled = compile_for(chip, lambda x, w: x @ w.t(), empty(8192, 768), empty(3072, 768))
+    assert routes(compiled) == {"mm": "kernel"}
+    assert compiled.launches == 1
+    assert not chip.recorder.kernels
+
+
+def test_an_epilogue_that_saves_more_than_the_template_loses_is_fused(chip: WithLibrary) -> None:
+    compiled = compile_for(chip, gelu, empty(8192, 768), empty(3072, 768), empty(3072))
+    assert routes(compiled) == {"addmm": "emitter"}
+    assert compiled.launches == len(chip.recorder.kernels) == 1
+
+
+def test_a_long_sum_is_the_librarys_and_says_why(chip: WithLibrary) -> None:
+    compiled = compile_for(chip, gelu, empty(8192, 4096), empty(4096, 4096), empty(4096))
+    assert routes(compiled) == {"addmm": "kernel"}
+    assert compiled.launches == 2
+    assert any("the library's product is faster by" in r.reason for r in compiled.refusals)
+
+
+def test_what_would_be_fused_with_the_next_row_kernel_saves_nothing(chip: WithLibrary) -> None:
+    def norm(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x @ w.t() + r, (768,), g)
+
+    compiled = compile_for(chip, norm, empty(8192, 768), empty(768, 768), empty(8192, 768), empty(768))
+    assert routes(compiled) == {"mm": "kernel"}
+    assert compiled.launches == 2
+
+
+def test_of_two_products_one_takes_what_joins_them(chip: WithLibrary) -> None:
+    def swiglu(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return F.silu(x @ a.t()) * (x @ b.t())
+
+    compiled = compile_for(chip, swiglu, empty(8192, 512), empty(2048, 512), empty(2048, 512))
+    assert sorted(routes(compiled).values()) == ["emitter", "kernel"]
+    assert compiled.launches == 2
+
+
+def test_weights_are_dequantized_on_the_way(chip: WithLibrary) -> None:
+    q, s = empty(2048, 512, dtype=torch.int8), empty(2048, 1)
+    compiled = compile_for(chip, lambda x, q, s: (x @ (q.to(x.dtype) * s).t()).relu(), empty(4096, 512), q, s)
+    assert compiled.launches == 1
+    ((_, text),) = chip.recorder.kernels
+    assert '"computed"' in text
+
+
+def test_float32_is_the_librarys(chip: WithLibrary) -> None:
+    inputs = (empty(*shape, dtype=torch.float32) for shape in ((4096, 256), (1024, 256), (1024,)))
+    assert routes(compile_for(chip, gelu, *inputs)) == {"addmm": "kernel"}
+
+
+def test_products_fill_what_was_planned() -> None:
+    x, w, b = torch.randn(5, 7, requires_grad=True), torch.randn(7, 3), torch.randn(3)
+    out = torch.empty(5, 3)
+    kernel = plugin.KERNELS["addmm"]
+    assert isinstance(kernel, Kernel)
+    assert kernel.yields
+    kernel.call(out, b, x, w, beta=2)
+    torch.testing.assert_close(out, (2 * b + x @ w).detach())
+    whole = torch.arange(6).reshape(2, 3)
+    result = torch.empty(2, 2, dtype=torch.int64)
+    mm = plugin.KERNELS["mm"]
+    assert isinstance(mm, Kernel)
+    mm.call(result, whole, whole.t())
+    assert result.tolist() == (whole @ whole.t()).tolist()
+
+
+# The model of time
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 4096, 1024), (1, 8192, 8192, 8192), (96, 512, 512, 64), (1, 17, 33, 1), (3, 5, 7, 0)])
+@pytest.mark.parametrize("factors", ["halves", "computed", "mixed", "float32"])
+@needs_triton
+def test_tiles_fit(sizes: tuple[int, int, int, int], factors: products.Factors) -> None:
+    tiles = products.candidates(*sizes, factors)
+    assert tiles
+    for t in tiles:
+        assert all(n & (n - 1) == 0 and n >= 16 for n in (t.x, t.y, t.k))
+        assert t.x * t.y <= 128 * 32 * t.warps
+        plan = products.plan_for(t, sizes, 1 << 20, factors)
+        assert plan.programs == sizes[0] * math.ceil(sizes[1] / t.x) * math.ceil(sizes[2] / t.y)
+
+
+def test_large_products_have_large_tiles_and_few_rows_small_ones() -> None:
+    assert products.candidates(1, 8192, 8192, 8192, "halves")[0].rate == 1
+    assert products.candidates(1, 8, 4096, 4096, "halves")[0].x <= 32
+
+
+# Machine code
+
+
+def _linear(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.linear(x, w, b), approximate="tanh") + r
+
+
+PROGRAMS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "bias, gelu, residual": (_linear, (empty(4096, 1024), empty(2048, 1024), empty(2048), empty(4096, 2048))),
+    "dequantized": (
+        lambda x, q, s: (x @ (q.to(x.dtype) * s).t()).relu(),
+        (empty(4096, 512), empty(2048, 512, dtype=torch.int8), empty(2048, 1)),
+    ),
+    "batch": (lambda a, b: torch.bmm(a, b.transpose(1, 2)).exp(), (empty(96, 512, 64), empty(96, 512, 64))),
+}
+
+
+@needs_triton
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_products_compile_without_spills(
+    name: str, target: str, chip: WithLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(products, "takes_over", lambda *_: Supported())
+    function, inputs = PROGRAMS[name]
+    assert compile_for(chip, function, *inputs).launches == 1
+    ((kernel, text),) = chip.recorder.kernels
+    (binary,) = compiler.compile_offline(kernel, text, target)
+    assert binary.cubin.startswith(b"\x7fELF")
+    assert binary.stack_bytes == 0
+    assert binary.shared_bytes <= products.Machine().shared
+
+
+@needs_triton
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
+@pytest.mark.parametrize(("width", "causal", "mask"), [(64, True, 0), (64, False, 1), (128, True, 0), (128, False, 1)])
+def test_attention_compiles_without_spills(width: int, causal: bool, mask: int, target: str) -> None:
+    from reference_backends.triton_gpu import flash
+
+    launcher = attention.launcher(HALF, width, width, causal, mask, width**-0.5)
+    names = flash.forward.arg_names
+    types = ["*bf16", "*bf16", "*bf16", "*i1" if mask else "*bf16", "*bf16", "*fp32", *["i32"] * 22]
+    ones = {i for i, name in enumerate(names) if name.endswith("_step") or name == "mask_column"}
+    sizes = {"rows", "keys", "width", "depth"}
+    even = {i for i, name in enumerate(names) if name in sizes or name.endswith(("_batch", "_head", "_row"))}
+    binary = compiler.machine_code(flash.forward, types, launcher.plan(64, 4096, (4096,), 0), target, even, ones)
+    assert binary.stack_bytes == 0
+    assert binary.shared_bytes <= products.Machine().shared
+
+
+# Who computes attention
+
+
+def problem(*shape: int, dtype: torch.dtype = HALF, mask: torch.dtype | None = None, **flags: bool) -> attention.Problem:
+    flags = {"causal": True, "backward": False, **flags}
+    return attention.Problem(shape, dtype, flags["causal"], mask, flags["backward"])  # type: ignore[arg-type]
+
+
+def test_libraries_compute_what_they_are_for() -> None:
+    plain = 2, 8, 8, 512, 512, 64, 64
+    assert attention.ways(problem(*plain), 9)[0] == "cudnn"
+    assert attention.ways(problem(*plain), 8)[0] == "flash"
+    assert attention.ways(problem(*plain), 0) == ("triton", "scores")
+    assert attention.ways(problem(*plain, backward=True), 9)[:3] == ("cudnn", "flash", "efficient")
+    assert attention.ways(problem(*plain, mask=torch.bool), 9)[0] == "triton"
+    assert attention.ways(problem(2, 8, 2, 512, 512, 64, 64), 9)[0] == "triton"
+    assert attention.ways(problem(2, 8, 8, 512, 400, 64, 64), 9)[0] == "triton"
+    assert attention.ways(problem(*plain, dtype=torch.float32), 9)[0] == "efficient"
+    assert attention.ways(problem(2, 8, 8, 512, 512, 320, 320), 9)[-1] == "scores"
+
+
+def test_a_library_that_refuses_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(attention, "_refused", set())
+    monkeypatch.setattr(attention, "ways", lambda *_: ("cudnn", "flash", "scores"))
+    query, key, value = (torch.randn(1, 2, 6, 8) for _ in range(3))
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        asked.append("cudnn")
+        raise RuntimeError("no engine")
+
+    class Operators:
+        _scaled_dot_product_cudnn_attention = staticmethod(refuse)
+
+        @staticmethod
+        def _scaled_dot_product_flash_attention(*args: Any, **kwargs: Any) -> Any:
+            asked.append("flash")
+            raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(attention, "aten", Operators)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            attention.KERNELS[attention.FORWARD](query, key, value)
+    assert asked == ["cudnn", "flash", "flash"]
+
+
+@pytest.mark.parametrize("mask", [torch.bool, torch.float32])
+def test_masks_are_aligned_numbers_for_the_library(mask: torch.dtype) -> None:
+    given = torch.rand(2, 1, 1, 13) > 0.4 if mask == torch.bool else torch.randn(2, 1, 1, 13)
+    bias = attention._bias(given, torch.empty(2, 3, 5, 8), 13)
+    assert bias is not None
+    assert bias.shape == (2, 3, 5, 13)
+    assert bias.stride(0) % 8 == 0
+    query, key, value = (torch.randn(2, 3, n, 8) for n in (5, 13, 13))
+    expected = F.scaled_dot_product_attention(query, key, value, attn_mask=given)
+    torch.testing.assert_close(F.scaled_dot_product_attention(query, key, value, attn_mask=bias), expected)
+
+
+def test_gradients_of_shared_heads_are_summed() -> None:
+    grad = torch.randn(2, 6, 5, 4)
+    expected = grad.reshape(2, 2, 3, 5, 4).sum(2)
+    torch.testing.assert_close(attention._shared(grad, torch.empty(2, 2, 5, 4)), expected)
+
+
+def test_gradients_with_scores_in_memory() -> None:
+    query, key, value = (torch.randn(1, 2, 6, 8, requires_grad=True) for _ in range(3))
+    expected = torch.autograd.grad(F.scaled_dot_product_attention(query, key, value, is_causal=True).sum(), (query, key, value))
+    (rule,) = COMPOSITES[attention.FORWARD].targets.values()
+    out, saved = rule(query.detach(), key.detach(), value.detach(), 0.0, True)
+    backward = attention.KERNELS[attention.BACKWARD]
+    for found, exact in zip(backward(torch.ones_like(out), query, key, value, out, saved, 0.0, True), expected, strict=True):
+        torch.testing.assert_close(found, exact)
+
+
+def test_what_attention_declines() -> None:
+    def node(dtype: torch.dtype, dropout: float = 0.0) -> vendor_sdk.NodeContext:
+        info = vendor_sdk.TensorInfo((1, 2, 6, 8), dtype)
+        return vendor_sdk.NodeContext(
+            prim=attention.FORWARD, args=(info, info, info, dropout), kwargs={}, outputs=(info,), backward=False
+        )
+
+    assert attention.declined(node(HALF)) is None
+    assert isinstance(attention.declined(node(torch.float64)), Decline)
+    assert isinstance(attention.declined(node(HALF, 0.1)), Decline)
+
+
+# Capture on a device where torch would choose among NVIDIA's operators
+
+CALLS: Mapping[str, tuple[dict[str, Any], tuple[int, ...] | None, int]] = {
+    "plain": ({}, None, 4),
+    "causal": ({"is_causal": True}, None, 4),
+    "scaled": ({"scale": 0.3}, None, 4),
+    "a mask of two dimensions": ({}, (16, 24), 4),
+    "a mask of padding": ({}, (2, 1, 1, 24), 4),
+    "shared heads": ({"enable_gqa": True}, None, 2),
+}
+
+
+def captured(device: str, given: dict[str, Any], mask: tuple[int, ...] | None, shared: int) -> fx.GraphModule:
+    """A graph of one call, as Dynamo would make it."""
+    graph, mode = fx.Graph(), FakeTensorMode()
+
+    def operand(name: str, *shape: int, dtype: torch.dtype = HALF) -> fx.Node:
+        node = graph.placeholder(name)
+        with mode:
+            node.meta["example_value"] = torch.empty(shape, dtype=dtype, device=device)
+        return node
+
+    operands = operand("q", 2, 4, 16, 8), operand("k", 2, shared, 24, 8), operand("v", 2, shared, 24, 8)
+    masks = {} if mask is None else {"attn_mask": operand("m", *mask, dtype=torch.bool)}
+    graph.output(graph.call_function(F.scaled_dot_product_attention, operands, {**masks, **given}))
+    return fx.GraphModule({}, graph)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_attention_is_the_composite_on_any_device(name: str) -> None:
+    given, mask, shared = CALLS[name]
+    module = captured("cuda", given, mask, shared)
+    keep_attention(module, {attention.FORWARD})
+    (rule,) = COMPOSITES[attention.FORWARD].targets.values()
+    (call,) = (n for n in module.graph.nodes if n.target in COMPOSITES[attention.FORWARD].targets)
+    call.target = rule
+    module.recompile()
+    inputs = [torch.randn(2, 4, 16, 8), torch.randn(2, shared, 24, 8), torch.randn(2, shared, 24, 8)]
+    masks = [torch.rand(mask) > 0.3] if mask else []
+    expected = F.scaled_dot_product_attention(*inputs, *masks, **given)
+    torch.testing.assert_close(module(*inputs, *masks), expected)
+
+
+@pytest.mark.parametrize(
+    ("device", "given", "claimed"),
+    [("cpu", {}, attention.FORWARD), ("cuda", {"dropout_p": 0.1}, attention.FORWARD), ("cuda", {}, "softmax")],
+)
+def test_other_attention_stays(device: str, given: dict[str, Any], claimed: str) -> None:
+    module = captured(device, given, None, 4)
+    before = [node.target for node in module.graph.nodes]
+    keep_attention(module, {claimed})
+    assert [node.target for node in module.graph.nodes] == before
