@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ import vendor_sdk.pipeline
 from conformance import cases, program
 from conformance.cases import Case
 from conformance.judge import expected_result, judge
+from tests import triton_attention, triton_products
 from vendor_sdk import Effort, Kind
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -227,6 +229,19 @@ def seeds() -> str:
     return "right" if torch.equal(found[0], found[1]) and not torch.equal(found[1], found[2]) else "FAILED"
 
 
+def products_fused() -> str:
+    """Matrix products, all of them in generated Triton."""
+    with mock.patch("reference_backends.triton_gpu.products.takes_over", return_value=vendor_sdk.Supported()):
+        found = triton_products.wrong(BACKEND, "cuda")
+    return f"FAILED {found}" if found else "right"
+
+
+def attention_by_all() -> str:
+    """Attention in generated Triton and by every library that takes it, forward and backward."""
+    found = {**triton_attention.wrong("cuda"), **triton_attention.wrong_ways("cuda")}
+    return f"FAILED {found}" if found else "right"
+
+
 def checks() -> dict[str, Callable[[], str]]:
     x = torch.randn(5, 7, device=CUDA)
     return {
@@ -238,6 +253,8 @@ def checks() -> dict[str, Callable[[], str]]:
         "a constant": lambda: same(lambda a: (a + torch.tensor([1.0, 2, 3, 4, 5, 6, 7], device=a.device),), x),
         "made on the CPU, then moved": lambda: same(lambda a: (a + torch.arange(7).to(a.device),), x),
         "moved to the CPU": lambda: same(lambda a: ((a * 2).cpu(), (a * 2).cpu() + 1), x),
+        "matrix products, fused": products_fused,
+        "attention": attention_by_all,
         "another stream": lambda: _on_a_stream(x),
     }
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -55,27 +58,69 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def wrong() -> dict[str, str]:
-    """What is wrong, by case."""
+def drawn(case: Case, device: str) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
+    """Queries, keys and values, and the mask."""
+    heads, shared, rows, keys, width, depth = case.shape
+    sizes = (heads, rows, width), (shared, keys, width), (shared, keys, depth)
+    tensors = [
+        (torch.randn(2, n, h, w).transpose(1, 2) if case.across else torch.randn(2, h, n, w)).to(device, case.dtype)
+        for h, n, w in sizes
+    ]
+    mask = None if case.mask is None else case.mask(2, heads, rows, keys).to(device)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(case.dtype)
+    return (tensors[0], tensors[1], tensors[2]), mask
+
+
+def reference(case: Case, tensors: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The composite's definition, in float64."""
+    (rule,) = COMPOSITES[attention.FORWARD].targets.values()
+    wide = mask if mask is None or mask.dtype == torch.bool else mask.double()
+    result: tuple[Tensor, Tensor] = rule(*(t.double() for t in tensors), 0.0, case.causal, attn_mask=wide, scale=case.scale)
+    return result
+
+
+ROUGH = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 2e-6}
+
+
+def wrong(device: str = "cpu") -> dict[str, str]:
+    """What is wrong in generated Triton, by case."""
     found = {}
-    (reference,) = COMPOSITES["scaled_dot_product_attention"].targets.values()
     for what, case in CASES.items():
-        heads, shared, rows, keys, width, depth = case.shape
-        sizes = (heads, rows, width), (shared, keys, width), (shared, keys, depth)
-        query, key, value = (
-            (torch.randn(2, n, h, w).transpose(1, 2) if case.across else torch.randn(2, h, n, w)).to(case.dtype)
-            for h, n, w in sizes
-        )
-        mask = None if case.mask is None else case.mask(2, heads, rows, keys)
-        if mask is not None and mask.dtype != torch.bool:
-            mask = mask.to(case.dtype)
-        result = attention.generated(query, key, value, case.causal, mask, case.scale)
-        wide = mask if mask is None or mask.dtype == torch.bool else mask.double()
-        exact = reference(query.double(), key.double(), value.double(), 0.0, case.causal, attn_mask=wide, scale=case.scale)
-        rough = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 2e-6}[case.dtype]
+        tensors, mask = drawn(case, device)
+        result = attention.generated(*tensors, case.causal, mask, case.scale)
+        exact = reference(case, tensors, mask)
+        rough = ROUGH[case.dtype]
         try:
             torch.testing.assert_close(result[0].double(), exact[0], rtol=rough, atol=rough)
             torch.testing.assert_close(result[1].double(), exact[1], rtol=4e-6, atol=4e-6)
         except AssertionError as error:
             found[what] = str(error)
+    return found
+
+
+def wrong_ways(device: str) -> dict[str, str]:
+    """What is wrong where a GPU's libraries compute it, by case, direction and way; what one refuses is no fault."""
+    found = {}
+    for what, case in CASES.items():
+        tensors, mask = drawn(case, device)
+        leaves = [t.detach().double().requires_grad_() for t in tensors]
+        exact, saved = reference(case, leaves, mask)
+        grad = torch.randn_like(exact)
+        gradients = torch.autograd.grad(exact, leaves, grad)
+        given = {"attn_mask": mask, "scale": case.scale}
+        backward = *tensors, exact.detach().to(case.dtype), saved.detach().float(), 0.0, case.causal
+        runs: Mapping[str, tuple[tuple[Any, ...], Sequence[Tensor]]] = {
+            attention.FORWARD: ((*tensors, 0.0, case.causal), (exact, saved)),
+            attention.BACKWARD: ((grad.to(case.dtype), *backward), gradients),
+        }
+        for name, (arguments, expected) in runs.items():
+            problem = attention.problem(*tensors, case.causal, mask, backward=name == attention.BACKWARD)
+            for way in attention.ways(problem, attention.capability()):
+                with mock.patch.object(attention, "ways", return_value=(way,)), contextlib.suppress(AssertionError):
+                    results = attention.KERNELS[name](*arguments, **given)
+                    for result, one in zip(results, expected, strict=True):
+                        error = float((result.double() - one.detach()).abs().max() / one.detach().abs().max())
+                        if not error < 2 * max(ROUGH[case.dtype], 1e-4):  # TF32 where torch allows it
+                            found[f"{what}, {name}, {way}"] = f"an error of {error:.2g} of the largest"
     return found

@@ -62,10 +62,11 @@ def cases() -> Mapping[str, Case]:
     }
 
 
-def wrong(name: str) -> dict[str, str]:
-    """What is wrong on the backend ``name``, against float64, by case."""
+def wrong(name: str, device: str = "cpu") -> dict[str, str]:
+    """What is wrong on the backend ``name``, whose tensors are on ``device``, against float64, by case."""
     found: dict[str, str] = {}
-    for what, (function, inputs) in cases().items():
+    for what, (function, drawn) in cases().items():
+        inputs = tuple(x.to(device) for x in drawn)
         compiled = vendor_sdk.compile_graph(vendor_sdk.trace(function, inputs), backend=name)
         if compiled.launches != 1:
             found[what] = f"{compiled.launches} kernels"
@@ -84,11 +85,11 @@ def wrong(name: str) -> dict[str, str]:
                 )
             except AssertionError as error:
                 found[what] = str(error)
-    found.update(_dynamic(name))
+    found.update(_dynamic(name, device))
     return found
 
 
-def _dynamic(name: str) -> dict[str, str]:
+def _dynamic(name: str, device: str) -> dict[str, str]:
     """One kernel for all sizes."""
     graphs: list[Any] = []
 
@@ -101,6 +102,6 @@ def _dynamic(name: str) -> dict[str, str]:
 
     compiled = torch.compile(function, backend=backend, dynamic=True)
     for m, k, n in ((37, 29, 43), (5, 70, 20), (64, 64, 128)):
-        x, w = _draw(m, k), _draw(k, n)
+        x, w = _draw(m, k).to(device), _draw(k, n).to(device)
         torch.testing.assert_close(compiled(x, w).double(), function(x.double(), w.double()), rtol=1.2e-2, atol=2e-2)
     return {} if len(graphs) == 1 else {"dynamic": f"{len(graphs)} graphs for three shapes"}
