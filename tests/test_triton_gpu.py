@@ -111,7 +111,7 @@ def test_every_op_of_the_table_is_an_op() -> None:
     from vendor_sdk.ir.loop_ops import OPS as KNOWN
 
     rows = {*KNOWN, "scratch", "nest", *(f"{kind}.{name}" for kind in ("reduce", "scan") for name in COMBINE)}
-    rows |= {f"store.{mode}" for mode in ("add", "mul", "max", "min")}
+    rows |= {"contraction", *(f"store.{mode}" for mode in ("add", "mul", "max", "min"))}
     assert set(OPS) <= rows
 
 

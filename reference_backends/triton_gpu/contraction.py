@@ -17,8 +17,9 @@ import torch
 
 from reference_backends.triton_gpu.functions import arguments_text, function_text, given, most_elements, numbers_text
 from reference_backends.triton_gpu.products import Factors
-from reference_backends.triton_gpu.statements import R, Statements, Tile, Writer, X
+from reference_backends.triton_gpu.statements import R, Statements, Writer, X
 from reference_backends.triton_gpu.table import HALVES
+from reference_backends.triton_gpu.tiles import Tile
 from vendor_sdk import LoopKernel, contraction, index, loop
 
 CONSTANTS = ("INDEX", "XBLOCK", "YBLOCK", "KBLOCK", "GROUP", "XBLOCK_FULL", "YBLOCK_FULL", "KBLOCK_FULL", "HALVED", "PRECISION")
