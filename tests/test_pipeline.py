@@ -33,6 +33,7 @@ from vendor_sdk import (
     destination,
     hookimpl,
     routes,
+    torch_private,
 )
 from vendor_sdk import pipeline as stages
 from vendor_sdk.capture.graph import to_prim_graph
@@ -524,3 +525,23 @@ def test_equal_layers_are_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert probed.count("aten.add.Tensor") <= 4
     x = torch.randn(5, 5)
     torch.testing.assert_close(compiled(x)[0], layers(x))
+
+
+def test_strides_that_make_one_element_many_are_promised_for_views_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def misled(function: Callable[..., Any], fakes: list[torch.Tensor]) -> torch.fx.GraphModule:
+        """As where a meta rule copies the strides of an expanded operand."""
+        traced = trace(function, fakes)
+        (node,) = (n for n in traced.graph.nodes if n.target is torch.ops.aten.slice_scatter.default)
+        node.meta["val"] = node.meta["val"][:1].expand(4, 5)
+        return traced
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.slice_scatter(x, y, 0, 1, 3), (x + 1)[:1].expand(4, 5), x.expand(3, 4, 5)
+
+    trace = torch_private.functional_trace
+    monkeypatch.setattr(torch_private, "functional_trace", misled)
+    x, y = torch.randn(1, 5).expand(4, 5), torch.randn(2, 5)
+    graph = vendor_sdk.trace(function, (x, y))
+    assert [layout.strides for layout in graph.output_layouts] == [(5, 1), (0, 1), (0, 0, 1)]
+    for result, expected in zip(vendor_sdk.compile_graph(graph, backend="cpp_cpu")(x, y), function(x, y), strict=True):
+        assert torch.equal(result, expected)

@@ -176,6 +176,32 @@ def _output_layouts(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[
                 "torch.compiler.disable",
             )
         key = torch_private.storage_key(value)
-        layouts.append(OutputLayout(tuple(value.stride()), frozenset(owners.get(key, ()))))
+        strides = tuple(value.stride())
+        if _repeats(value) and not _may_repeat(item):
+            strides = tuple(torch.empty_like(value, memory_format=torch.contiguous_format).stride())
+        layouts.append(OutputLayout(strides, frozenset(owners.get(key, ()))))
         owners.setdefault(key, []).append(("output", index))
     return layouts
+
+
+_REPEATING = frozenset((torch.ops.aten.expand.default, torch.ops.aten.as_strided.default, torch.ops.aten.unfold.default))
+
+
+def _repeats(value: torch.Tensor) -> bool:
+    """Whether a stride of zero makes one element many."""
+    shape_and_strides = zip(value.shape, value.stride(), strict=True)
+    return any(
+        isinstance(stride, int) and stride == 0 and (isinstance(size, torch.SymInt) or size != 1)
+        for size, stride in shape_and_strides
+    )
+
+
+def _may_repeat(item: Any) -> bool:
+    """Whether a value can have elements in common memory: only a view that makes them so, or an input, does. Meta rules that
+    copy the strides of an expanded operand (slice_scatter's in torch 2.11) promise what no result in memory of its own keeps."""
+    while isinstance(item, fx.Node) and item.op == "call_function" and item.target not in _REPEATING:
+        schema = getattr(item.target, "_schema", None)
+        if schema is not None and not any(result.alias_info for result in schema.returns):
+            return False
+        item = next(iter(item.all_input_nodes), None)
+    return True
