@@ -28,7 +28,7 @@ LAYERS = (
     ("watch", "routes"),
     ("pipeline", "kernel_report"),
     ("aot",),
-    ("closure", "dynamo", "explanation", "repro", "scaffold"),
+    ("closure", "dynamo", "explanation", "model_file", "repro", "scaffold"),
     ("doctor", "advice", "minify", "profiling"),
     ("pages",),
     ("commands",),

@@ -75,13 +75,14 @@ _HOMES = {
     "vendor_sdk.contract.cache": "cache_dir",
     "vendor_sdk.contract.device": "Device DeviceProperties DeviceTensor MemoryStats TorchDevice contiguous_strides",
     "vendor_sdk.contract.emitter": "Emitter Launch Limits flat",
-    "vendor_sdk.contract.graph": "GraphCompiler",
+    "vendor_sdk.contract.graph": "GraphCompiler ModelFile",
     "vendor_sdk.contract.hookspecs": "HOOKS hookimpl",
     "vendor_sdk.contract.kernel": "Kernel NativeCall Operand destination",
     "vendor_sdk.contract.loader": "LoadedBackend Session extend load register unregister",
     "vendor_sdk.contract.placement": "Kind NodePlacement Placement Route",
     "vendor_sdk.contract.program": "Entry Program StepError",
     "vendor_sdk.contract.table": "TableEmitter",
+    "vendor_sdk.model_file": "export",
     "vendor_sdk.errors": (
         "BackendNameCollisionError BackendNotFoundError CaptureError CompilerError ContractError DeviceError GraphError "
         "KernelError LoweringError MachineError OptionError PluginLoadError UnsupportedPrimError VendorSDKError "
@@ -164,6 +165,7 @@ __all__ = [
     "MachineError",
     "MemoryPolicy",
     "MemoryStats",
+    "ModelFile",
     "NativeCall",
     "NodeContext",
     "NodePlacement",
@@ -203,6 +205,7 @@ __all__ = [
     "destination",
     "errors",
     "explain",
+    "export",
     "extend",
     "flat",
     "hookimpl",

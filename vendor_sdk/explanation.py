@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,10 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from vendor_sdk import pipeline, torch_private
+from vendor_sdk.contract.graph import GraphCompiler
+from vendor_sdk.contract.loader import load
 from vendor_sdk.contract.placement import Kind, NodePlacement
 from vendor_sdk.ir.primgraph import tensors_of
 from vendor_sdk.ir.transfer import to_device, to_host
 from vendor_sdk.kernel_report import Kernels, kernels_of
+from vendor_sdk.partition.segments import Partition
 from vendor_sdk.run.compiled import CompiledGraph
 
 ROWS = 30
@@ -150,7 +153,7 @@ class Explanation:
         return table
 
     def _reason_table(self) -> Table:
-        table = Table(title="why not native")
+        table = Table(title="remarks, and why not native")
         for column in ("count", "prim", "placement", "reason", "first at"):
             table.add_column(column, overflow="fold")
         groups: dict[tuple[str, str, str], list[NodePlacement]] = {}
@@ -229,7 +232,8 @@ def explain(
     if memory is not None and before is not None:
         after = memory.stats
         measured = Traffic(after.uploaded_bytes - before.uploaded_bytes, after.downloaded_bytes - before.downloaded_bytes)
-    reports = tuple(_report(graph, index) for index, graph in enumerate(graphs))
+    compiler = load(backend).session(options).graph_compiler
+    reports = tuple(_report(graph, index, compiler) for index, graph in enumerate(graphs))
     counts = collections.Counter(str(p.placement.kind) for report in reports for p in report.placements)
     explanation = Explanation(
         backend=backend,
@@ -244,9 +248,21 @@ def explain(
     return explanation
 
 
-def _report(graph: CompiledGraph, index: int) -> GraphReport:
+def _report(graph: CompiledGraph, index: int, compiler: GraphCompiler | None) -> GraphReport:
     direction = "backward" if graph.graph.backward else "forward"
-    return GraphReport(f"{direction} ({index})", graph.placements, _traffic(graph), graph.source, kernels_of(graph))
+    placements = graph.placements if compiler is None else tuple(_remarked(graph, compiler))
+    return GraphReport(f"{direction} ({index})", placements, _traffic(graph), graph.source, kernels_of(graph))
+
+
+def _remarked(graph: CompiledGraph, compiler: GraphCompiler) -> Iterator[NodePlacement]:
+    """The placements, with what the graph compiler says of nodes in its partitions."""
+    remarks: dict[str, str] = {}
+    for node in graph.graph.calls():
+        if isinstance(node.target, Partition):
+            remarks |= compiler.remarks(node.target.run)
+    for each in graph.placements:
+        remark = remarks.get(each.name, "") if each.placement.kind is Kind.NATIVE else ""
+        yield replace(each, placement=replace(each.placement, reason=remark)) if remark else each
 
 
 def _traffic(graph: CompiledGraph) -> Traffic:

@@ -106,8 +106,8 @@ def compile_prim_graph(
         return finish(decide(graph, session, watch, activations or Activations()), session, watch)
 
 
-def decide(graph: PrimGraph, session: Session, watch: Watch, activations: Activations) -> Decided:
-    """The stages up to the text of the kernels."""
+def placed(graph: PrimGraph, session: Session, watch: Watch) -> tuple[PrimGraph, list[NodePlacement]]:
+    """The stages up to placement: every node of the graph says who runs it."""
     loaded = session.loaded
     watch.captured(graph)
     _recognize(graph, loaded.backend.composites)
@@ -123,6 +123,13 @@ def decide(graph: PrimGraph, session: Session, watch: Watch, activations: Activa
     _store_as_promised(graph, session)
     graph = _after("place", graph, loaded)
     watch.stage("placed", graph)
+    return graph, placements
+
+
+def decide(graph: PrimGraph, session: Session, watch: Watch, activations: Activations) -> Decided:
+    """The stages up to the text of the kernels."""
+    loaded = session.loaded
+    graph, placements = placed(graph, session, watch)
     if session.graph_compiler is not None:
         join_segments(graph, session.graph_compiler)
         watch.stage("partitioned", graph)

@@ -318,6 +318,21 @@ def static_input_indices() -> frozenset[int]:
     return frozenset(metadata.static_input_indices or ()) if metadata is not None else frozenset()
 
 
+def dim_names(fakes: Sequence[Any]) -> dict[str, str]:
+    """Symbol of a size to the name of the ``torch.export.Dim`` that a user gave it (``ShapeEnv.source_name_to_debug_name``,
+    ``var_to_sources``; torch 2.11 and 2.13). Without those attributes there are no names."""
+    mode = detect_fake_mode(fakes)
+    env = getattr(mode, "shape_env", None)
+    given, sources = getattr(env, "source_name_to_debug_name", None) or {}, getattr(env, "var_to_sources", None) or {}
+    found = {}
+    for symbol, places in sources.items():
+        for source in places:
+            name = source.name() if callable(source.name) else source.name
+            if name in given:
+                found[str(symbol)] = str(given[name])
+    return found
+
+
 def donated_input_indices(inputs: Sequence[Any]) -> frozenset[int]:
     """Inputs of the backward graph being compiled that only it will read (``ViewAndMutationMeta.bw_donated_idxs``): activations
     that alias no input and no output, of a backward that runs once. AOTAutograd refuses ``retain_graph=True`` for such graphs.

@@ -121,9 +121,9 @@ class Builder:
 
     # Boundary
 
-    def operand(self, dtype: torch.dtype, shape: Sequence[Any]) -> Operand:
+    def operand(self, dtype: torch.dtype, shape: Sequence[Any], name: str = "") -> Operand:
         """A new graph input."""
-        name = self._name("x")
+        name = name or self._name("x")
         self.inputs.append(value_info(name, dtype, shape))
         return Operand(name, dtype, tuple(shape))
 

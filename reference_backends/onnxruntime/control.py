@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Subgraph, Untranslatable, Value
+from reference_backends.onnxruntime.builder import Builder, Operand, Rule, Subgraph, Untranslatable, Value
 
 BOOL = torch.bool
 Step = Callable[[Builder, list[Value]], tuple[Value, list[Value]]]

@@ -88,6 +88,10 @@ class Partition:
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         return self.sessions().run(inputs)
 
+    def made(self) -> list[ort.InferenceSession]:
+        """The sessions that calls have needed so far."""
+        return [calls.session for sessions in self._sides.values() for calls in sessions.made()]
+
 
 class _Sessions:
     """The sessions of a partition for one number of threads: one with the static inputs inside, one with them outside."""
@@ -132,6 +136,10 @@ class _Sessions:
                 self._outside = _Calls(self._make({}), self.signature, tuple(range(len(self.signature.inputs))))
                 self._cost = time.perf_counter() - start
             return self._outside
+
+    def made(self) -> list[_Calls]:
+        inside = [] if self._inside is None else [self._inside[1]]
+        return inside if self._outside is None else [*inside, self._outside]
 
     def _taken_in(self, inputs: Sequence[Any], stamps: tuple[Stamp, ...]) -> _Calls:
         with self._lock:

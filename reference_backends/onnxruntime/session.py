@@ -12,16 +12,18 @@ import torch
 
 from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Untranslatable, elsewhere
 from reference_backends.onnxruntime.partition import Partition, Signature, Slot
-from reference_backends.onnxruntime.providers import Provider
+from reference_backends.onnxruntime.providers import CPU, Provider
+from reference_backends.onnxruntime.saving import save
 from reference_backends.onnxruntime.translate import RULES, single, translate
 from reference_backends.onnxruntime.values import shared
-from vendor_sdk import CompilerError, GraphCompiler, NodeContext, PrimGraph
+from vendor_sdk import CompilerError, GraphCompiler, ModelFile, NodeContext, PrimGraph
 
 
 class OnnxCompiler(GraphCompiler):
     """Compiles partitions for one execution provider."""
 
     prims = frozenset(RULES)
+    suffixes = frozenset({".onnx"})
 
     def __init__(self, provider: Provider) -> None:
         self.provider = provider
@@ -41,6 +43,15 @@ class OnnxCompiler(GraphCompiler):
         if not partition.signature.static:
             partition.sessions().outside()
         return partition
+
+    def save(self, graph: PrimGraph, file: ModelFile) -> None:
+        save(graph, file)
+
+    def remarks(self, executable: Any) -> Mapping[str, str]:
+        """Nodes of a partition that the provider left to the CPU provider: a part of what they were translated to, or all."""
+        assert isinstance(executable, Partition)
+        left = {name.split("/")[0] for session in executable.made() for name in self.provider.left_to_cpu(session)}
+        return dict.fromkeys(left, f"{self.provider.name} left it, or a part of it, to {CPU}")
 
 
 def _signature(graph: PrimGraph, model: onnx.ModelProto) -> Signature:

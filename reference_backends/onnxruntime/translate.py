@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import onnx
 import torch
 from torch import fx
 
-from reference_backends.onnxruntime import bits, composite, contraction, control, indexing, pointwise, pooling, reduction, sorting, special, view
+from reference_backends.onnxruntime import (
+    bits,
+    composite,
+    contraction,
+    control,
+    indexing,
+    pointwise,
+    pooling,
+    reduction,
+    sorting,
+    special,
+    view,
+)
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value
 from vendor_sdk import COMPOSITES, OPSET, LoweringError, NodeContext, PrimGraph, TensorInfo
 
@@ -54,19 +66,28 @@ def translate(graph: PrimGraph) -> onnx.ModelProto:
         tensor = isinstance(fake, torch.Tensor)
         inputs.append(builder.operand(fake.dtype, fake.shape) if tensor else builder.number(fake))
     try:
-        results = _run(graph, builder, inputs)
+        results = run(graph, builder, inputs)
     except Untranslatable as error:
         raise LoweringError(f"onnxruntime: {builder.scope} has no translation: {error}") from error
     return builder.model([(value, outline(node.meta["val"])) for value, node in zip(results, graph.outputs, strict=True)])
 
 
-def _run(graph: PrimGraph, builder: Builder, operands: Sequence[Any]) -> list[Any]:
-    """Translates a graph, or the subgraph of a control prim, into ``builder``; returns its outputs."""
+def run(
+    graph: PrimGraph, builder: Builder, operands: Sequence[Any], symbols: Callable[[torch.SymInt], Value] | None = None
+) -> list[Any]:
+    """Translates a graph, or the subgraph of a control prim, into ``builder``; returns its outputs.
+
+    Args:
+        symbols: gives the value of a size that a node computes, which in partitions is an input.
+    """
     values: dict[fx.Node, Any] = dict(zip(graph.placeholders, operands, strict=True))
     for node in graph.graph.nodes:
         if node.op == "get_attr":
-            values[node] = functools.partial(_run, PrimGraph(getattr(graph.module, str(node.target))))
+            values[node] = functools.partial(run, PrimGraph(getattr(graph.module, str(node.target))))
         if node.op != "call_function":
+            continue
+        if symbols is not None and isinstance(node.meta["val"], torch.SymInt):
+            values[node] = symbols(node.meta["val"])
             continue
         args: Any = fx.node.map_arg(node.args, values.__getitem__)
         kwargs: Any = fx.node.map_arg(dict(node.kwargs), values.__getitem__)
@@ -97,7 +118,7 @@ def single(node: NodeContext) -> onnx.ModelProto:
             return builder.number(argument)
         if isinstance(argument, list | tuple):
             return [value(item) for item in argument]
-        return functools.partial(_run, argument) if isinstance(argument, PrimGraph) else argument
+        return functools.partial(run, argument) if isinstance(argument, PrimGraph) else argument
 
     args = [value(argument) for argument in node.args]
     kwargs = {name: value(argument) for name, argument in node.kwargs.items()}
