@@ -76,6 +76,9 @@ class Partition:
         self._sides: dict[int, _Sessions] = {}
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Partition, (self.signature, self._make)
+
     def sessions(self) -> _Sessions:
         """The sessions for the number of threads that torch is set to."""
         threads = torch.get_num_threads()

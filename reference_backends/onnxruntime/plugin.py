@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import platform
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from vendor_sdk import ALL, Backend, Decline, GraphCompiler, Legalization, NodeContext, Option, Supported, TorchDevice, hookimpl
+
+VERSION = "0.1.0"
 
 
 def _requires() -> str:
@@ -30,7 +34,7 @@ def _composites() -> frozenset[str]:
 def backend() -> Backend:
     return Backend(
         name="onnxruntime",
-        version="0.1.0",
+        version=VERSION,
         dtypes=frozenset(ALL) - {torch.bfloat16},
         legalize=Legalization(explicit_promotion=True, no_scalars=True),
         composites=_composites(),
@@ -83,4 +87,14 @@ def fingerprint() -> str:
 
     from reference_backends.onnxruntime.builder import OPSET
 
-    return f"onnxruntime {onnxruntime.__version__}, onnx {onnx.__version__}, opset {OPSET}"
+    return f"onnxruntime {onnxruntime.__version__}, onnx {onnx.__version__}, opset {OPSET}, {_processor()}"
+
+
+def _processor() -> str:
+    """What ONNX Runtime's layouts depend on: the instruction sets of the processor, as far as the system tells them."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            flags = next((line.partition(":")[2] for line in file if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        flags = platform.processor()
+    return f"{platform.machine()} {hashlib.sha256(flags.encode()).hexdigest()[:16]}"

@@ -54,6 +54,10 @@ class Provider:
         provider.session_options()
         return provider
 
+    def has(self, key: str) -> bool:
+        """Whether the user set this entry of the session's options."""
+        return any(name == key for name, _ in self.session)
+
     def session_options(self) -> ort.SessionOptions:
         """Fresh options of a session: as many threads as torch has, and what the user set."""
         options = ort.SessionOptions()

@@ -14,8 +14,8 @@ from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Untranslatable
 from reference_backends.onnxruntime.partition import Partition, Signature, Slot
 from reference_backends.onnxruntime.providers import CPU, Provider
 from reference_backends.onnxruntime.saving import save
+from reference_backends.onnxruntime.stored import session
 from reference_backends.onnxruntime.translate import RULES, single, translate
-from reference_backends.onnxruntime.values import shared
 from vendor_sdk import CompilerError, GraphCompiler, ModelFile, NodeContext, PrimGraph
 
 
@@ -80,11 +80,15 @@ class Maker:
         self.model, self.provider = model, provider
 
     def __call__(self, static: Mapping[int, torch.Tensor]) -> ort.InferenceSession:
-        options = self.provider.session_options()
-        if static:
-            values = [shared(tensor.contiguous()) for tensor in static.values()]
-            options.add_external_initializers([self.model.graph.input[index].name for index in static], values)
-        return self.provider.start(with_initializers(self.model, static).SerializeToString(), options)
+        values = {self.model.graph.input[index].name: tensor.contiguous() for index, tensor in static.items()}
+        return session(with_initializers(self.model, static), self.provider, values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _maker, (self.model.SerializeToString(), self.provider)
+
+
+def _maker(model: bytes, provider: Provider) -> Maker:
+    return Maker(onnx.load_from_string(model), provider)
 
 
 def with_initializers(model: onnx.ModelProto, static: Mapping[int, torch.Tensor]) -> onnx.ModelProto:
