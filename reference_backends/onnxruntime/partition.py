@@ -186,7 +186,7 @@ class _Calls:
                 binding.raw.bind_output(slot.name, CPU_DEVICE)
             else:
                 result = warm_empty(slot.shape, slot.dtype)
-                binding.raw.bind_output(slot.name, CPU_DEVICE, slot.element, slot.shape, result.data_ptr())
+                binding.raw.bind_output(slot.name, CPU_DEVICE, slot.element, slot.shape, _address(result))
                 results.append(result)
         binding.run()
         del kept  # tensors made for this call alone had to live until here
@@ -198,6 +198,14 @@ class _Calls:
             torch_tensor(value, slot.dtype) if slot.shape is None else next(given)
             for value, slot in zip(values, self._outputs, strict=True)
         ]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where its memory is. Tensors without elements have none, which ONNX Runtime refuses."""
+    return tensor.data_ptr() or _SOMEWHERE.data_ptr()
+
+
+_SOMEWHERE = torch.empty(1)
 
 
 class _Binding:
@@ -216,7 +224,7 @@ class _Binding:
             value = made = torch.tensor(value, dtype=slot.dtype)
         elif not value.is_contiguous() or value.is_neg():
             value = made = value.contiguous().resolve_neg()
-        where = value.data_ptr(), value.shape
+        where = _address(value), value.shape
         if self._bound.get(slot.name) != where:
             self.raw.bind_input(slot.name, CPU_DEVICE, slot.element, where[1], where[0])
             self._bound[slot.name] = where

@@ -1,0 +1,326 @@
+"""Sessions of the ONNX Runtime backend: memory is shared, parameters are seen when they change, errors say what is there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import vendor_sdk
+from vendor_sdk import CompilerError, OptionError
+from vendor_sdk.pipeline import recording
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+from reference_backends.onnxruntime import partition as partitions  # noqa: E402
+from reference_backends.onnxruntime import stored  # noqa: E402
+from reference_backends.onnxruntime.partition import Partition  # noqa: E402
+from reference_backends.onnxruntime.providers import Provider  # noqa: E402
+
+NAME = "onnxruntime"
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch._dynamo.reset()
+    yield
+    torch.set_num_threads(before)
+
+
+def compiled(function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+    return vendor_sdk.compile_graph(vendor_sdk.trace(function, inputs), backend=NAME)
+
+
+def partition_of(graph: Any) -> Partition:
+    (found,) = (node.target.run for node in graph.graph.calls() if hasattr(node.target, "run"))
+    assert isinstance(found, Partition)
+    return found
+
+
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the models from which sessions are started from now on, those that ask for support aside."""
+    sizes: list[int] = []
+    start = Provider.start
+
+    def counted(self: Provider, model: bytes, options: Any) -> Any:
+        if not self.has("graph_optimization_level"):
+            sizes.append(len(model))
+        return start(self, model, options)
+
+    monkeypatch.setattr(Provider, "start", counted)
+    return sizes
+
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_every_dtype_and_layout_pass_unchanged(dtype: torch.dtype) -> None:
+    values = torch.arange(24).reshape(2, 3, 4).to(dtype)
+    for x in (values, values[:, ::2], values.transpose(0, 2), values.expand(5, 2, 3, 4), values[0, 0, 1], values[:, :0]):
+        run = compiled(lambda x: torch.cat([x.flatten(), x.flatten()]), x)
+        (out,) = run(x)
+        assert torch.equal(out, torch.cat([x.flatten(), x.flatten()]))
+
+
+def test_inputs_and_outputs_are_not_copied() -> None:
+    x = torch.randn(64, 8)
+    run = compiled(torch.sin, x)
+    (calls,) = partition_of(run).sessions().made()
+    (out,) = run(x)
+    (binding,) = calls._idle
+    assert binding._bound == {calls._places[0][1].name: (x.data_ptr(), x.shape)}
+    x.mul_(2)
+    (again,) = run(x)
+    torch.testing.assert_close(again, torch.sin(x))
+    assert again.data_ptr() != out.data_ptr()
+
+
+def test_a_negated_view_is_what_it_stands_for() -> None:
+    x = torch.randn(4, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    run = compiled(lambda y: y * 2, x.clone())
+    torch.testing.assert_close(run(x)[0], x * 2)
+
+
+class _Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+        self.register_buffer("shift", torch.randn(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + self.shift
+
+
+def inference(model: nn.Module, x: torch.Tensor) -> tuple[Callable[..., Any], Partition]:
+    graphs: list[Any] = []
+    call = torch.compile(model, backend=NAME)
+    with torch.no_grad(), recording(graphs.append):
+        call(x)
+    return call, partition_of(graphs[0])
+
+
+def test_parameters_are_initializers_in_their_own_memory_until_they_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = _Scaled(), torch.randn(3, 6)
+    sizes = started(monkeypatch)
+    call, partition = inference(model, x)
+    (session,) = partition.made()
+    assert len(session.get_inputs()) == 1  # x alone
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(call(x), model(x))
+        assert len(sizes) == 1
+        model.linear.weight.mul_(2)
+        torch.testing.assert_close(call(x), model(x))
+        model.shift.add_(1)
+        torch.testing.assert_close(call(x), model(x))
+        model.linear.bias.data = torch.randn(5)
+        torch.testing.assert_close(call(x), model(x))
+    (session,) = partition.made()
+    assert len(session.get_inputs()) == 4
+    assert len(sizes) == 2  # one with the parameters inside, one with them outside
+
+
+def test_parameters_that_stay_become_initializers_again() -> None:
+    model, x = _Scaled(), torch.randn(3, 6)
+    call, partition = inference(model, x)
+    with torch.no_grad():
+        model.linear.weight.mul_(2)
+        call(x)
+        partition.sessions()._spent = 1e9  # as long as many sessions take to make
+        torch.testing.assert_close(call(x), model(x))
+    (session,) = partition.made()
+    assert len(session.get_inputs()) == 1
+
+
+def test_training_sees_every_step_of_the_optimizer_in_two_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    ours, theirs, x = _Scaled(), _Scaled(), torch.randn(3, 6)
+    theirs.load_state_dict(ours.state_dict())
+    sizes = started(monkeypatch)
+    call = torch.compile(ours, backend=NAME)
+    for model, forward in ((ours, call), (theirs, theirs)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            forward(x).square().sum().backward()
+            optimizer.step()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+    assert len(sizes) == 2  # forward and backward
+
+
+def test_parameters_made_in_inference_mode_are_inputs() -> None:
+    with torch.inference_mode():
+        model = _Scaled()
+        x = torch.randn(3, 6)
+        call = torch.compile(model, backend=NAME)
+        torch.testing.assert_close(call(x), model(x))
+        model.linear.weight.mul_(2)
+        torch.testing.assert_close(call(x), model(x))
+
+
+def test_sessions_have_as_many_threads_as_torch() -> None:
+    run = compiled(torch.sin, torch.ones(3))
+    partition = partition_of(run)
+    for threads in (2, 1, 2):
+        torch.set_num_threads(threads)
+        run(torch.ones(3))
+        (calls,) = partition.sessions().made()
+        assert calls.session.get_session_options().intra_op_num_threads == threads
+    assert len(partition.made()) <= 3
+
+
+def test_calls_from_many_threads_do_not_meet() -> None:
+    run = compiled(lambda x, y: torch.softmax(x @ y, -1), torch.ones(40, 40), torch.ones(40, 40))
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        torch.set_num_threads(1)
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(30):
+            x, y = torch.randn(2, 40, 40, generator=generator)
+            (out,) = run(x, y)
+            if not torch.allclose(out, torch.softmax(x @ y, -1), atol=1e-5):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_dynamic_outputs_come_without_a_copy_from_one_session() -> None:
+    graphs: list[Any] = []
+    call = torch.compile(lambda x: (x > 0, x.half() * 2, x.sum()), backend=NAME, dynamic=True)
+    with recording(graphs.append):
+        for rows in (3, 7, 2):
+            x = torch.randn(rows, 4)
+            flags, halves, total = call(x)
+            assert torch.equal(flags, x > 0)
+            assert torch.equal(halves, x.half() * 2)
+            torch.testing.assert_close(total, x.sum())
+    (graph,) = graphs
+    assert len(partition_of(graph).made()) == 1
+
+
+# On disk
+
+
+def _deep() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(12)])
+
+
+def test_optimized_sessions_come_back_from_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    model, x = _deep(), torch.randn(2, 4)
+    levels: list[Any] = []
+    start = Provider.start
+
+    def noted(self: Provider, text: bytes, options: Any) -> Any:
+        if not self.has("graph_optimization_level"):
+            levels.append(options.graph_optimization_level)
+        return start(self, text, options)
+
+    monkeypatch.setattr(Provider, "start", noted)
+    fresh, known = ort.GraphOptimizationLevel.ORT_ENABLE_ALL, ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    _, partition = inference(model, x)
+    maker = partition._make
+    static = {index: list(model.parameters())[n].detach() for n, index in enumerate(partition.signature.static)}
+    assert levels == [fresh]
+    (entry,) = tmp_path.glob("onnxruntime/*.onnx")
+    assert entry.stat().st_size < 20_000
+
+    def again() -> None:
+        session = maker(static)
+        name = session.get_inputs()[0].name
+        (out,) = session.run(None, {name: x.numpy()})
+        torch.testing.assert_close(torch.from_numpy(out), model(x).detach())
+
+    again()
+    assert levels == [fresh, known]
+    entry.write_bytes(entry.read_bytes()[:-3] + b"bad")
+    again()
+    assert levels == [fresh, known, fresh]
+    again()
+    assert levels[-1] == known
+    with torch.no_grad():
+        next(iter(static.values())).mul_(2)  # other values are another entry
+    again()
+    assert levels[-1] == fresh
+
+
+def test_a_session_without_entry_is_made_anew_each_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(stored, "MOST_BYTES", 8)
+    inference(_deep(), torch.randn(2, 4))
+    assert not list(tmp_path.glob("onnxruntime/*.onnx"))
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"provider": "CpuExecutionProvider"}, "did you mean 'CPUExecutionProvider'"),
+        ({"provider": "NoneProvider"}, "CPUExecutionProvider"),
+        ({"provider": "Mine", "provider_library": "/nowhere/libmine.so"}, "no provider library /nowhere/libmine.so"),
+        ({"provider": "CPUExecutionProvider", "provider_library": "x"}, "belongs to a provider of ONNX Runtime itself"),
+        ({"session_options": {"intra_op_num_thread": 1}}, "did you mean 'intra_op_num_threads'"),
+        ({"session_options": {"intra_op_num_threads": "all"}}, "must be of type int"),
+        ({"provider": 3}, "of type int"),
+    ],
+)
+def test_wrong_options_say_what_there_is(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        vendor_sdk.compile_graph(vendor_sdk.trace(torch.neg, [torch.ones(3)]), backend=NAME, options=options)
+
+
+def test_a_library_that_is_no_provider_is_refused(tmp_path: Path) -> None:
+    library = tmp_path / "libnothing.so"
+    library.write_bytes(b"\x7fELF no library")
+    with pytest.raises(OptionError, match="no library of an execution provider"):
+        Provider.of({"provider": "Nothing", "provider_library": str(library), "provider_options": {}, "session_options": {}})
+
+
+def test_options_of_the_session_reach_it() -> None:
+    options = {"session_options": {"intra_op_num_threads": 3, "session.intra_op.allow_spinning": "0"}}
+    graph = vendor_sdk.trace(torch.neg, [torch.ones(3)])
+    run = vendor_sdk.compile_graph(graph, backend=NAME, options=options)
+    (session,) = partition_of(run).made()
+    assert session.get_session_options().intra_op_num_threads == 3
+    assert session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
+    assert run(torch.ones(3))[0].tolist() == [-1, -1, -1]
+
+
+def test_what_the_provider_refuses_is_an_error_that_names_it() -> None:
+    provider = Provider()
+    with pytest.raises(CompilerError, match="CPUExecutionProvider refused"):
+        provider.start(b"no model", provider.session_options())
+
+
+@pytest.mark.skipif("AzureExecutionProvider" not in ort.get_available_providers(), reason="this build has one provider")
+def test_explain_shows_what_a_provider_left_to_the_cpu() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.GELU())
+    options = {"provider": "AzureExecutionProvider"}
+    explanation = vendor_sdk.explain(model, torch.randn(2, 3), backend=NAME, options=options, show=False)
+    forward = explanation.graphs[0].placements
+    assert all("AzureExecutionProvider left it" in each.placement.reason for each in forward)
+    explanation = vendor_sdk.explain(model, torch.randn(2, 3), backend=NAME, show=False)
+    assert not any(each.placement.reason for each in explanation.placements())
+
+
+def test_addresses_of_empty_tensors_are_taken() -> None:
+    assert partitions._address(torch.empty(0)) != 0
