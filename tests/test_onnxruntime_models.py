@@ -1,4 +1,4 @@
-"""Models through the ONNX Runtime backend: outputs and gradients are as accurate as eager's, and what runs on the host is named."""
+"""Models through the ONNX Runtime backend: outputs and gradients as accurate as eager's; what runs on the host is named."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def save(graph: PrimGraph, file: ModelFile) -> None:
     inputs = [node for index, node in enumerate(graph.placeholders) if index not in file.values]
     builder = Builder("v.")
     operands, parameters = _operands(builder, graph, file)
-    symbols = _guarded(builder, inputs, operands, file.sizes)
     try:
+        symbols = _guarded(builder, inputs, operands, file.sizes)
         results = run(
             graph, builder, [operands[node] for node in graph.placeholders], symbols=lambda size: _size(builder, size, symbols)
         )
@@ -88,38 +88,55 @@ def _operands(builder: Builder, graph: PrimGraph, file: ModelFile) -> tuple[dict
 def _guarded(
     builder: Builder, inputs: Sequence[Any], operands: dict[Any, Operand], sizes: Mapping[str, tuple[str, int, int | None]]
 ) -> dict[str, Value]:
-    """The value of each symbol; inputs that show one are replaced by ones that pass its guard."""
+    """The value of each symbol; inputs that show one are replaced by ones that pass its guards."""
     symbols: dict[str, Value] = {}
     shown: dict[str, str] = {}
-    for node in inputs:
+    marks: dict[Any, list[Value]] = {}
+    places = [(node, dim) for node in inputs for dim, size in enumerate(operands[node].shape) if not isinstance(size, int)]
+    places.sort(key=lambda place: not operands[place[0]].shape[place[1]].node.expr.is_Symbol)  # these define their symbols
+    for node, dim in places:
         operand = operands[node]
-        marks = []
-        for dim, size in enumerate(operand.shape):
-            symbol = str(size)
-            if isinstance(size, int) or symbol not in sizes:
-                continue
+        expression = operand.shape[dim].node.expr
+        here = f"dimension {dim} of {operand.name}"
+        value = builder.size(operand, dim)
+        found = marks.setdefault(node, [])
+        unknown = [str(symbol) for symbol in expression.free_symbols if str(symbol) not in symbols]
+        for symbol in unknown:
             name, least, most = sizes[symbol]
-            here = f"dimension {dim} of {operand.name}"
-            value = builder.size(operand, dim)
-            if symbol in symbols:
-                builder.scope = f"{here} must equal {shown[symbol]}"
-                marks.append(_mark(builder, builder.compare("Equal", value, symbols[symbol])))
-                continue
-            symbols[symbol], shown[symbol] = value, here
+            symbols[symbol] = _solved(builder, expression, symbol, value)
+            shown[symbol] = here if expression.is_Symbol else name
             if most is not None or least > 2:  # two is what torch takes for the least, as it distinguishes one and many
                 builder.scope = f"{name} ({here}) must be {least} {'or more' if most is None else f'to {most}'}"
-                inside = builder.compare("GreaterOrEqual", value, builder.constant(least))
+                inside = builder.compare("GreaterOrEqual", symbols[symbol], builder.constant(least))
                 if most is not None:
-                    inside = builder.op("And", inside, builder.compare("LessOrEqual", value, builder.constant(most)))
-                marks.append(_mark(builder, inside))
-        if marks:
+                    below = builder.compare("LessOrEqual", symbols[symbol], builder.constant(most))
+                    inside = builder.op("And", inside, below)
+                found.append(_mark(builder, inside))
+        if not (expression.is_Symbol and unknown):
+            other = str(expression.subs({symbol: sympy.Symbol(shown[str(symbol)]) for symbol in expression.free_symbols}))
+            builder.scope = f"{here} must equal {other}"
+            found.append(_mark(builder, builder.compare("Equal", value, _expression(builder, expression, symbols))))
+    for node, found in marks.items():
+        if found:
             builder.scope = "guards"
-            shape = builder.shape(operand)
-            for mark in marks:
+            shape = builder.shape(operands[node])
+            for mark in found:
                 shape = builder.op("Add", shape, mark)
-            passed = builder.op("Reshape", operand, shape, allowzero=1)
-            operands[node] = Operand(passed.name, operand.dtype, operand.shape)
+            passed = builder.op("Reshape", operands[node], shape, allowzero=1)
+            operands[node] = Operand(passed.name, operands[node].dtype, operands[node].shape)
     return symbols
+
+
+def _solved(builder: Builder, expression: Any, name: str, value: Value) -> Value:
+    """The symbol for which a linear expression has this value."""
+    (symbol,) = (each for each in expression.free_symbols if str(each) == name)
+    factor = expression.coeff(symbol)
+    rest = expression - factor * symbol
+    if not (factor.is_Integer and rest.is_Integer and factor > 0):
+        raise Untranslatable(f"no input shows the size {symbol} of {expression}")
+    if rest != 0:
+        value = builder.op("Sub", value, builder.constant(int(rest)))
+    return value if factor == 1 else builder.op("Div", value, builder.constant(int(factor)))
 
 
 def _mark(builder: Builder, holds: Value) -> Value:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,13 +51,14 @@ def capture_exported(
         first, table: decompositions of the two stages, see ``capture/graph.py``.
 
     Raises:
-        CaptureError: torch.export cannot capture the model, its sizes are not as ``dynamic`` says, it writes to what it reads, or
-            it returns what is no tensor.
+        CaptureError: torch.export cannot capture the model, its sizes are not as ``dynamic`` says, it writes to what it reads,
+            or it returns what is no tensor.
     """
     module = model if isinstance(model, nn.Module) else _Function(model)
     named: dict[str, Any] = {}
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # what torch.export itself uses of torch
             program = torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=_dims(dynamic, named), strict=False)
             program = program.run_decompositions(dict(first))
     except Exception as error:
@@ -72,6 +76,9 @@ class _Function(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
+        with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
+            inspect.signature(function)
+            self.forward = function  # inputs have the names of its parameters
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
