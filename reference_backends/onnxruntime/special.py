@@ -259,8 +259,7 @@ def _cotangent_derivative(order: int) -> list[float]:
 def _polygamma(b: Builder, out: Outline, n: int, x: Value) -> Value:
     """(-1)**(n+1) n! zeta(n + 1, x); for x < 0 by reflection."""
     if n == 0:
-        result: Value = _rule(_digamma)(b, out, x)
-        return result
+        return _rule(_digamma)(b, out, x)  # type: ignore[no-any-return]
 
     def formula(b: Builder, x: Value) -> Value:
         sign, scale = (-1) ** (n + 1), float(math.factorial(n))
@@ -277,8 +276,7 @@ def _polygamma(b: Builder, out: Outline, n: int, x: Value) -> Value:
         endless = b.compare("Equal", x, _c(b, math.inf))
         return b.where(endless, _c(b, 0), regular)
 
-    result = _rule(formula)(b, out, x)
-    return result
+    return _rule(formula)(b, out, x)  # type: ignore[no-any-return]
 
 
 # Inverse error function

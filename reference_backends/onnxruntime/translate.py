@@ -10,12 +10,14 @@ from typing import Any
 import onnx
 import torch
 from torch import fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from reference_backends.onnxruntime import (
     bits,
     composite,
     contraction,
     control,
+    in_torch,
     indexing,
     pointwise,
     pooling,
@@ -24,8 +26,61 @@ from reference_backends.onnxruntime import (
     special,
     view,
 )
-from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value
-from vendor_sdk import COMPOSITES, OPSET, LoweringError, NodeContext, PrimGraph, TensorInfo
+from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, static
+from vendor_sdk import COMPOSITES, OPSET, LoweringError, NodeContext, PrimGraph, TensorInfo, trace
+
+
+def traced(builder: Builder, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+    """A function of torch on operands: traced to prims, which become part of the graph.
+
+    Raises:
+        Untranslatable: a size is dynamic, the function does not take these arguments, or a prim of it has no translation.
+    """
+    operands: list[Operand] = []
+    flat, spec = tree_flatten((args, kwargs))
+    places = [index for index, value in enumerate(flat) if isinstance(value, Value)]
+    for index in places:
+        if not isinstance(flat[index], Operand):
+            raise Untranslatable("a number known at run time only has no translation here")
+        static(flat[index].shape, "a rule written in torch")
+        operands.append(flat[index])
+
+    def call(*tensors: torch.Tensor) -> Any:
+        values = list(flat)
+        for index, tensor in zip(places, tensors, strict=True):
+            values[index] = tensor
+        given, named = tree_unflatten(values, spec)
+        result = function(*given, **named)
+        found = result if isinstance(result, tuple | list) else (result,)
+        return [each for each in found if each is not None]
+
+    try:
+        graph = trace(call, [torch.empty(each.shape, dtype=each.dtype) for each in operands])
+    except NotImplementedError as error:
+        raise Untranslatable(str(error)) from error
+    constants = [builder.constant(value.numpy(), value.dtype) for value in graph.constants.values()]
+    shaped = [
+        Operand(each.name, each.dtype, tuple(v.shape)) for each, v in zip(constants, graph.constants.values(), strict=True)
+    ]
+    return _run(graph, builder, [*operands, *shaped])
+
+
+def _in_torch(function: Callable[..., Any]) -> Rule:
+    def rule(builder: Builder, out: Any, *args: Any, **kwargs: Any) -> Any:
+        results = traced(builder, function, *args, **kwargs)
+        if not isinstance(out, tuple):
+            return results[0]
+        return tuple(_emptied(builder, value, one) for value, one in zip(results, out, strict=True))
+
+    return rule
+
+
+def _emptied(builder: Builder, value: Operand, expected: Outline | None) -> Value:
+    """A value, or nothing where nothing is expected: torch leaves out what it does not need."""
+    if expected is None or 0 not in expected.shape or value.shape == expected.shape:
+        return value
+    return builder.repeated(builder.constant(0, expected.dtype), list(expected.shape))
+
 
 RULES: Mapping[str, Rule] = {
     **pointwise.RULES,
@@ -39,6 +94,7 @@ RULES: Mapping[str, Rule] = {
     **bits.RULES,
     **control.RULES,
     **composite.RULES,
+    **{name: _in_torch(function) for name, function in in_torch.FUNCTIONS.items()},
 }
 """Name of a prim or composite to its rule."""
 
@@ -99,7 +155,7 @@ def run(
             raise Untranslatable(f"its subgraph has {node.target}, which has no translation")
         builder.scope = node.name
         values[node] = _apply(builder, _NAMES[node.target], args, kwargs, _outlines(node))
-    results = graph.graph.output_node().args[0]
+    results: Any = graph.graph.output_node().args[0]
     return [values[node] for node in ([results] if isinstance(results, fx.Node) else results)]
 
 
