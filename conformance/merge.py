@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance import evidence
+from conformance import evidence, page
 from conformance import report as reports
 from conformance.cases import all_cases
 
@@ -69,4 +69,5 @@ def merge(parts: Sequence[tuple[Path, Mapping[str, Any]]], folder: Path) -> dict
                 shutil.copyfile(source, folder / entry["log"])
     merged = evidence.sealed(merged, folder)
     reports.write(folder, merged)
+    page.write(folder, merged)
     return merged

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from conformance import console, journal, report
+from conformance import console, journal, page, report
 from conformance.cases import Case, SelectionError, select, shard_of
 from conformance.expectations import ExpectationsError, read
 from conformance.pool import StartError
@@ -126,6 +126,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     session.config.stash[REPORT] = made
     if running.folder is not None:
         report.write(running.folder, made)
+        page.write(running.folder, made)
         running.written()
     if session.config.option.update_expectations and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         running.update_expectations()

@@ -19,7 +19,7 @@ SHOWN = 30
 
 @click.group("report")
 def main() -> None:
-    """Merge, compare and verify conformance reports. A REPORT is a report.json or the folder that holds it."""
+    """Merge, compare, verify and show conformance reports. A REPORT is a report.json or the folder that holds it."""
 
 
 @main.command()
@@ -77,6 +77,19 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
     if not (made.regressions or made.improvements or made.missing or made.added):
         click.echo("every case stands as before")
     sys.exit(status)
+
+
+@main.command()
+@click.argument("report", type=REPORT)
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Default: beside the report.")
+def page(report: Path, output: Path | None) -> None:
+    """Write report.html, summary.md and badge.svg again."""
+    from conformance import page as pages
+
+    folder = output or (report if report.is_dir() else report.parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    pages.write(folder, _read(report))
+    click.echo(folder / "report.html")
 
 
 @main.command()

@@ -48,7 +48,7 @@ class Session:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             logs = [] if resumed else (folder / "logs").glob("*.log")
-            for stale in [folder / "report.json", folder / "junit.xml", *logs]:
+            for stale in [folder / "report.json", folder / "junit.xml", folder / "report.html", *logs]:
                 stale.unlink(missing_ok=True)
 
     def begin(self, cases: Sequence[Case]) -> None:

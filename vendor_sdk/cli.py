@@ -142,7 +142,7 @@ def conformance(arguments: Sequence[str]) -> None:
 @main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def report(arguments: Sequence[str]) -> None:
-    """Merge, compare, verify conformance reports (`vendor-sdk report --help`)."""
+    """Merge, compare, verify, show conformance reports (`vendor-sdk report --help`)."""
     importlib.import_module("conformance.report_cli").main(args=list(arguments), prog_name="vendor-sdk report")
 
 

@@ -67,6 +67,7 @@ class Interval:
     nonzero: bool = False
 
 
+LINE = Interval(-math.inf, math.inf)
 SMALL = Interval(-3.0, 3.0)
 """Where most functions have their interesting part."""
 COUNTS = Interval(-9.0, 9.0)
@@ -172,7 +173,36 @@ def limits(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([info.min, info.min + 1, *near_zero, info.max - 1, info.max], dtype=dtype)
 
 
-def unary(domain: Interval = COUNTS, *, special: bool = True, wraps: bool = False, wide: Interval | None = None) -> Sampler:
+MANTISSAS = 12
+"""Mantissas drawn for each exponent and sign of float32, beside the first and the last."""
+
+
+def everywhere(context: SampleContext, part: Interval = LINE) -> torch.Tensor:
+    """Values all over a floating dtype, in random order: all 65,536 of float16 and bfloat16, some of each exponent and sign of
+    float32 and float64; NaN, infinities and subnormals are among them. ``part`` leaves out what lies outside of it."""
+    if context.dtype.itemsize == 2:
+        bits = torch.arange(-(1 << 15), 1 << 15)
+        values = bits.to(torch.int16).view(context.dtype)
+    else:
+        single = context.dtype == torch.float32
+        low, high = (23, 8) if single else (52, 11)
+        drawn = torch.randint(0, 1 << low, (1 << high + 1, MANTISSAS), generator=context.generator)
+        ends = torch.tensor([0, (1 << low) - 1]).expand(1 << high + 1, 2)
+        signs_and_exponents = torch.arange(-(1 << high), 1 << high)[:, None] << low
+        bits = (signs_and_exponents | torch.cat([ends, drawn], dim=1)).reshape(-1)
+        values = bits.to(torch.int32 if single else torch.int64).view(context.dtype)
+    values = values[values.isnan() | ((values >= part.low) & (values <= part.high))]
+    return values[torch.randperm(values.numel(), generator=context.generator)]
+
+
+def unary(
+    domain: Interval = COUNTS,
+    *,
+    special: bool = True,
+    wraps: bool = False,
+    wide: Interval | None = None,
+    part: Interval = LINE,
+) -> Sampler:
     """Sampler of a pointwise prim of one tensor.
 
     Args:
@@ -180,6 +210,7 @@ def unary(domain: Interval = COUNTS, *, special: bool = True, wraps: bool = Fals
         special: add a sample of ``specials`` for floating dtypes.
         wraps: add a sample of ``limits`` for integer dtypes.
         wide: a second, wider interval for the floating dtypes with at least float32's range.
+        part: where results are defined by the bound: from there come the values of ``everywhere``, with ``special``.
     """
 
     def sample(context: SampleContext) -> Iterator[Sample]:
@@ -187,6 +218,8 @@ def unary(domain: Interval = COUNTS, *, special: bool = True, wraps: bool = Fals
             yield Sample((tensor(context, layout, domain),), label=layout.label)
         if special and context.dtype.is_floating_point:
             yield Sample((specials(context.dtype),), label="special values", special=True)
+            if context.effort >= Effort.STANDARD and context.dtype != torch.float64:
+                yield Sample((everywhere(context, part),), label="everywhere", special=True)
         if wide is not None and context.dtype in (torch.float32, torch.float64, torch.bfloat16):
             yield Sample((draw(context, (129,), wide),), label="wide range")
         if wraps and _is_integer(context.dtype):

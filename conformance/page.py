@@ -1,0 +1,204 @@
+"""The report as one HTML file that needs nothing else, as Markdown, and as a badge. All are made from ``report.json`` alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from conformance.cases import DTYPES
+from conformance.report import broken, standing
+
+LOOKS = {
+    "native": ("●", "good"),
+    "view": ("–", "good"),
+    "wrapper": ("–", "good"),
+    "absent": ("·", "good"),
+    "opaque": ("●", "fair"),
+    "decomposed": ("◐", "fair"),
+    "host": ("○", "host"),
+    "expected failure": ("!", "known"),
+    "failed": ("✕", "bad"),
+    "nothing shown": (" ", "none"),
+    "unknown": ("?", "none"),
+}
+"""Glyph and colour of each standing: neither says it alone."""
+
+VERDICT_COLOURS = {
+    "pass": "good",
+    "expected-failure": "known",
+    "waived": "known",
+    "empty": "none",
+    "no-samples": "none",
+    "host-fail": "host",
+}
+
+
+def write(folder: Path, report: Mapping[str, Any]) -> None:
+    """Writes ``report.html``, ``summary.md`` and ``badge.svg``."""
+    (folder / "report.html").write_text(html(report))
+    (folder / "summary.md").write_text(markdown(report))
+    (folder / "badge.svg").write_text(badge(report))
+
+
+def claim(report: Mapping[str, Any]) -> str:
+    """What the run says, in two or three words."""
+    if report["run"]["interrupted"]:
+        return "interrupted"
+    if report["summary"]["claims_hold"]:
+        return "all claims hold"
+    wrong = report["summary"]["stale_expectations"] or any(map(broken, report["cases"]))
+    return "claims broken" if wrong else "nothing was shown"
+
+
+def html(report: Mapping[str, Any]) -> str:
+    """The page. Text of a vendor's is escaped wherever it stands."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(files("conformance").joinpath("page.html.jinja").read_text())
+    run, summary = report["run"], report["summary"]
+    bars = [
+        (
+            "Cases by verdict",
+            [(name, count, VERDICT_COLOURS.get(name, "bad")) for name, count in summary["verdicts"].items() if count],
+        ),
+        (
+            "Passed cases by placement",
+            [(name, count, LOOKS[name][1]) for name, count in summary["passed_by_placement"].items()],
+        ),
+    ]
+    return template.render(
+        report={"numerics": [], **report},
+        run=run,
+        backend=run["backend"],
+        summary=summary,
+        claim=claim(report),
+        broken=sum(map(broken, report["cases"])),
+        bars=[(title, [dict(zip(("name", "count", "colour"), part, strict=True)) for part in parts]) for title, parts in bars],
+        standings=[(name, *look) for name, look in LOOKS.items()],
+        record=_record(run),
+        data=_embedded(packed(report["cases"])),
+    )
+
+
+def packed(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The cases as the page's script reads them: names once, a short list a case, details of those that have any."""
+    prims, families, reasons = ({name: number for number, name in enumerate(dict.fromkeys(names))} for names in (
+        (entry["prim"] for entry in entries), (entry["family"] for entry in entries), (entry["reason"] for entry in entries)
+    ))  # fmt: skip
+    verdicts, placements = (
+        {n: i for i, n in enumerate(dict.fromkeys(e[key] for e in entries))} for key in ("verdict", "placement")
+    )
+    present = {entry["dtype"] for entry in entries}
+    dtypes = {name: number for number, name in enumerate(name for name in DTYPES if name in present)}
+    standings = {name: number for number, name in enumerate(LOOKS)}
+    rows, more = [], {}
+    for number, entry in enumerate(entries):
+        samples = entry["samples"]
+        rows.append(
+            [
+                prims[entry["prim"]], dtypes[entry["dtype"]], families[entry["family"]], verdicts[entry["verdict"]],
+                placements[entry["placement"]], _short(entry["worst_error"]), reasons[entry["reason"]],
+                round(entry["seconds"], 2), [samples["total"], samples["compared"], samples["second_call"]],
+                standings[standing(entry)],
+            ]
+        )  # fmt: skip
+        if entry["failures"] or entry["expectation"] or entry["log"]:
+            more[number] = {key: entry[key] for key in ("failures", "expectation", "log")}
+    return {
+        "cases": rows, "more": more, "prims": list(prims), "dtypes": list(dtypes), "families": list(families),
+        "verdicts": list(verdicts), "placements": list(placements), "reasons": list(reasons),
+        "standings": [{"name": name, "glyph": glyph, "colour": colour} for name, (glyph, colour) in LOOKS.items()],
+    }  # fmt: skip
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """A summary for a pull request or a release's notes."""
+    run, summary = report["run"], report["summary"]
+    backend = run["backend"]
+    lines = [
+        f"## {backend['name']} {backend['version']}: {claim(report)}",
+        "",
+        f"{backend['device']['name']}, opset {run['versions']['opset']}, torch {run['versions']['torch']}, "
+        f"effort {run['effort']}, seed {run['seed']}, {run['date'][:10]}",
+        "",
+        f"Native coverage **{summary['coverage']:.1%}**: {summary['native_passed']} of {summary['cases']} cases ran on the "
+        "backend by its own means and passed.",
+        "",
+        "| verdict | cases | | placement of passed cases | cases |",
+        "|---|---:|---|---|---:|",
+    ]
+    left = [(name, count) for name, count in summary["verdicts"].items() if count]
+    right = list(summary["passed_by_placement"].items())
+    for row in range(max(len(left), len(right))):
+        cells = [side[row] if row < len(side) else ("", "") for side in (left, right)]
+        lines.append(f"| {cells[0][0]} | {cells[0][1]} | | {cells[1][0]} | {cells[1][1]} |")
+    wrong = [entry for entry in report["cases"] if broken(entry)]
+    if wrong:
+        lines += ["", "| broken claim | verdict | first failure |", "|---|---|---|"]
+        for entry in wrong[:50]:
+            message = next(
+                (failure["message"].splitlines()[0] for failure in entry["failures"]), "passes, though declared to fail"
+            )
+            lines.append(f"| `{entry['id']}` | {entry['verdict']} | {_cell(message[:160])} |")
+        if len(wrong) > 50:
+            lines += ["", f"and {len(wrong) - 50} more"]
+    return "\n".join(lines) + "\n"
+
+
+def badge(report: Mapping[str, Any]) -> str:
+    """An image for a README: name and coverage, green where all claims hold."""
+    summary = report["summary"]
+    holds = summary["claims_hold"]
+    left, right = (
+        "conformance",
+        f"{math.floor(1000 * summary['coverage']) / 10:g}% native" + ("" if holds else f", {claim(report)}"),
+    )
+    widths = [round(6.6 * len(text)) + 14 for text in (left, right)]
+    total, colour = sum(widths), "#2e7d4f" if holds else "#c22f2f"
+    texts = "".join(
+        f'<text x="{x:g}" y="14">{text}</text>' for x, text in ((widths[0] / 2, left), (widths[0] + widths[1] / 2, right))
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="20" role="img" aria-label="{left}: {right}">'
+        f'<rect width="{total}" height="20" rx="4" fill="{colour}"/>'
+        f'<path d="M4 0h{widths[0] - 4}v20H4a4 4 0 0 1-4-4V4a4 4 0 0 1 4-4" fill="#444b55"/>'
+        f'<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11" text-anchor="middle">{texts}</g></svg>\n'
+    )
+
+
+def _record(run: Mapping[str, Any]) -> list[tuple[str, str]]:
+    versions = run["versions"]
+    selection = run["selection"]
+    return [
+        ("command", run["command"]),
+        ("seed", str(run["seed"])),
+        ("selection", ", ".join([*selection["prims"], *selection["dtypes"]]) or "all"),
+        ("started", f"{run['date']}, {run['seconds']:.0f} s with {run['workers']} workers"),
+        ("device", ", ".join(f"{key}: {value}" for key, value in run["backend"]["device"].items())),
+        ("fingerprint", run["backend"]["fingerprint"] or "none"),
+        ("host", f"{run['host']['processor']}, {run['host']['cpus']} processors, {run['host']['platform']}"),
+        ("versions", f"Python {versions['python']}, torch {versions['torch']}, vendor-sdk {versions['vendor_sdk']}, contract "
+                     f"{'.'.join(map(str, versions['contract']))}, opset {versions['opset']}"),
+        ("suite", run["suite"]),
+        ("expectations", run["expectations"] or "none"),
+    ]  # fmt: skip
+
+
+def _embedded(value: Any) -> Markup:
+    """JSON inside a script element: nothing in it can end the element."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
+
+
+def _short(error: float | str | None) -> float | str | None:
+    return float(f"{error:.3g}") if isinstance(error, float) else error
+
+
+def _cell(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("`", "\\`")
