@@ -21,7 +21,7 @@ from conformance.program import build
 from conformance.subject import Subject
 from vendor_sdk import Sample
 
-BUDGET = 0.25
+BUDGET = 0.15
 """Seconds that the repeated calls of one program may take, about; at least two windows of two calls are made."""
 TOGETHER = 4
 """Calls that each of two threads makes."""

@@ -84,6 +84,12 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors hold equal bits, NaN payloads and signs of zero included."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
-    dense = torch.contiguous_format  # by a copy: contiguous() leaves the stride of a dimension of size one as it is
-    one, other = (tensor.clone(memory_format=dense).reshape(-1).view(torch.uint8) for tensor in (first, second))
-    return torch.equal(one, other)
+    return torch.equal(_bytes(first), _bytes(second))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements' bytes in order, sharing memory where they lie so."""
+    if tensor.numel() < 2 or not tensor.is_contiguous():
+        # By a copy: contiguous() leaves the stride of a dimension of size one as it is.
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.reshape(-1).view(torch.uint8)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 
 from vendor_sdk.prims.bounds import Exact
 from vendor_sdk.prims.reference import OwnDtype
-from vendor_sdk.prims.row import ALL, FLOATS, INTS, Family, Prim, Result, Shape
+from vendor_sdk.prims.row import ALL, FLOATS, HALVES, INTS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import (
     COUNTS,
     Effort,
@@ -17,6 +18,7 @@ from vendor_sdk.prims.samples import (
     Sample,
     SampleContext,
     draw,
+    everywhere,
     layouts,
     limits,
     specials,
@@ -46,10 +48,28 @@ def _conversions(context: SampleContext) -> Iterator[Sample]:
         yield Sample((draw(context, (3, 31), domain),), {"dtype": target}, f"to {_name(target)}")
         if context.dtype.is_floating_point and target.is_floating_point:
             yield Sample((specials(context.dtype),), {"dtype": target}, f"special values to {_name(target)}", special=True)
+            if context.effort >= Effort.STANDARD:
+                values = torch.cat([everywhere(context), _ties(context, target)])
+                yield Sample((values,), {"dtype": target}, f"everywhere, and ties of {_name(target)}", special=True)
         if context.dtype in INTS:
             yield Sample((limits(context.dtype),), {"dtype": target}, f"integer limits to {_name(target)}")
     for layout in layouts(context):
         yield Sample((tensor(context, layout, COUNTS),), {"dtype": torch.float32}, layout.label)
+
+
+def _ties(context: SampleContext, target: torch.dtype) -> torch.Tensor:
+    """Values of the context's dtype half way between two neighbours of a narrower one, and next to them on both sides."""
+    if torch.finfo(target).eps <= torch.finfo(context.dtype).eps:
+        return torch.empty(0, dtype=context.dtype)
+    narrow = everywhere(SampleContext(target, context.effort, context.generator), Interval(0.0, torch.finfo(target).max / 2))
+    narrow = narrow[~narrow.isnan()]
+    above = torch.nextafter(narrow, torch.full_like(narrow, math.inf))
+    middle = ((narrow.double() + above.double()) / 2).to(context.dtype)
+    signs = torch.randint(0, 2, middle.shape, generator=context.generator, dtype=torch.int8).to(context.dtype) * 2 - 1
+    if context.dtype == torch.float64 and target in HALVES:
+        return signs * middle  # torch itself rounds through float32: beside a tie of float64 it and IEEE 754 differ
+    beside = [torch.nextafter(middle, torch.full_like(middle, end)) for end in (-math.inf, math.inf)]
+    return torch.cat([signs * values for values in (middle, *beside)])
 
 
 def _name(dtype: torch.dtype) -> str:

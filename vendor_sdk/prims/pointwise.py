@@ -34,6 +34,7 @@ from vendor_sdk.prims.samples import (
     Sampler,
     binary,
     draw,
+    everywhere,
     pairs,
     specials,
     unary,
@@ -154,6 +155,9 @@ def _finite(sampler: Sampler) -> Sampler:
         if context.dtype.is_floating_point:
             values = specials(context.dtype)
             yield Sample((values[values.isfinite()],), label="finite special values", special=True)
+            if context.effort >= Effort.STANDARD:
+                values = everywhere(context)
+                yield Sample((values[values.isfinite()],), label="everywhere", special=True)
 
     return sample
 
