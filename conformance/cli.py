@@ -34,6 +34,7 @@ Exit status:
 @click.option(
     "--shard", metavar="I/N", help="Only this part of the selection, as 2/8; needs --seed. `vendor-sdk report merge`."
 )
+@click.option("--numerics", is_flag=True, help="Probe numerics too; the default where nothing is selected.")
 @click.option("--resume", is_flag=True, help="Go on with the interrupted run in --output.")
 @click.option("--sample", type=click.IntRange(min=0), help="Only this sample of each case, as reproducers say.")
 @click.option(
@@ -58,6 +59,7 @@ def main(
     output: Path | None,
     seed: int | None,
     shard: str | None,
+    numerics: bool,
     resume: bool,
     sample: int | None,
     timeout: float,
@@ -94,6 +96,8 @@ def main(
         arguments.append(f"--seed={seed}")
     if shard is not None:
         arguments.append(f"--shard={shard}")
+    if numerics:
+        arguments.append("--numerics")
     if resume:
         arguments.append("--resume")
     if sample is not None:

@@ -100,6 +100,10 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
             until = f" ({said['owner']}, {said['link']}, until {said['expires']})" if entry["verdict"] == "waived" else ""
             words = entry["verdict"].replace("-", " ")
             line(f"[yellow]{words}[/] {escape(entry['id'])}: {escape(said['reason'] + until)}")
+    for each in report["numerics"]:
+        if not each["agrees"]:
+            said = f"declared {each['declared']!r}, found {each['value']!r} ({each['detail']})"
+            line(f"[red]numerics[/] {escape(each['probe'])}: {escape(said)}")
     for pattern in totals["stale_expectations"]:
         line(f"[red]stale expectation[/] {escape(pattern)}: names no case of the opset; remove it")
     line()
@@ -113,7 +117,7 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
         line(f"[yellow]interrupted[/]: {len(entries)} cases have a result")
     elif totals["claims_hold"]:
         line("[green]all claims hold[/]")
-    elif not totals["stale_expectations"] and not any(map(broken, entries)):
+    elif not totals["stale_expectations"] and not totals["numerics_disagree"] and not any(map(broken, entries)):
         line("[red]nothing was shown[/]: no case passed")
     else:
         line("[red]claims broken[/]")

@@ -79,7 +79,9 @@ def _inconsistent(report: Mapping[str, Any]) -> list[str]:
         there = {entry["id"] for entry in entries}
         found += [f"{name}: belongs to the selection and is missing" for name in wanted if name not in there]
         found += [f"{name}: does not belong to the selection" for name in sorted(there.difference(wanted))]
-    summary = reports.summarize(entries, report["summary"]["stale_expectations"], complete=not run["interrupted"])
+    summary = reports.summarize(
+        entries, report["summary"]["stale_expectations"], report["numerics"], complete=not run["interrupted"]
+    )
     found += [
         f"summary: {key} is {report['summary'][key]!r}, but the cases say {summary[key]!r}"
         for key in summary

@@ -57,7 +57,7 @@ def merge(parts: Sequence[tuple[Path, Mapping[str, Any]]], folder: Path) -> dict
     merged = {
         **documents[0],
         "run": run,
-        "summary": reports.summarize(entries, stale, complete=not run["interrupted"]),
+        "summary": reports.summarize(entries, stale, documents[0]["numerics"], complete=not run["interrupted"]),
         "cases": entries,
     }
     folder.mkdir(parents=True, exist_ok=True)

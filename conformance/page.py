@@ -53,7 +53,9 @@ def claim(report: Mapping[str, Any]) -> str:
         return "interrupted"
     if report["summary"]["claims_hold"]:
         return "all claims hold"
-    wrong = report["summary"]["stale_expectations"] or any(map(broken, report["cases"]))
+    wrong = (
+        report["summary"]["stale_expectations"] or report["summary"]["numerics_disagree"] or any(map(broken, report["cases"]))
+    )
     return "claims broken" if wrong else "nothing was shown"
 
 
@@ -73,7 +75,7 @@ def html(report: Mapping[str, Any]) -> str:
         ),
     ]
     return template.render(
-        report={"numerics": [], **report},
+        report=report,
         run=run,
         backend=run["backend"],
         summary=summary,

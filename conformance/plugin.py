@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--case-timeout", type=float, default=report.Run.timeout, help="seconds for one case (default: 120)")
     group.addoption("--plugin", action="append", default=[], help="module or .py file of a plugin that is not installed")
     group.addoption("--shard", metavar="I/N", help="only this part of the selection; needs --seed, equal for all parts")
+    group.addoption("--numerics", action="store_true", help="run the probes (by default where nothing is selected)")
     group.addoption("--resume", action="store_true", help="go on with the interrupted run in the folder of --output")
     group.addoption("--expectations", type=Path, help="TOML file: declined prims, known failures, waivers")
     group.addoption("--update-expectations", action="store_true", help="rewrite that file to say what this run finds")
@@ -79,6 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
         options.workers,
         options.expectations.resolve() if options.expectations else None,
         options.shard,
+        options.numerics or not (options.prims or options.dtypes or options.shard or options.sample is not None),
     )
     if options.update_expectations and not run.expectations:
         raise pytest.UsageError("conformance: --update-expectations needs --expectations FILE, the file to update")
@@ -131,7 +133,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if session.config.option.update_expectations and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         running.update_expectations()
     if exitstatus == pytest.ExitCode.OK and not made["summary"]["claims_hold"]:
-        broken = made["summary"]["stale_expectations"] or any(map(report.broken, made["cases"]))
+        broken = made["summary"]["stale_expectations"] or made["summary"]["numerics_disagree"]
+        broken = broken or any(map(report.broken, made["cases"]))
         session.exitstatus = pytest.ExitCode.TESTS_FAILED if broken else pytest.ExitCode.NO_TESTS_COLLECTED
 
 

@@ -136,6 +136,26 @@ class Pool:
             self._step()
         return self._description
 
+    def numerics(self) -> list[dict[str, str]] | None:
+        """What the probes find (fields of ``probes.Finding``), before any case is submitted; ``None`` when they took the worker
+        down or longer than a case may.
+
+        Raises:
+            StartError: as ``describe``.
+        """
+        self.describe()
+        worker = next(worker for worker in self._alive if worker.ready)
+        found: list[dict[str, str]] | None = None
+        try:
+            worker.connection.send_bytes(json.dumps({"do": "numerics"}).encode())
+            if worker.connection.poll(self.timeout):
+                found = json.loads(worker.connection.recv_bytes())["found"]
+        except (EOFError, OSError):
+            pass
+        if found is None:
+            self._end(worker)
+        return found
+
     def submit(self, cases: Iterable[Case]) -> None:
         """Queues cases; they run while somebody waits in ``result``."""
         self._queue.extend(_Job(case) for case in cases)

@@ -57,6 +57,7 @@ class Run:
         workers: number of worker processes.
         expectations: the vendor's expectations file, ``None`` without one.
         shard: which part of the selection, ``"2/8"``; ``None`` for all of it.
+        numerics: run the probes too.
     """
 
     settings: Settings
@@ -67,6 +68,7 @@ class Run:
     workers: int = 1
     expectations: Path | None = None
     shard: str | None = None
+    numerics: bool = False
 
 
 def finished(result: Result, expected: Expectations, run: Run) -> dict[str, Any]:
@@ -121,11 +123,18 @@ def reproducer(run: Run, case: Case, sample: int) -> str:
     return shlex.join(words)
 
 
-def summarize(entries: Sequence[Mapping[str, Any]], stale: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
+def summarize(
+    entries: Sequence[Mapping[str, Any]],
+    stale: Sequence[str],
+    numerics: Sequence[Mapping[str, Any]] = (),
+    *,
+    complete: bool = True,
+) -> dict[str, Any]:
     """Counts. ``coverage`` is the part of all cases that ran native and passed; view, decomposed, host and the rest add nothing
     to it."""
     native = sum(map(counted_native, entries))
     passed = [entry for entry in entries if entry["verdict"] == "pass"]
+    disagree = [each["probe"] for each in numerics if not each["agrees"]]
     prims: dict[str, set[str]] = {}
     for entry in entries:
         prims.setdefault(entry["prim"], set()).add(standing(entry))
@@ -138,7 +147,8 @@ def summarize(entries: Sequence[Mapping[str, Any]], stale: Sequence[str], *, com
         "native_passed": native,
         "coverage": round(native / len(entries), 4) if entries else 0.0,
         "stale_expectations": list(stale),
-        "claims_hold": complete and not stale and not any(map(broken, entries)) and bool(passed),
+        "numerics_disagree": disagree,
+        "claims_hold": complete and not stale and not disagree and not any(map(broken, entries)) and bool(passed),
     }
 
 
@@ -180,6 +190,7 @@ def document(
     run: Run,
     description: Mapping[str, Any],
     expected: Expectations,
+    numerics: Sequence[Mapping[str, Any]],
     entries: Sequence[Mapping[str, Any]],
     *,
     started: datetime,
@@ -215,7 +226,8 @@ def document(
             "interrupted": interrupted,
         },
         "expectations": [declaration.record() for declaration in expected.declarations],
-        "summary": summarize(entries, stale, complete=not interrupted),
+        "numerics": list(numerics),
+        "summary": summarize(entries, stale, numerics, complete=not interrupted),
         "cases": list(entries),
     }
 

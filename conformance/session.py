@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from conformance import evidence, journal, report
+from conformance import evidence, journal, probes, report
 from conformance.cases import Case
 from conformance.expectations import Expectations, updated
 from conformance.pool import Pool, Result, StartError
@@ -40,6 +40,7 @@ class Session:
         self.started, self.clock = datetime.now(UTC), time.monotonic()
         self.resumed = resumed
         self.journal: journal.Writer | None = None
+        self.numerics: list[dict[str, Any]] = []
         self.entries: dict[str, dict[str, Any]] = {}
         self.order: list[Case] = []
         self.scratch = tempfile.TemporaryDirectory(prefix="conformance-")
@@ -62,6 +63,12 @@ class Session:
             self.description["expected_failures"], str(self.description["device"]["name"])
         )
         self.order = list(cases)
+        if self.run.numerics:
+            found = self.pool.numerics()
+            declared = self.description["numerics"]
+            self.numerics = probes.compared([probes.Finding(**each) for each in found or ()], declared)
+            if found is None:
+                self.numerics.insert(0, probes.FAILED)
         identity = json.loads(json.dumps(report.identity_of(self._document())))
         if self.resumed is not None:
             different = journal.differing(identity, self.resumed.identity)
@@ -94,6 +101,7 @@ class Session:
             self.run,
             self.description,
             self.expected,
+            self.numerics,
             [self.entries[case.id] for case in self.order if case.id in self.entries],
             started=self.started,
             seconds=time.monotonic() - self.clock,

@@ -34,6 +34,7 @@ class Description:
         device: properties of the device by name.
         device_type: where the tensors of a program live (``"cpu"``, ``"cuda"``).
         expected_failures: case id or glob to the vendor's reason.
+        numerics: what the vendor declares, by the name of the probe that measures it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Description:
     device: Mapping[str, Any]
     device_type: str = "cpu"
     expected_failures: Mapping[str, str] = field(default_factory=dict)
+    numerics: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class BackendSubject(Subject):
             device=properties,
             device_type=type_,
             expected_failures=dict(self.loaded.expected_failures),
+            numerics=dict(self.loaded.backend.numerics),
         )
 
     def compile(self, program: Program) -> Compiled:

@@ -4,9 +4,11 @@ It talks to the pool over a connection of its own (a file descriptor given at st
 whatever a vendor's code prints goes to the log and cannot be taken for an answer.
 
     pool -> worker   {"do": "case", "prim", "dtype", "only", "apart"}
+    pool -> worker   {"do": "numerics"}
     worker -> pool   {"event": "ready", "description": {...}} | {"event": "refused", "error": "..."}       once, at start
                      {"event": "sample", "index": 3}                                                       before a lone sample
                      {"event": "done", "outcome": {...}}
+                     {"event": "numerics", "found": [{...}]}
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ def _serve(connection: Connection, settings: Settings) -> None:
         from conformance import subject as subjects  # imports ``witness``, which must see everything before any plugin does
         from conformance.cases import Case
         from conformance.certify import certify
+        from conformance.probes import datasheet
         from vendor_sdk import Effort
 
         subject = subjects.make(settings.backend, settings.plugins)
@@ -81,6 +84,9 @@ def _serve(connection: Connection, settings: Settings) -> None:
     send({"event": "ready", "description": dataclasses.asdict(description)})
     while True:
         request = json.loads(connection.recv_bytes())
+        if request["do"] == "numerics":
+            send({"event": "numerics", "found": [dataclasses.asdict(each) for each in datasheet(subject, device)]})
+            continue
         outcome = certify(
             subject,
             Case(request["prim"], request["dtype"]),

@@ -305,12 +305,18 @@ def test_claims_that_hold_exit_with_zero_in_pytest_too(tmp_path: Path) -> None:
     jsonschema.validate(json.loads((tmp_path / "out" / "report.json").read_text()), report.schema())
 
 
-def test_a_run_writes_its_expectations(tmp_path: Path) -> None:
-    (tmp_path / "chip.py").write_text(CHIP)
+def test_a_run_writes_its_expectations_and_holds_numerics_against_declarations(tmp_path: Path) -> None:
+    declared_numerics = (
+        'version="1.2", numerics={"mul float32 subnormals": "kept", "add float32 rounding": "nearest, ties to even"}'
+    )
+    (tmp_path / "chip.py").write_text(CHIP.replace('version="1.2"', declared_numerics))
     words = ["--backend", "buggy", "--plugin", "chip.py", "--prims", "add,sub,erf", "--dtypes", "float32", "--effort", "quick"]
     words += ["-n", "1", "--output", "out", "--expectations", "chip.toml"]
-    first = command(tmp_path, "conformance", *words, "--update-expectations")
+    first = command(tmp_path, "conformance", *words, "--update-expectations", "--numerics")
     assert first.status == 1, first.text
+    assert first.report["summary"]["numerics_disagree"] == ["mul float32 subnormals"]
+    assert "numerics mul float32 subnormals: declared 'kept', found 'flushed'" in first.text
+    jsonschema.validate(first.report, report.schema())
     assert first.entry("erf[float32]")["verdict"] == "undeclared-host"
     declared = tomllib.loads((tmp_path / "chip.toml").read_text())
     assert declared["declined"] == [{"cases": ["erf[float32]"], "reason": "the erf unit is fused off"}]

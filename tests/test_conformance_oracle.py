@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import vendor_sdk
-from conformance import guards, witness
+from conformance import guards, probes, witness
 from conformance.cases import Case
 from conformance.certify import Outcome, certify
 from conformance.subject import BackendSubject
@@ -507,6 +507,48 @@ def test_a_planted_bug_is_caught_by_the_case_meant_for_it(chip: type[Chip], case
     assert made.verdict == "fail", made
     assert {failure.kind for failure in made.failures} == {kind}, made.failures
     assert not label or label in {failure.label for failure in made.failures}
+
+
+def sheet(chip: Chip) -> dict[str, str]:
+    with subject_of(chip) as subject:
+        return {each.probe: each.value for each in probes.datasheet(subject, torch.device("cpu"))}
+
+
+def test_probes_read_a_chip_that_rounds_once() -> None:
+    found = sheet(Chip())
+    assert "unknown" not in found.values(), found
+    assert found["mm float32 accumulator"] == found["sum float32 accumulator"] == "float64"
+    assert found["mm float16 accumulator"] == "more than 32 bits"
+    assert found["mm float32 operands"] == "float32"
+    assert found["mul+add float32 contraction"] == "never"
+    for dtype in ("float32", "float16", "bfloat16"):
+        assert found[f"add {dtype} rounding"] == "nearest, ties to even"
+        assert found[f"mul {dtype} subnormals"] == "kept"
+
+
+class Odd(TenBitProducts, AccumulatesInHalf, Shuffles, FlushesSubnormals, TruncatesHalves):
+    """Several at once, and sums of float32 one after the other."""
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        if x.dtype == torch.float32 and x.shape[1] == probes.ORDERED:
+            return torch.from_numpy(np.add.accumulate(x.numpy(), axis=1)[:, -1].copy())
+        return super().sum(x, dim, keepdim, dtype=dtype)
+
+
+def test_probes_read_odd_arithmetic() -> None:
+    found = sheet(Odd())
+    assert found["mm float32 operands"] == "TF32"
+    assert found["sum float16 accumulator"] == "float16"
+    assert found["sum float32 determinism"] == "none"
+    assert found["sum float32 order"] == "sequential"
+    assert found["mul float32 subnormals"] == "flushed when written"
+    assert found["add bfloat16 rounding"] == "toward zero"
+    assert found["add float32 rounding"] == "nearest, ties to even"
+    rows = probes.compared([probes.Finding("mm float32 operands", "TF32")], {"mm float32 operands": "float32", "mm fp64": "x"})
+    assert [(row["probe"], row["declared"], row["agrees"]) for row in rows] == [
+        ("mm float32 operands", "float32", False),
+        ("mm fp64", "x", False),
+    ]
 
 
 def test_guard_zones_keep_layout_and_see_a_write_beside() -> None:

@@ -40,7 +40,7 @@ def made(folder: Path, shard: str | None = None, seed: int = 3, **changes: dict[
         folder.mkdir(exist_ok=True)
         report.write_log(folder, entry, f"the log of {case.id}")
         entries.append(entry)
-    document = report.document(run, DESCRIPTION, Expectations(), entries, started=datetime.now(UTC), seconds=2.5)
+    document = report.document(run, DESCRIPTION, Expectations(), [], entries, started=datetime.now(UTC), seconds=2.5)
     sealed = evidence.sealed(document, folder)
     report.write(folder, sealed)
     jsonschema.validate(sealed, report.schema())

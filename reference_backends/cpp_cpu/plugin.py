@@ -38,6 +38,16 @@ def backend() -> Backend:
         dtypes=frozenset((*ALL, torch.int8, torch.int16, *COMPLEX)),
         requires=compiler.requires,
         composites=attention.COMPOSITES,
+        numerics={
+            **{f"add {dtype} rounding": "nearest, ties to even" for dtype in ("float32", "float16", "bfloat16")},
+            **{f"mul {dtype} subnormals": "kept" for dtype in ("float32", "float16", "bfloat16")},
+            **{f"mm {dtype} accumulator": "float32" for dtype in ("float32", "float16", "bfloat16")},
+            "mm float32 operands": "float32",
+            "sum float32 accumulator": "float64",
+            "sum bfloat16 accumulator": "float64",
+            "mul+add float32 contraction": "never",
+            "sum float32 determinism": "across batch sizes",
+        },
         notes={
             "halves": "loaded and stored as such, computed in float32",
             "sums": "float32 within blocks, float64 across them; the result does not depend on the number of threads",

@@ -140,6 +140,8 @@ class Backend:
         composites: composites the backend wants whole; each still passes through ``supports``.
         deterministic: whether two runs on equal inputs give equal bits.
         memory: what the memory plan must keep to.
+        numerics: declared numerics by probe of the conformance suite (``{"mm float32 accumulator": "float32"}``): what the suite
+            measures must agree.
         notes: declared numerics in free text by topic (``{"float32 matmul": "accumulates in float32"}``).
     """
 
@@ -154,4 +156,5 @@ class Backend:
     composites: frozenset[str] = frozenset()
     deterministic: bool = True
     memory: MemoryPolicy = MemoryPolicy()
+    numerics: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
