@@ -1,0 +1,74 @@
+"""What the documentation site has beside the pages of this folder: plots of the committed benchmark, files of the repository.
+
+A hook of mkdocs (`mkdocs.yml`). Pages name files of the repository as they lie (`../conformance/report.schema.json`); in the
+site these are copies, and folders are their README.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+EXAMPLES = ("mychip", "vecchip")
+PAGES = {f"examples/{name}/README.md" for name in EXAMPLES}
+LINK = re.compile(r"\]\(((?:\.\./)+)([\w./-]+?)/?(#[\w-]+)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages of the examples, the files that pages link to, and the plots."""
+    for path in PAGES:
+        files.append(File.generated(config, path, content=(ROOT / path).read_text()))
+    for page in list(files.documentation_pages()):
+        for _, target, _ in LINK.findall(page.content_string):
+            path = inside(target)
+            if path and path not in PAGES and files.get_file_from_path(path) is None:
+                files.append(File.generated(config, path, content=(ROOT / path).read_bytes()))
+    for name, content in plots().items():
+        files.append(File.generated(config, f"plots/{name}", content=content))
+    return files
+
+
+def inside(target: str) -> str:
+    """The file of the repository that a link out of the pages' folder means; "" if there is none."""
+    path = f"{target}/README.md" if (ROOT / target).is_dir() else target
+    return path if (ROOT / path).is_file() and not path.startswith("docs/") else ""
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links to files of the repository become links to their copies; the performance page ends with its plots."""
+    depth = page.file.src_uri.count("/")
+
+    def there(match: re.Match[str]) -> str:
+        path = inside(match[2])
+        return f"]({'../' * depth}{path}{match[3] or ''})" if path and match[1].count("..") == depth + 1 else match[0]
+
+    markdown = LINK.sub(there, markdown)
+    if page.file.src_uri == "performance.md":
+        figures = [f'![{name.removesuffix(".svg")}](plots/{name}){{ loading=lazy }}' for name in sorted(plots())]
+        markdown += "\n\n## Plots\n\n" + "\n\n".join(f'<div class="drawing" markdown>{figure}</div>' for figure in figures) + "\n"
+    return markdown
+
+
+_plots: dict[str, bytes] = {}
+
+
+def plots() -> dict[str, bytes]:
+    """File name to SVG, drawn once from the committed results."""
+    if not _plots:
+        import matplotlib as mpl
+
+        from benchmarks.plots import draw
+        from benchmarks.results import read
+
+        with tempfile.TemporaryDirectory() as folder, mpl.rc_context({"svg.hashsalt": "vendor-sdk"}):
+            for path in draw(read(ROOT / "benchmarks/results/cpu.json"), Path(folder)):
+                _plots[path.name] = path.read_bytes()
+    return _plots
