@@ -6,14 +6,16 @@ INSTALLED := $(VENV)/installed
 EXTRAS ?= test
 WORKERS ?= 2
 PYTEST_ARGS ?=
+SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help conformance test docs clean compiler
+.PHONY: help conformance test docs site clean compiler
 
 help:
 	@echo 'make conformance   certify cpp_cpu (report in conformance-results/)'
-	@echo 'make test          lint, types and tests; PYTEST_ARGS="..." selects'
-	@echo 'make docs          regenerate docs/hooks.md and docs/prims.md'
+	@echo 'make test          lint, types, tests and the site; PYTEST_ARGS="..." selects'
+	@echo 'make docs          regenerate docs/hooks.md, docs/loops.md and docs/prims.md'
+	@echo 'make site          the documentation as a site: build/site/index.html'
 	@echo 'make clean         remove .venv and reports'
 
 conformance: compiler $(INSTALLED)
@@ -24,13 +26,17 @@ test: compiler $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(SITE)
 	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 docs: $(INSTALLED)
 	$(BIN)/vendor-sdk docs
 
+site: $(INSTALLED)
+	$(SITE)
+
 clean:
-	rm -rf $(VENV) conformance-results
+	rm -rf $(VENV) build/site conformance-results
 
 # The build backend is installed from the constraints too, hence no build isolation.
 $(INSTALLED): pyproject.toml constraints.txt Makefile

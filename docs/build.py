@@ -38,8 +38,12 @@ def on_files(files: Files, config: Any) -> Files:
 
 def inside(target: str) -> str:
     """The file of the repository that a link out of the pages' folder means; "" if there is none."""
+    if target.startswith("docs/"):
+        return target.removeprefix("docs/")
+    if target == "README.md":
+        return "index.md"
     path = f"{target}/README.md" if (ROOT / target).is_dir() else target
-    return path if (ROOT / path).is_file() and not path.startswith("docs/") else ""
+    return path if (ROOT / path).is_file() else ""
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -52,9 +56,23 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     markdown = LINK.sub(there, markdown)
     if page.file.src_uri == "performance.md":
-        figures = [f'![{name.removesuffix(".svg")}](plots/{name}){{ loading=lazy }}' for name in sorted(plots())]
-        markdown += "\n\n## Plots\n\n" + "\n\n".join(f'<div class="drawing" markdown>{figure}</div>' for figure in figures) + "\n"
+        figures = [f"![{name.removesuffix('.svg')}](plots/{name}){{ loading=lazy }}" for name in sorted(plots())]
+        markdown += (
+            "\n\n## Plots\n\n" + "\n\n".join(f'<div class="drawing" markdown>{figure}</div>' for figure in figures) + "\n"
+        )
     return markdown
+
+
+SHIM = "https://unpkg.com/iframe-worker/shim"
+"""What the theme loads from the network to search in pages that are opened from a folder; `worker.js` takes its place."""
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    return output.replace(SHIM, "../" * page.url.count("/") + "worker.js")
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    return output_content.replace(SHIM, "worker.js")
 
 
 _plots: dict[str, bytes] = {}
@@ -66,9 +84,10 @@ def plots() -> dict[str, bytes]:
         import matplotlib as mpl
 
         from benchmarks.plots import draw
-        from benchmarks.results import read
+        from benchmarks.results import Results
 
         with tempfile.TemporaryDirectory() as folder, mpl.rc_context({"svg.hashsalt": "vendor-sdk"}):
-            for path in draw(read(ROOT / "benchmarks/results/cpu.json"), Path(folder)):
+            results = Results.from_json((ROOT / "benchmarks/results/cpu.json").read_text())
+            for path in draw(results, Path(folder)):
                 _plots[path.name] = path.read_bytes()
     return _plots

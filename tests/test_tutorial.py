@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?( append)?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r'^```(\w+)(?: title="([^",]+)(, more)?")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 ELLIPSIS = re.compile(r"\.\.\.")
 
 
 def blocks(page: str) -> list[tuple[str, str, str, str]]:
-    """(language, file, " append" or "", text) of each block of code."""
+    """(language, file, ", more" where it is appended, text) of each block of code."""
     return BLOCK.findall((ROOT / "docs" / page).read_text())
 
 
@@ -40,11 +40,11 @@ def follow(page: str, folder: Path) -> int:
     }
     install = f"pip install --quiet --no-deps --no-build-isolation --no-index --target {site} ."
     count = 0
-    for language, file, append, text in blocks(page):
+    for language, file, more, text in blocks(page):
         if file:
             path = folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a" if append else "w") as stream:
+            with path.open("a" if more else "w") as stream:
                 stream.write(text)
             if path.parent != folder:
                 (path.parent / "__init__.py").touch()
