@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/installed
 EXTRAS ?= test
 WORKERS ?= 2
 PYTEST_ARGS ?=
-SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .DEFAULT_GOAL := help
 .PHONY: help conformance test docs site clean compiler

@@ -49,10 +49,11 @@ def inside(target: str) -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links to files of the repository become links to their copies; the performance page ends with its plots."""
     depth = page.file.src_uri.count("/")
+    to_root = depth if page.file.src_uri in PAGES else depth + 1
 
     def there(match: re.Match[str]) -> str:
         path = inside(match[2])
-        return f"]({'../' * depth}{path}{match[3] or ''})" if path and match[1].count("..") == depth + 1 else match[0]
+        return f"]({'../' * depth}{path}{match[3] or ''})" if path and match[1].count("..") == to_root else match[0]
 
     markdown = LINK.sub(there, markdown)
     if page.file.src_uri == "performance.md":
