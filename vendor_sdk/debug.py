@@ -101,7 +101,7 @@ def bisect(check: Callable[[], object]) -> int | None:
 def _fails(check: Callable[[], object], joins: int | None) -> bool:
     torch_private.forget_compiled()
     try:
-        with _variable(FUEL, None if joins is None else str(joins)):
+        with variable(FUEL, None if joins is None else str(joins)):
             return check() is False
     except Exception:
         return True
@@ -110,7 +110,7 @@ def _fails(check: Callable[[], object], joins: int | None) -> bool:
 
 
 @contextmanager
-def _variable(name: str, value: str | None) -> Iterator[None]:
+def variable(name: str, value: str | None) -> Iterator[None]:
     before = os.environ.pop(name, None)
     if value is not None:
         os.environ[name] = value

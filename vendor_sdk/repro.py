@@ -6,10 +6,10 @@ Nothing here is meant to be called by hand; ``docs/debugging.md`` tells how to u
 from __future__ import annotations
 
 import argparse
-import os
+import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,40 +90,95 @@ def rebuild(
     return graph
 
 
-def main(
-    module: torch.nn.Module,
-    inputs: Described,
-    outputs: Described,
-    *,
-    sizes: Mapping[str, int],
-    constants: Sequence[torch.Tensor],
-    backend: str,
-    options: Mapping[str, Any],
-    backward: bool,
-    static_inputs: Sequence[int],
-    donated_inputs: Sequence[int],
-    writes: Sequence[int] = (),
-) -> None:
+@dataclass(frozen=True)
+class Program:
+    """What a ``repro.py`` says: the arguments of ``main``."""
+
+    module: torch.nn.Module
+    inputs: Described
+    outputs: Described
+    sizes: Mapping[str, int]
+    constants: Sequence[torch.Tensor]
+    backend: str
+    options: Mapping[str, Any]
+    backward: bool
+    static_inputs: Sequence[int]
+    donated_inputs: Sequence[int]
+    writes: Sequence[int] = ()
+
+    def graph(self) -> PrimGraph:
+        """The graph, with symbols where sizes were symbolic."""
+        return rebuild(
+            self.module,
+            self.inputs,
+            self.outputs,
+            self.sizes,
+            self.constants,
+            self.backward,
+            self.static_inputs,
+            self.donated_inputs,
+            self.writes,
+        )
+
+    def static(self) -> Program:
+        """The same with the sizes that were traced, as numbers."""
+        given, promised = self.inputs(**self.sizes), self.outputs(**self.sizes)
+        return replace(self, inputs=lambda: given, outputs=lambda: promised, sizes={})
+
+    def run(self, seed: int = 0, backend: str | None = None) -> tuple[PrimGraph, list[Any], list[Any]]:
+        """Compiles the graph and calls it once with random inputs and every stage checked.
+
+        Returns:
+            the graph; what the call returned and wrote; what torch makes of the same inputs.
+
+        Raises:
+            WrongResultError: a stage changed the numbers; and whatever else the compiler or the backend raises.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        values = [value.random(generator) if isinstance(value, tensor) else value for value in self.inputs(**self.sizes)]
+        graph = self.graph()
+        reference = graph.copy()
+        torch.manual_seed(seed)
+        with debug.variable(debug.CHECK, "1"):
+            options = None if backend else dict(self.options)
+            compiled = pipeline.compile_graph(graph, backend=backend or self.backend, options=options)
+            expected = interpret(reference, values)
+            found = [*compiled(*values), *(values[index] for index in self.writes)]
+        return reference, found, expected
+
+
+def read(path: Path) -> Program:
+    """The program in a file, which is imported and not run."""
+    _readers.append([])
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+        return _readers[-1][0]
+    finally:
+        _readers.pop()
+
+
+_readers: list[list[Program]] = []
+"""Where ``main`` leaves its program, instead of running it, while somebody reads one."""
+
+
+def main(module: torch.nn.Module, inputs: Described, outputs: Described, **rest: Any) -> None:
     """Compiles the graph, runs it once with every stage checked, and compares its outputs with torch.
 
     Exits with status 1 where numbers differ, or the backend fails, having printed where.
+
+    Args:
+        module, inputs, outputs, rest: see ``Program``.
     """
+    program = Program(module, inputs, outputs, **rest)
+    if _readers:
+        _readers[-1].append(program)
+        return
     parser = argparse.ArgumentParser(description="Rebuilds one compiled graph and looks for the first stage that is wrong.")
-    parser.add_argument("--backend", help=f"instead of {backend}, with its default options")
+    parser.add_argument("--backend", help=f"instead of {program.backend}, with its default options")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs")
     given = parser.parse_args()
-    os.environ[debug.CHECK] = "1"
-    generator = torch.Generator().manual_seed(given.seed)
-    values = [value.random(generator) if isinstance(value, tensor) else value for value in inputs(**sizes)]
-    graph = rebuild(module, inputs, outputs, sizes, constants, backward, static_inputs, donated_inputs, writes)
-    reference = graph.copy()
     try:
-        torch.manual_seed(given.seed)
-        compiled = pipeline.compile_graph(
-            graph, backend=given.backend or backend, options=None if given.backend else dict(options)
-        )
-        expected = interpret(reference, values)
-        found = [*compiled(*values), *(values[index] for index in writes)]
+        reference, found, expected = program.run(given.seed, given.backend)
     except VendorSDKError as error:
         print(f"{type(error).__name__}: {error}")
         sys.exit(1)

@@ -1,0 +1,160 @@
+"""The search for the smallest failing graph, with processes that die and hang."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import vendor_sdk
+from vendor_sdk import minify, repro
+from vendor_sdk.cli import main
+from vendor_sdk.dump.program import program
+from vendor_sdk.errors import OptionError
+from vendor_sdk.ir.primgraph import PrimGraph, prim_name
+from vendor_sdk.minify import Failure, Pool, reduce
+
+PLUGIN = """
+import os, signal, time, torch, vendor_sdk
+from vendor_sdk import hookimpl
+
+def sigmoid(x):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+def sinh(x):
+    time.sleep(600)
+
+def tanh(x):
+    print("printed by a kernel")
+    return torch.tanh(x) * 1.01
+
+@hookimpl
+def backend():
+    return vendor_sdk.Backend(name="badchip", version="1", dtypes=frozenset({torch.float32}))
+
+@hookimpl
+def kernels():
+    return {"sigmoid": sigmoid, "sinh": sinh, "tanh": tanh}
+"""
+
+
+def network(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    hidden = torch.layer_norm(torch.relu(x @ first) * 2 + 1, (32,))
+    weights = torch.tanh(hidden @ second)
+    return (weights.softmax(-1) * weights).sum(0), hidden.exp()
+
+
+def traced(function: Callable[..., Any], *inputs: torch.Tensor) -> PrimGraph:
+    return vendor_sdk.trace(function, inputs)
+
+
+def written(graph: PrimGraph, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    text, constants = program(graph, "badchip", {})
+    (folder / "repro.py").write_text(text)
+    if constants is not None:
+        (folder / "repro_constants.pt").write_bytes(constants)
+    return folder / "repro.py"
+
+
+class Imagined(Pool):
+    """Judges graphs by looking at them: ``fails(prims, graph)``."""
+
+    def __init__(self, fails: Callable[[list[str], PrimGraph], bool]) -> None:
+        super().__init__((), 1)
+        self.fails = fails
+
+    def run(self, path: Path, seed: int) -> Failure | None:
+        graph = repro.read(path).graph()
+        return Failure("crash") if self.fails([prim_name(node) for node in graph.calls()], graph) else None
+
+
+def search(function: Callable[..., Any], inputs: Any, fails: Callable[..., bool], folder: Path) -> minify.Minified:
+    path = written(traced(function, *inputs), folder / "whole")
+    (folder / "tried").mkdir()
+    with Imagined(fails) as pool:
+        found, seed, failure = minify.find([path], pool)
+        return minify.minify(found, seed, failure, pool, folder / "tried")
+
+
+def test_one_operator_at_the_smallest_size(tmp_path: Path) -> None:
+    def fails(prims: list[str], graph: PrimGraph) -> bool:
+        wide = [node for node in graph.calls() if prim_name(node) == "tanh" and node.meta["val"].shape[-1] > 4]
+        return bool(wide)
+
+    found = search(network, [torch.randn(6, 24), torch.randn(24, 32), torch.randn(32, 40)], fails, tmp_path)
+    assert found.before > 10
+    assert [prim_name(node) for node in found.graph.calls()] == ["tanh"]
+    (value,) = (node.meta["val"] for node in found.graph.placeholders)
+    assert tuple(value.shape) == (1, 5)
+    found.write(tmp_path / "minified.py")
+    assert [prim_name(n) for n in repro.read(tmp_path / "minified.py").graph().calls()] == ["tanh"]
+
+
+def test_operators_far_apart_that_fail_together_stay(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = (x + 1).cos().exp()
+        b = a.sum(0).sqrt().tanh()
+        return a * 2, b.sin() + 3, x.erf()
+
+    both = search(function, [torch.rand(4, 6)], lambda prims, graph: {"cos", "tanh"} <= set(prims), tmp_path)
+    prims = [prim_name(node) for node in both.graph.calls()]
+    assert {"cos", "tanh"} <= set(prims)
+    assert len(prims) == 2
+    assert len(both.graph.outputs) == 2
+
+
+def test_several_results_and_integers_stay_together(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, places = (x * 2).max(1)
+        return values + 1, places * 3, x.gather(1, places[:, None])
+
+    found = search(function, [torch.randn(3, 5)], lambda prims, graph: "max.dim" in prims, tmp_path)
+    assert reduce.size(found.graph) == 1
+    assert prim_name(next(found.graph.calls())) == "max.dim"
+
+
+def test_what_does_not_fail_is_said(tmp_path: Path) -> None:
+    path = written(traced(torch.sin, torch.ones(3)), tmp_path / "whole")
+    with Imagined(lambda prims, graph: False) as pool:
+        with pytest.raises(OptionError, match="none of 1 compiled graphs fails"):
+            minify.find([path], pool)
+        with pytest.raises(OptionError, match="compiled no graph"):
+            minify.find([], pool)
+    with pytest.raises(OptionError, match="names no case"):
+        minify.case_command("exp", "badchip", (), 1)
+
+
+def test_crashes_hangs_and_wrong_numbers_in_one_worker_after_the_other(tmp_path: Path) -> None:
+    plugin = tmp_path / "badchip.py"
+    plugin.write_text(PLUGIN)
+    programs = {
+        prim: written(traced(getattr(torch, prim), torch.ones(3)), tmp_path / prim)
+        for prim in ("sigmoid", "sinh", "tanh", "cos")
+    }
+    with Pool([str(plugin)], 60) as pool:
+        assert pool.run(programs["tanh"], 0) == Failure("WrongResultError", "kernel")
+        assert pool.run(programs["cos"], 0) is None
+        assert pool.run(programs["sigmoid"], 0) == Failure("signal SIGSEGV")
+        assert pool.run(programs["cos"], 0) is None
+        pool.seconds = 1
+        assert pool.run(programs["sinh"], 0) == Failure("timeout")
+
+
+def test_minify_on_the_command_line(tmp_path: Path) -> None:
+    plugin = tmp_path / "badchip.py"
+    plugin.write_text(PLUGIN)
+    path = written(traced(lambda x: (x * 2).tanh() + 1, torch.ones(3, 4)), tmp_path / "dump")
+    output = tmp_path / "small.py"
+    given = ["minify", "--repro", str(path), "--plugin", str(plugin), "--output", str(output), "--json"]
+    done = CliRunner().invoke(main, given)
+    assert done.exit_code == 0, done.output
+    answer = json.loads(done.stdout)
+    assert (answer["before"], answer["after"], answer["failure"]) == (3, 1, "WrongResultError at stage 'kernel'")
+    assert [prim_name(node) for node in repro.read(output).graph().calls()] == ["tanh"]
+    assert CliRunner().invoke(main, ["minify", "--case", "exp[float32]"]).exit_code == 2
