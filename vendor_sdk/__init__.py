@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from vendor_sdk.prims.reference import Expected, outlined, reference, target_of
     from vendor_sdk.prims.row import ALL, BOOL, FLOATS, HALVES, INTS, NUMBERS, Composite, Family, Prim, Result, Shape
     from vendor_sdk.prims.samples import Effort, Sample, SampleContext
+    from vendor_sdk.profiling import Profile, profile
     from vendor_sdk.run.arena import release_memory
 
 __version__ = "0.1.0"
@@ -97,6 +98,7 @@ _HOMES = {
     "vendor_sdk.prims.opset": "COMPOSITES OPSET OPSET_VERSION",
     "vendor_sdk.prims.row": "ALL BOOL FLOATS HALVES INTS NUMBERS Composite Family Prim Result Shape",
     "vendor_sdk.prims.samples": "Effort Sample SampleContext",
+    "vendor_sdk.profiling": "Profile profile",
     "vendor_sdk.run.arena": "release_memory",
     "vendor_sdk.run.blocks": "warm_empty",
 }
@@ -176,6 +178,7 @@ __all__ = [
     "PluginLoadError",
     "Prim",
     "PrimGraph",
+    "Profile",
     "Program",
     "Property",
     "Result",
@@ -214,6 +217,7 @@ __all__ = [
     "loop",
     "online",
     "outlined",
+    "profile",
     "program",
     "reference",
     "register",

@@ -51,7 +51,7 @@ from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.normalize.products import join_products
 from vendor_sdk.partition.outputs import store_as_promised
 from vendor_sdk.partition.place import context, place, placement_of
-from vendor_sdk.partition.segments import join_segments
+from vendor_sdk.partition.segments import Partition, join_segments
 from vendor_sdk.partition.transfers import insert_transfers
 from vendor_sdk.plan.activations import Activations
 from vendor_sdk.plan.inplace import Rewritten, work_in_place
@@ -181,6 +181,28 @@ def recording(sink: Callable[[CompiledGraph], None]) -> Iterator[None]:
 
 
 _sinks: list[Callable[[CompiledGraph], None]] = []
+
+Observe = Callable[[Session, str, str, Callable[..., Any]], Callable[..., Any]]
+"""``observe(session, name, kind, function)`` runs in place of ``function``; kinds are "kernel", "host" and "partition"."""
+
+
+@contextmanager
+def observing(observe: Observe) -> Iterator[None]:
+    """Graphs compiled meanwhile launch one kernel at a time, through what ``observe`` makes of it."""
+    _observers.append(observe)
+    try:
+        yield
+    finally:
+        _observers.remove(observe)
+
+
+_observers: list[Observe] = []
+
+
+def _observed(session: Session, name: str, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    for observe in _observers:
+        function = observe(session, name, kind, function)
+    return function
 
 
 def device_memory(backend: str, options: Options | None = None) -> DeviceMemory | None:
@@ -416,21 +438,34 @@ def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tu
         assert emitter is not None
         launches = emitter.compile(decided.texts)
         for node, (kernel, inputs) in decided.kernels.items():
-            emitted[node] = EmittedCall(launches[decided.text_of[node]], kernel, inputs)
+            launch = _observed(session, kernel.name, "kernel", launches[decided.text_of[node]])
+            emitted[node] = EmittedCall(launch, kernel, inputs)
     native = _native_calls(graph, session) if decided.native is None else decided.native
     # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
     frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena)
     if emitter is not None:
         keepers.add(emitter.release)
+    observed = functools.partial(_observed, session)
+    for node in graph.calls():
+        if isinstance(node.target, Partition):
+            node.target.run = observed(str(node.target), "partition", node.target.run)
     wrapper = generate(
         graph,
         state.runtime,
-        loaded.kernels,
-        {**emitted, **{node: NativeLaunch(one.call.launch, one.inputs, one.call.numbers) for node, one in native.items()}},
-        functools.partial(_host_operator, loaded),
+        {prim: replace(each, call=observed(prim, "kernel", each.call)) for prim, each in loaded.kernels.items()}
+        if _observers
+        else loaded.kernels,
+        {
+            **emitted,
+            **{
+                node: NativeLaunch(observed(prim_name(node), "kernel", one.call.launch), one.inputs, one.call.numbers)
+                for node, one in native.items()
+            },
+        },
+        lambda node: observed(prim_name(node), "host", _host_operator(loaded, node)),
         steps=decided.order,
         values=Values(plan, Aliases(), functools.partial(_allocated, loaded, {*decided.kernels, *native}), decided.in_place),
-        link=emitter.link if emitter is not None and state.memory is None else lambda program: None,
+        link=emitter.link if emitter is not None and state.memory is None and not _observers else lambda program: None,
         frames=frames,
         bank=Bank(),
     )
