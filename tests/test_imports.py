@@ -17,11 +17,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 STAGES = ("capture", "normalize", "partition", "schedule", "plan", "codegen", "run")
 LAYERS = (
-    ("errors", "torch_private", "terminal"),
+    ("errors", "torch_private"),
     ("prims",),
     ("ir",),
     ("contract",),
-    ("lower",),
+    ("lower", "terminal"),
     STAGES,
     ("debug",),
     ("check", "dump"),

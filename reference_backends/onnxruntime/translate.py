@@ -62,7 +62,7 @@ def traced(builder: Builder, function: Callable[..., Any], *args: Any, **kwargs:
     shaped = [
         Operand(each.name, each.dtype, tuple(v.shape)) for each, v in zip(constants, graph.constants.values(), strict=True)
     ]
-    return _run(graph, builder, [*operands, *shaped])
+    return run(graph, builder, [*operands, *shaped])
 
 
 def _in_torch(function: Callable[..., Any]) -> Rule:
