@@ -352,6 +352,16 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "random": (lambda a: torch.rand_like(a), (torch.empty(64, 1024),)),
     "softmax": (lambda a: a.softmax(1), (torch.empty(1024, 4096, dtype=torch.bfloat16),)),
     "softmax of odd rows": (lambda a: a.softmax(1), (torch.empty(1024, 4097, dtype=torch.bfloat16),)),
+    "softmax of short odd rows": (lambda a: a.softmax(1), (torch.empty(4096, 1023, dtype=torch.bfloat16),)),
+    "softmax of long rows": (lambda a: a.softmax(1), (torch.empty(1024, 65536, dtype=torch.bfloat16),)),
+    "cross entropy": (
+        lambda a, t: torch.nn.functional.cross_entropy(a, t),
+        (torch.empty(4096, 65536, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.int64)),
+    ),
+    "elements of an odd count": (
+        lambda a, b: a * b.exp(),
+        (torch.empty(999, 4097, dtype=torch.bfloat16), torch.empty(999, 4097, dtype=torch.bfloat16)),
+    ),
     "positions of odd rows": (
         lambda a, t: torch.where(torch.arange(5000)[None, :] == t[:, None], a - a.sum(1, keepdim=True), a.exp()),
         (torch.empty(1024, 5000, dtype=torch.bfloat16), torch.zeros(1024, dtype=torch.int64)),
@@ -371,6 +381,29 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 
 TABLES = ("special functions",)
 """Kernels with NVIDIA's sine of large numbers, which keeps a few in memory."""
+
+
+VECTORS: Mapping[str, tuple[int, int]] = {
+    "softmax": (4, 4),
+    "softmax of odd rows": (4, 4),
+    "softmax of short odd rows": (4, 4),
+    "softmax of long rows": (8, 4),  # twice read
+    "cross entropy": (4, 0),  # once
+    "elements of an odd count": (2, 1),
+}
+"""Loads and stores of 16 bytes in a kernel's text of machine instructions."""
+
+
+def vectors(cubin: bytes, folder: Path) -> tuple[int, int]:
+    """How many loads and stores of 16 bytes there are in machine code."""
+    import triton
+
+    file = folder / "kernel.cubin"
+    file.write_bytes(cubin)
+    command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(file)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    loads, stores = (len(re.findall(rf"\b{op}\.E\.\S*\b128\b", text)) for op in ("LDG", "STG"))
+    return loads, stores
 
 
 @needs_triton
@@ -395,3 +428,5 @@ def test_kernels_compile_for_gpus_that_are_not_here(
             assert 8 <= binary.registers <= 255
             assert binary.stack_bytes == 0 or name in TABLES
             assert binary.shared_bytes <= 48 * 1024
+        if name in VECTORS:
+            assert vectors(binaries[0].cubin, tmp_path) == VECTORS[name]

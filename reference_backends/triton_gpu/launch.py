@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from vendor_sdk import CompilerError
 
-Kind = Literal["fixed", "whole", "along", "across", "spread"]
-"""How a nest's inner loops become tiles: all iterations at once, as the text says or as the launch does; some at a time, with
-the lanes along memory in the loop or across it, in the nest; or divided among programs."""
+Kind = Literal["row", "fixed", "whole", "along", "across", "spread"]
+"""How a nest's inner loops become tiles: all iterations at once, as the text says (of one iteration of the nest in each program,
+or of several) or as the launch does; some at a time, with the lanes along memory in the loop or across it, in the nest; or
+divided among programs."""
 
 WARPS = 4
 """Of a program where no inner loop is a tile: eight elements a thread, one vector of halves."""
@@ -53,9 +54,9 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD) -
     if kind == "across":
         x = min(ACROSS, _power(count))
         return x, [min(2 * ELEMENTS // x, _power(n)) for n in lengths], 8
-    blocks = [] if kind == "fixed" else [_power(n) if kind == "whole" else min(ELEMENTS, _power(n)) for n in lengths]
+    blocks = [] if kind in ("row", "fixed") else [_power(n) if kind == "whole" else min(ELEMENTS, _power(n)) for n in lengths]
     row = max(blocks or [longest])
-    x = min(_below(ELEMENTS // 2 // row), _power(count))
+    x = 1 if kind == "row" else min(_below(ELEMENTS // 2 // row), _power(count))
     while x > 1 and count < x * PROGRAMS:
         x //= 2
     return x, blocks, min(_below(x * row // thread // 32), 16)

@@ -86,6 +86,8 @@ class NestText(Loops):
         self.place(self.ranges, index.variable("x_index", self.count))
         self.place(self.lead, index.variable("lead", self.leads))
         self.tiles = {size: self.pieces_of(n, size, whole=size in one_piece) for n, size in enumerate(sizes)}
+        if any(tile.edges for found in self.tiles.values() for tile in found):
+            self.kind = "row"  # of several rows, a thread would hold edges of each
         self.find_kept()
         self.thread = THREAD // 2 if self.kept else THREAD
         """Elements of a tile in one thread: fewer where totals take registers too."""

@@ -16,7 +16,7 @@ from reference_backends.triton_gpu.launch import blocks_for
 from vendor_sdk import LoopKernel, index, loop
 
 VECTOR_BYTES = 16
-LEAST = 32
+LEAST = 64
 """Vectors of a row from which on its edges may cost a piece."""
 
 
