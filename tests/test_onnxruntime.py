@@ -123,7 +123,7 @@ def test_claimed_composites_meet_their_bounds(name: str) -> None:
         for sample in row.samples(SampleContext.make(dtype, Effort.STANDARD)):
             function, tensors = call_of(row, sample)
             compiled = vendor_sdk.compile_graph(vendor_sdk.trace(function, tensors, composites=CLAIMED), backend=NAME)
-            placement = next((each.placement for each in compiled.placements if each.prim == name))
+            placement = next(each.placement for each in compiled.placements if each.prim == name)
             if placement.kind is Kind.NATIVE:
                 judge(row, sample, compiled(*tensors))
             else:

@@ -354,6 +354,7 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "softmax of odd rows": (lambda a: a.softmax(1), (torch.empty(1024, 4097, dtype=torch.bfloat16),)),
     "softmax of short odd rows": (lambda a: a.softmax(1), (torch.empty(4096, 1023, dtype=torch.bfloat16),)),
     "softmax of long rows": (lambda a: a.softmax(1), (torch.empty(1024, 65536, dtype=torch.bfloat16),)),
+    "softmax of long odd rows": (lambda a: a.softmax(1), (torch.empty(1023, 65537, dtype=torch.bfloat16),)),
     "cross entropy": (
         lambda a, t: torch.nn.functional.cross_entropy(a, t),
         (torch.empty(4096, 65536, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.int64)),
@@ -388,6 +389,7 @@ VECTORS: Mapping[str, tuple[int, int]] = {
     "softmax of odd rows": (4, 4),
     "softmax of short odd rows": (4, 4),
     "softmax of long rows": (8, 4),  # twice read
+    "softmax of long odd rows": (8, 4),
     "cross entropy": (4, 0),  # once
     "elements of an odd count": (2, 1),
 }

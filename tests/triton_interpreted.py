@@ -30,7 +30,7 @@ import vendor_sdk.aot
 import vendor_sdk.pipeline
 from conformance.judge import expected_result, judge
 from conformance.program import build
-from reference_backends.triton_gpu import launch, plugin
+from reference_backends.triton_gpu import emitter, launch, plugin
 from tests import triton_attention, triton_products
 from vendor_sdk import (
     ALL,
@@ -366,12 +366,16 @@ def no_rows(name: str) -> str:
 
 def kinds_of_rows(name: str) -> str:
     """Tiles of several rows, each of which begins elsewhere in a vector; rows too long for a tile, with infinities."""
-    short, long = torch.randn(11, 133), torch.randn(4, 16400)
+    short, long, odd = torch.randn(11, 133), torch.randn(4, 1200), torch.randn(3, 1205)
     long[0, 5::7] = long[1] = -math.inf
-    long[2, 9000] = math.inf
-    few, launch.PROGRAMS = launch.PROGRAMS, 1  # few programs are enough, so no row is divided
+    long[2, 900] = math.inf
+    # Few programs are enough, so that no row is divided, and rows are long early.
+    changed = {(launch, "PROGRAMS"): 1, (launch, "ELEMENTS"): 256, (emitter, "LONGEST"): 1024}
+    before = {(module, constant): getattr(module, constant) for module, constant in changed}
     try:
-        for x in (short, long):
+        for (module, constant), value in changed.items():
+            setattr(module, constant, value)
+        for x in (short, long, odd, odd[:, :1201]):
             compiled = vendor_sdk.compile_graph(vendor_sdk.trace(lambda x: x.softmax(1), (x,)), backend=name)
             result = compiled(x)
             result = result[0] if isinstance(result, tuple | list) else result
@@ -379,7 +383,8 @@ def kinds_of_rows(name: str) -> str:
     except AssertionError as error:
         return str(error)
     finally:
-        launch.PROGRAMS = few
+        for (module, constant), value in before.items():
+            setattr(module, constant, value)
     return ""
 
 

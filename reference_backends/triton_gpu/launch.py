@@ -12,9 +12,9 @@ from typing import Any, Literal
 from vendor_sdk import CompilerError
 
 Kind = Literal["row", "fixed", "whole", "along", "across", "spread"]
-"""How a nest's inner loops become tiles: all iterations at once, as the text says (of one iteration of the nest in each program,
-or of several) or as the launch does; some at a time, with the lanes along memory in the loop or across it, in the nest; or
-divided among programs."""
+"""How a nest's inner loops become tiles: all iterations at once, as the text says (with one iteration of the nest in a program,
+or several) or as the launch does; some at a time, with the lanes along memory in the loop or across it, in the nest; or divided
+among programs."""
 
 WARPS = 4
 """Of a program where no inner loop is a tile: eight elements a thread, one vector of halves."""

@@ -26,7 +26,6 @@ class Loops(Statements):
     nest: loop.Nest
     whole: bool
     spread: bool
-    fixed: bool
     kept: Mapping[str, object]
     """Scratch buffers that are registers until the end."""
 
@@ -58,7 +57,7 @@ class Loops(Statements):
             self.axes[tile.number] = R | self.varies(index.symbols(tile.offset))
         self.out(f"{tile.number} = tl.cast({f'{start} + ' if start != '0' else ''}{along}, INDEX)")
         if tile.mask:
-            full = "" if self.fixed else f" | {tile.block}_FULL"
+            full = "" if tile.end else f" | {tile.block}_FULL"
             self.out(f"{tile.mask} = ({tile.number} < {tile.end or self.uniform(tile.size)}){full}")
 
     def number_edges(self, tile: Tile, vectors: Vectors, along: str) -> None:
@@ -83,22 +82,27 @@ class Loops(Statements):
     def enter(self, s: Loop, tile: Tile) -> dict[Any, str]:
         """Opens the loop over tiles of an inner loop's iterations. Returns what was known before."""
         before = self.known
-        if not self.whole and not self.spread:
+        if self.piecewise(tile):
             self.known = dict(before)
             start = self.fresh("start")
-            self.out(f"for {start} in range(0, {self.uniform(tile.size)}, {tile.block}):")
+            self.out(f"for {start} in range(0, {self.uniform(tile.most or tile.size)}, {tile.block}):")
             self.out.depth += 1
-            self.number(tile, start)
+            self.number(tile, start if tile.start == "0" else f"{tile.start} + {start}")
         self.tile = tile
         self.place(ranges_of(s), tile.iteration)
         return before
 
     def leave(self, s: Loop, before: dict[Any, str]) -> None:
-        self.tile = None
-        if not self.whole and not self.spread:
+        assert self.tile is not None
+        if self.piecewise(self.tile):
             self.known = before
             self.out.depth -= 1
+        self.tile = None
         self.fence(s)
+
+    def piecewise(self, tile: Tile) -> bool:
+        """Whether a tile is taken a block at a time."""
+        return not self.whole and not self.spread and tile.edges is None
 
     def fence(self, s: Loop) -> None:
         """Lets all threads of a program see what this loop stored, where others use it."""
@@ -110,39 +114,34 @@ class Loops(Statements):
     def in_tiles(self, s: loop.Reduce | loop.Nest) -> None:
         accumulators = s.accumulators if isinstance(s, loop.Reduce) else ()
         pieces = self.tiles[length_of(s)]
-        if self.whole:
-            operands = []
-            for tile in pieces:
-                before = self.enter(s, tile)
-                self.body(s.body)
-                axes = self.varies(name for a in accumulators for name in a.args) | self.axes[tile.number]
-                operands.append([name for a in accumulators for name in self.operands(a, axes)])
-                self.leave(s, before)
-            if len({wide(a.dtype) for a in accumulators}) == 1 and all(len(a.to) == 1 for a in accumulators):
-                self.reduce_whole(accumulators, operands, axes - R)
-                return
-            first = 0
+        operands = []
+        axes = X | R
+        if not self.whole:
+            # Each lane of a block has a running result; the lanes are combined at the end.
             for a in accumulators:
-                last = first + len(a.to)
-                self.reduce_whole([a], [names[first:last] for names in operands], axes - R)
-                first = last
+                self.start(a, f"[XBLOCK, {pieces[0].block}]")
+            before = self.enter(s, pieces[0])
+            self.body(s.body)
+            mask = self.mask(self.context())
+            for a in accumulators:
+                self.advance(a, "combine", mask)
+            self.leave(s, before)
+            operands.append([f"{to}_w" for a in accumulators for to in a.to])
+        for tile in pieces if self.whole else pieces[1:]:
+            before = self.enter(s, tile)
+            self.body(s.body)
+            if self.whole:
+                axes = self.varies(name for a in accumulators for name in a.args) | self.axes[tile.number]
+            operands.append([name for a in accumulators for name in self.operands(a, axes)])
+            self.leave(s, before)
+        if len({wide(a.dtype) for a in accumulators}) == 1 and all(len(a.to) == 1 for a in accumulators):
+            self.reduce_lanes(accumulators, operands, axes - R)
             return
-        # Each lane of the tile has a running result; the lanes are combined at the end.
-        (tile,) = pieces
+        first = 0
         for a in accumulators:
-            self.start(a, f"[XBLOCK, {tile.block}]")
-        before = self.enter(s, tile)
-        self.body(s.body)
-        mask = self.mask(self.context())
-        for a in accumulators:
-            self.advance(a, "combine", mask)
-        self.leave(s, before)
-        for a in accumulators:
-            joined = [f"{to}_r" for to in a.to]
-            running = [f"{to}_w" for to in a.to]
-            operand = running[0] if len(running) == 1 else f"({', '.join(running)})"
-            self.out(f"{', '.join(joined)} = tl.reduce({operand}, 1, {combination(a, 'combine')})")
-            self.settle_all(a, [f"{name}[:, None]" for name in joined], X)
+            last = first + len(a.to)
+            self.reduce_lanes([a], [names[first:last] for names in operands], axes - R)
+            first = last
 
     def operands(self, a: loop.Accumulator, axes: Axes) -> list[str]:
         """What a tile is reduced or scanned from: the identity where iterations do not count."""
@@ -159,7 +158,7 @@ class Loops(Statements):
             names.append(name)
         return names
 
-    def reduce_whole(self, accumulators: Sequence[loop.Accumulator], operands: Sequence[list[str]], axes: Axes) -> None:
+    def reduce_lanes(self, accumulators: Sequence[loop.Accumulator], operands: Sequence[list[str]], axes: Axes) -> None:
         """Combines the lanes of each piece, and the pieces: accumulators at once, since lanes wait for one another."""
         function = self.joint(accumulators)
         joined = [f"{to}_r" for a in accumulators for to in a.to]

@@ -28,7 +28,7 @@ from reference_backends.triton_gpu.functions import arguments_text, function_tex
 from reference_backends.triton_gpu.launch import PIECES, POINTS, THREAD, Kind
 from reference_backends.triton_gpu.loops import Loops
 from reference_backends.triton_gpu.statements import X
-from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, pieces, vectors
+from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, pieces, piecewise, vectors
 from vendor_sdk import LoopKernel, index, loop
 
 WIDE = 64
@@ -86,7 +86,7 @@ class NestText(Loops):
         self.place(self.ranges, index.variable("x_index", self.count))
         self.place(self.lead, index.variable("lead", self.leads))
         self.tiles = {size: self.pieces_of(n, size, whole=size in one_piece) for n, size in enumerate(sizes)}
-        if any(tile.edges for found in self.tiles.values() for tile in found):
+        if self.fixed and any(tile.edges for found in self.tiles.values() for tile in found):
             self.kind = "row"  # of several rows, a thread would hold edges of each
         self.find_kept()
         self.thread = THREAD // 2 if self.kept else THREAD
@@ -94,13 +94,14 @@ class NestText(Loops):
 
     def pieces_of(self, n: int, size: index.Int, *, whole: bool) -> list[Tile]:
         """The tile of loops of one length; ``whole``: in one piece."""
-        if not self.fixed:
-            return [Tile(f"R{n}", f"r{n}", f"r{n}_mask", size)]
-        if whole:
-            return pieces(f"r{n}", size, None, 1)
-        loops = [s for s in self.inner if length_of(s) == size]
-        known = {"x_index", "lead", *(s.name for s in self.kernel.symbols)}
-        return pieces(f"r{n}", size, vectors(self.kernel, loops, self.places, known), PIECES)
+        name, found = f"r{n}", None
+        if not whole and (self.fixed or (self.kind == "along" and size.value is not None)):
+            loops = [s for s in self.inner if length_of(s) == size]
+            known = {"x_index", "lead", *(s.name for s in self.kernel.symbols)}
+            found = vectors(self.kernel, loops, self.places, known)
+        if self.fixed:
+            return pieces(name, size, found, 1 if whole else PIECES)
+        return piecewise(name, f"R{n}", size, found)
 
     # The function and its launch
 
@@ -138,7 +139,7 @@ class NestText(Loops):
 
     def constants(self) -> list[str]:
         """Names of what a launch decides: the integer type of indices, the blocks, and whether their last is full."""
-        blocks = ["XBLOCK", *(tile.block for (tile,) in self.tiles.values())] if not self.fixed else ["XBLOCK"]
+        blocks = ["XBLOCK", *(found[0].block for found in self.tiles.values())] if not self.fixed else ["XBLOCK"]
         return ["INDEX", *blocks, *(f"{block}_FULL" for block in blocks)]
 
     def open(self) -> None:
@@ -162,7 +163,7 @@ class NestText(Loops):
                 self.out(f"{first.number}_first = {self.first(edges)}")
                 self.out(f"{first.number}_last = {self.last(edges, first.size)}")
             for tile in found:
-                if self.whole:
+                if self.whole or tile.edges:
                     self.number(tile, tile.start)
                 elif self.spread:
                     self.number(tile, f"tl.cast({apart}, INDEX) * {tile.block}")

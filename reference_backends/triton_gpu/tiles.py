@@ -47,6 +47,7 @@ class Tile:
         suffix: of the names of values in this piece.
         offset: what the number 0 stands before: the piece's numbers count from there.
         edges: of which vectors this piece holds the edges, if it does.
+        most: iterations that a tile taken a block at a time holds; those of the loops where no piece holds edges.
     """
 
     block: str
@@ -58,6 +59,7 @@ class Tile:
     suffix: str = ""
     offset: index.Int = index.ZERO
     edges: Vectors | None = None
+    most: index.Int | None = None
 
     @property
     def iteration(self) -> index.Int:
@@ -87,9 +89,21 @@ def pieces(name: str, size: index.Int, vectors: Vectors | None, most: int) -> li
             start = f"{name}_first + {at}" if at else f"{name}_first"
             found.append(Tile(str(block), number, mask, size, start, f"{name}_last", suffix, vectors.offset))
         at += block
-    if vectors is not None:
-        found.append(Tile(str(2 * lanes), f"{name}_e", f"{name}_e_mask", size, suffix="_e", edges=vectors))
-    return found
+    return [*found, _edges(name, size, vectors)] if vectors else found
+
+
+def piecewise(name: str, block: str, size: index.Int, vectors: Vectors | None) -> list[Tile]:
+    """The tile of loops that take ``block`` iterations at a time, and a piece of the edges."""
+    if vectors is None:
+        return [Tile(block, name, f"{name}_mask", size)]
+    most = size // vectors.lanes * vectors.lanes
+    start, end = ("0", index.to_python(most)) if vectors.offset == index.ZERO else (f"{name}_first", f"{name}_last")
+    blocks = Tile(block, name, f"{name}_mask", size, start, end, offset=vectors.offset, most=most)
+    return [blocks, _edges(name, size, vectors)]
+
+
+def _edges(name: str, size: index.Int, vectors: Vectors) -> Tile:
+    return Tile(str(2 * vectors.lanes), f"{name}_e", f"{name}_e_mask", size, suffix="_e", edges=vectors)
 
 
 def vectors(
