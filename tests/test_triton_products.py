@@ -15,7 +15,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 import vendor_sdk
-from reference_backends.triton_gpu import attention, compiler, plugin, products
+from reference_backends.triton_gpu import attention, compiler, plugin, products, tuning
 from tests.test_triton_gpu import OnPaper
 from vendor_sdk import ALL, COMPOSITES, Backend, Decline, Kernel, Supported, hookimpl
 from vendor_sdk.capture.attention import keep_attention
@@ -150,6 +150,33 @@ def test_tiles_fit(sizes: tuple[int, int, int, int], factors: products.Factors) 
 def test_large_products_have_large_tiles_and_few_rows_small_ones() -> None:
     assert products.candidates(1, 8192, 8192, 8192, "halves")[0].rate == 1
     assert products.candidates(1, 8, 4096, 4096, "halves")[0].x <= 32
+
+
+@needs_triton
+@pytest.mark.parametrize("library", [1.0, 3.0])
+def test_what_is_measured_decides_and_is_remembered(
+    library: float, chip: WithLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    tuning.remembered.cache_clear()
+    variants = tuning._variants(tuning.Product(1, 8192, 3072, 768, HALF, True))
+    calls: list[Callable[[], Any]] = []
+
+    def timer(call: Callable[[], Any]) -> float:
+        calls.append(call)
+        return library if len(calls) > len(variants) else 2 + len(calls) / 100
+
+    monkeypatch.setattr(tuning, "seconds", timer)
+    chip.recorder.tune = True
+    inputs = empty(8192, 768), empty(3072, 768), empty(3072)
+    assert routes(compile_for(chip, gelu, *inputs)) == {"addmm": "emitter" if library > 2 else "kernel"}
+    made = len(calls)
+    tuning.remembered.cache_clear()  # as another process would start
+    chip.recorder.tune = False
+    assert routes(compile_for(chip, gelu, *inputs)) == {"addmm": "emitter" if library > 2 else "kernel"}
+    assert len(calls) == made
+    assert products.best_tiles((1, 8192, 3072, 768), "halves") == variants[0]
+    tuning.remembered.cache_clear()
 
 
 # Machine code

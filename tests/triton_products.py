@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import vendor_sdk
 import vendor_sdk.aot
+from reference_backends.triton_gpu import compiler, tuning
 
 Tensor = torch.Tensor
 Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
@@ -86,6 +87,22 @@ def wrong(name: str, device: str = "cpu") -> dict[str, str]:
             except AssertionError as error:
                 found[what] = str(error)
     found.update(_dynamic(name, device))
+    found.update(_bare(device))
+    return found
+
+
+def _bare(device: str) -> dict[str, str]:
+    """The product that is measured."""
+    found = {}
+    for turned in (False, True):
+        p = tuning.Product(2, 37, 43, 29, HALF, turned)
+        left, right, out = tuning._operands(p)
+        launch = compiler.load(tuning.source(p)).launch_product_0
+        launch((left, right.transpose(1, 2) if turned else right, out), (), 2, 37, (43, 29), out.numel())
+        try:
+            torch.testing.assert_close(out.double(), left.double() @ right.double(), rtol=1.2e-2, atol=2e-2)
+        except AssertionError as error:
+            found[f"bare, {turned}"] = str(error)
     return found
 
 

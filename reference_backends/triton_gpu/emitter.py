@@ -109,16 +109,24 @@ def kernel_text(kernel: LoopKernel) -> str:
 
 
 class TritonEmitter(Emitter):
-    """Triton for NVIDIA GPUs."""
+    """Triton for NVIDIA GPUs.
+
+    Args:
+        tune: whether products are measured, rather than modelled, to decide who computes them (``tuning.py``).
+    """
 
     ops = OPS
     limits = Limits(chunk=CHUNK, narrow_chunk=1)
+    tune = False
+
+    def __init__(self, *, tune: bool = False) -> None:
+        self.tune = tune
 
     def emit(self, kernel: LoopKernel) -> str:
         return kernel_text(kernel)
 
     def takes_over(self, node: NodeContext, saved_bytes: int, saved_launches: int) -> Support:
-        return products.takes_over(node, saved_bytes, saved_launches)
+        return products.takes_over(node, saved_bytes, saved_launches, tune=self.tune)
 
     def compile(self, kernels: Sequence[tuple[LoopKernel, str]]) -> list[Launch]:
         if not kernels:

@@ -12,7 +12,7 @@ from reference_backends.triton_gpu import attention, compiler
 from reference_backends.triton_gpu.emitter import TritonEmitter
 from reference_backends.triton_gpu.kernels import KERNELS
 from reference_backends.triton_gpu.library import COMPLEX, TAKES_COMPLEX
-from vendor_sdk import ALL, Backend, Decline, Emitter, Kernel, NodeContext, Support, TensorInfo, TorchDevice, hookimpl
+from vendor_sdk import ALL, Backend, Decline, Emitter, Kernel, NodeContext, Option, Support, TensorInfo, TorchDevice, hookimpl
 
 
 @hookimpl
@@ -23,6 +23,13 @@ def backend() -> Backend:
         dtypes=frozenset((*ALL, torch.int8, torch.int16, *COMPLEX)),
         requires=compiler.requires,
         composites=attention.COMPOSITE_NAMES,
+        options={
+            "mode": Option(
+                default="default",
+                choices=("default", "max-autotune"),
+                help="max-autotune measures each shape of matrix products that could be fused, and remembers it on disk",
+            )
+        },
         deterministic=False,
         notes={
             "halves": "loaded and stored as such, computed in float32",
@@ -64,7 +71,7 @@ def kernels() -> Mapping[str, Kernel | Callable[..., Any]]:
 
 @hookimpl
 def emitter(options: Mapping[str, Any]) -> Emitter:
-    return TritonEmitter()
+    return TritonEmitter(tune=options.get("mode") == "max-autotune")
 
 
 @hookimpl

@@ -9,6 +9,7 @@ it does not store and load again is worth more than that: for halves on an H100,
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -149,14 +150,30 @@ class ProductLauncher(Launcher):
     def __init__(self, kernel: Any, factors: Factors) -> None:
         super().__init__(kernel, "fixed", 0)
         self.factors = factors
+        self.tiles: Tiles | None = None
+        """Those to take, whatever the shape; for measurements."""
 
     def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int) -> Plan:
         columns, terms = lengths
         if leads * count * columns == 0:
             return Plan(0)
-        return plan_for(
-            candidates(leads, count, columns, terms, self.factors)[0], (leads, count, columns, terms), largest, self.factors
-        )
+        sizes = leads, count, columns, terms
+        tiles = self.tiles or best_tiles(sizes, self.factors)
+        return plan_for(tiles, sizes, largest, self.factors)
+
+
+def best_tiles(sizes: tuple[int, int, int, int], factors: Factors) -> Tiles:
+    """Tiles for ``sizes``: batch, rows, columns and terms. What was measured comes before what the model says."""
+    from reference_backends.triton_gpu import tuning
+
+    if factors == "halves":
+        shapes = [
+            tuning.Product(*sizes, dtype, turned) for dtype in (torch.bfloat16, torch.float16) for turned in (True, False)
+        ]
+        found = next((known for p in shapes if (known := tuning.remembered(p))), None)
+        if found is not None:
+            return found.tiles
+    return candidates(*sizes, factors)[0]
 
 
 def plan_for(t: Tiles, sizes: tuple[int, int, int, int], largest: int, factors: Factors) -> Plan:
@@ -172,8 +189,12 @@ def plan_for(t: Tiles, sizes: tuple[int, int, int, int], largest: int, factors: 
     return Plan(programs, values, {"num_warps": t.warps, "num_stages": t.stages, **OPTIONS})
 
 
-def takes_over(node: NodeContext, saved_bytes: int, saved_launches: int) -> Support:
-    """Whether a matrix product is computed by a fused kernel rather than by the library."""
+def takes_over(node: NodeContext, saved_bytes: int, saved_launches: int, *, tune: bool = False) -> Support:
+    """Whether a matrix product is computed by a fused kernel rather than by the library.
+
+    Args:
+        tune: whether to measure both, where something is saved.
+    """
     left, right = [a for a in node.args if isinstance(a, TensorInfo)][-2:]
     (result,) = node.outputs
     if result.dtype not in (torch.bfloat16, torch.float16):
@@ -181,13 +202,23 @@ def takes_over(node: NodeContext, saved_bytes: int, saved_launches: int) -> Supp
     if left.symbolic or right.symbolic:
         return Decline("whether fusing pays depends on sizes that are not known yet")
     *batch, rows, terms = left.shape
-    batches, columns = (batch[0] if batch else 1), right.shape[-1]
-    if not batches * rows * columns * terms:
+    sizes = (batch[0] if batch else 1), rows, right.shape[-1], terms
+    if not math.prod(sizes):
         return Decline("there is nothing to multiply")
-    m = machine()
-    own = min(seconds(batches, rows, columns, terms, t, m) for t in HALVES if t.shared(2) <= m.shared)
-    library = library_seconds(batches, rows, columns, terms, m)
-    gain = saved_bytes / m.bytes + saved_launches * LAUNCH
+    gain = saved_bytes / machine().bytes + saved_launches * LAUNCH
+    own, library = times(sizes, result.dtype, turned=not right.contiguous, tune=tune and gain > 0)
     if own - library < gain:
         return Supported()
     return Decline(f"the library's product is faster by {1e6 * (own - library):.1f} us, and fusing saves {1e6 * gain:.1f} us")
+
+
+def times(sizes: tuple[int, int, int, int], dtype: torch.dtype, *, turned: bool, tune: bool) -> tuple[float, float]:
+    """Seconds of a product of halves with the best tiles, and by the library: measured where it was or is to be."""
+    from reference_backends.triton_gpu import tuning
+
+    p = tuning.Product(*sizes, dtype, turned)
+    found = tuning.measured(p) if tune else tuning.remembered(p)
+    if found is not None:
+        return found.own, found.library
+    m = machine()
+    return min(seconds(*sizes, t, m) for t in HALVES if t.shared(2) <= m.shared), library_seconds(*sizes, m)
