@@ -6,6 +6,7 @@ import importlib.util
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +146,22 @@ def test_tiles_fit(sizes: tuple[int, int, int, int], factors: products.Factors) 
         assert t.x * t.y <= 128 * 32 * t.warps
         plan = products.plan_for(t, sizes, 1 << 20, factors)
         assert plan.programs == sizes[0] * math.ceil(sizes[1] / t.x) * math.ceil(sizes[2] / t.y)
+
+
+@needs_triton
+def test_the_model_knows_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    h200 = {"multiprocessor_count": 132, "sm_clock_rate": 1_980_000, "mem_clock_rate": 3_201_000, "mem_bus_width": 6144}
+    utils = SimpleNamespace(get_device_properties=lambda device: {**h200, "max_shared_mem": 232448})
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    found = products.machine.__wrapped__()
+    assert found.flops == pytest.approx(1.07e15, rel=0.01)
+    assert found.bytes == pytest.approx(4.18e12, rel=0.01)
+    assert found.shared == 232448
 
 
 def test_large_products_have_large_tiles_and_few_rows_small_ones() -> None:

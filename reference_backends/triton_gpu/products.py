@@ -27,6 +27,9 @@ LOSS = 0.16
 """Part of the library's time by which a template with equal tiles is slower."""
 REACHED = 0.72
 """Part of the peak that large products of the library reach."""
+PER_CLOCK = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192}
+"""Operations of dense products of halves that a multiprocessor does in a clock, by compute capability; the others' are GPUs for
+graphics."""
 LAUNCH = 2e-6
 """Seconds between two kernels that wait for each other."""
 START = 2e-6
@@ -52,16 +55,17 @@ class Machine:
 
 @functools.cache
 def machine() -> Machine:
-    """The current GPU; one like an H100 where there is none."""
+    """The current GPU; one like an H100 where there is none. Rates are the peaks of its clocks, of memory what copies reach."""
     if not torch.cuda.is_available():
         return Machine()
-    found = torch.cuda.get_device_properties()
-    per_clock = {8: 2048, 9: 4096}.get(found.major, 8192 if found.minor == 0 else 2048)
-    hertz = getattr(found, "clock_rate", 1_800_000) * 1e3
-    bus = 2 * getattr(found, "memory_clock_rate", 2_600_000) * 1e3 * getattr(found, "memory_bus_width", 5120) / 8
-    shared = getattr(found, "shared_memory_per_block_optin", 96 * 1024)
-    count = found.multi_processor_count
-    return Machine(count, count * hertz * per_clock, 0.85 * bus, shared)
+    import triton
+
+    found = triton.runtime.driver.active.utils.get_device_properties(torch.cuda.current_device())
+    per_clock = PER_CLOCK.get(torch.cuda.get_device_capability(), 1024)
+    count = found["multiprocessor_count"]
+    flops = count * found["sm_clock_rate"] * 1e3 * per_clock
+    moved = 2 * found["mem_clock_rate"] * 1e3 * found["mem_bus_width"] / 8
+    return Machine(count, flops, 0.85 * moved, found["max_shared_mem"])
 
 
 @dataclass(frozen=True)
