@@ -215,6 +215,46 @@ def test_help_and_version_import_no_torch() -> None:
     assert run("--version").stdout == f"vendor-sdk, version {__version__}\n"
 
 
+def test_the_first_commands_of_a_vendor_import_no_torch(tmp_path: Path) -> None:
+    """They answer in a fraction of a second, where importing torch takes several."""
+    program = """if True:
+        import contextlib, io, sys
+        from vendor_sdk.cli import LATER, main
+        for line in sys.argv[1:]:
+            with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+                main(line.split(), standalone_mode=False)
+            assert out.getvalue(), line
+            heavy = {"torch", "numpy", "scipy", "pytest", "transformers"} & set(sys.modules)
+            assert not heavy, f"{line}: imports {heavy}"
+    """
+    lines = ["--help", "list", "list --json", "doctor --fast", f"new freshchip --dir {tmp_path / 'freshchip'}"]
+    lines += ["completion bash", "cache info", "next --help", "minify --help", "profile --help", "doctor --help"]
+    subprocess.run([sys.executable, "-c", program, *lines], check=True, timeout=60)
+    assert (tmp_path / "freshchip" / "pyproject.toml").is_file()
+
+
+def test_backends_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_VENDOR_SDK_COMPLETE" in run("completion", shell).stdout
+    completed = CliRunner().invoke(
+        main, [], prog_name="vendor-sdk",
+        env={"_VENDOR_SDK_COMPLETE": "bash_complete", "COMP_WORDS": "vendor-sdk ops --backend cpp", "COMP_CWORD": "3"},
+    )  # fmt: skip
+    assert completed.stdout == "plain,cpp_cpu\n"
+
+
+def test_list_reads_metadata_alone(install: Any) -> None:
+    install("raising", {"raises": "raises"}, modules={"raises": "raise RuntimeError('imported')"})
+    install("gone", {"gone": "no_such_package.plugin"})
+    install("greedy", {"inductor": "json"})
+    listed = {each["name"]: each for each in json.loads(run("list", "--json").stdout)["backends"]}
+    assert {name: listed[name]["state"] for name in ("raises", "gone", "inductor")} == {
+        "raises": "installed", "gone": "broken", "inductor": "broken",
+    }  # fmt: skip
+    assert "no_such_package" in listed["gone"]["reason"]
+    assert listed["raises"]["plugin"] == "raises"
+
+
 def test_output_can_be_piped_to_a_reader_that_stops() -> None:
     command = f"{sys.executable} -m vendor_sdk.cli ops | head -n 1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, env={**os.environ, "LC_ALL": "C"})

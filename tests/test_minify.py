@@ -17,7 +17,8 @@ from vendor_sdk.cli import main
 from vendor_sdk.dump.program import program
 from vendor_sdk.errors import OptionError
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name
-from vendor_sdk.minify import Failure, Pool, reduce
+from vendor_sdk.minify import reduce
+from vendor_sdk.minify.worker import Failure, Pool
 
 PLUGIN = """
 import os, signal, time, torch, vendor_sdk

@@ -22,7 +22,7 @@ STYLES = {
 }  # fmt: skip
 
 
-class _BackendName(click.ParamType):
+class _BackendName(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.2
     """The name of a backend, which a shell completes from what is installed."""
 
     name = "name"

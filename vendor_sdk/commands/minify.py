@@ -43,12 +43,13 @@ def command(
     Graphs run in a process of their own, on random inputs, with every stage checked: crashes and hangs are failures too.
     """
     from vendor_sdk import minify
+    from vendor_sdk.minify.worker import Pool
 
     if sum(given is not None for given in (script, case, program)) != 1:
         raise click.UsageError("give one of --script, --case and --repro")
     if case is not None and backend is None:
         raise click.UsageError("--case wants --backend")
-    with tempfile.TemporaryDirectory() as folder, minify.Pool(plugins, timeout) as pool:
+    with tempfile.TemporaryDirectory() as folder, Pool(plugins, timeout) as pool:
         dumps, candidates = Path(folder) / "dumps", Path(folder) / "candidates"
         dumps.mkdir()
         candidates.mkdir()

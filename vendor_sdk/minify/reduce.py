@@ -129,6 +129,6 @@ def _other_input(value: Any, old: int, new: int) -> Any:
     shape = [new if size == old else size for size in value.shape]
     dense = torch.empty(shape, dtype=value.dtype, device=value.device)
     # The order of memory stays; gaps between elements do not.
-    order = sorted(range(value.dim()), key=lambda dim: -value.stride(dim))
+    order = sorted(range(value.dim()), key=lambda dim: -value.stride()[dim])
     back = sorted(range(value.dim()), key=order.__getitem__)
     return dense if order == back else torch.empty([shape[dim] for dim in order], dtype=value.dtype).permute(back)
