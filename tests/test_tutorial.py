@@ -60,4 +60,4 @@ def follow(page: str, folder: Path) -> int:
 
 
 def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    assert follow("tutorial.md", tmp_path) == 9
+    assert follow("tutorial.md", tmp_path) == 7

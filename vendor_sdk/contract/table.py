@@ -80,7 +80,7 @@ class TableEmitter(Emitter):
         return ""
 
     def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
-        """A number of the target; floats may be infinite or NaN."""
+        """A number of the target: as Python writes it, so floats may be ``inf``, ``-inf`` or ``nan``; bool as 0 or 1."""
         return repr(float(value)) if dtype.is_floating_point else repr(int(value))
 
     def number(self, symbol: Symbol) -> str:
