@@ -96,8 +96,8 @@ Subgraph = Callable[["Builder", Sequence[Value]], list["Operand"]]
 
 Rule = Callable[..., Any]
 """Called as ``rule(builder, outline, *args, **kwargs)`` with the node's arguments: tensors as ``Operand``, run-time numbers as
-``Number``, subgraphs as ``Subgraph``, the rest as it stands; ``outline`` is one ``Outline``, or for a prim with several results a
-tuple, with ``None`` for a result that nobody reads. Returns a ``Value``, or a tuple of them."""
+``Number``, subgraphs as ``Subgraph``, the rest as it stands; ``outline`` is one ``Outline``, or for a prim with several results
+a tuple, with ``None`` for a result that nobody reads. Returns a ``Value``, or a tuple of them."""
 
 
 class Builder:

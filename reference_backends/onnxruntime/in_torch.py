@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from reference_backends.onnxruntime import linalg
 from vendor_sdk import OPSET
 
 Tensor = torch.Tensor
@@ -165,6 +166,55 @@ def _embedding_bag(
     return result.to(weight.dtype), owner.to(kinds), sizes.to(kinds), chosen.to(kinds)
 
 
+def _bag_owners(indices: Tensor, offsets: Tensor, offset2bag: Tensor) -> Tensor:
+    """The bag of each index; torch's forward leaves it out where its own backward does not need it."""
+    return offset2bag if offset2bag.shape == indices.shape else _owners(offsets, indices.shape[0]) - 1
+
+
+def _embedding_bag_backward(
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    bag_size: Tensor,
+    maximum_indices: Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Tensor | None,
+    padding_idx: int = -1,
+) -> Tensor:
+    if sparse:
+        raise NotImplementedError("sparse gradients")
+    wide, places = _wide(grad), indices.to(torch.int64)
+    result = torch.zeros([num_weights, grad.shape[1]], dtype=wide.dtype)
+    if mode == 2:
+        chosen = maximum_indices.to(torch.int64).reshape(wide.shape)
+        added = torch.where(chosen >= 0, wide, 0.0)
+        return result.scatter_add(0, chosen.clamp(min=0), added).to(grad.dtype)
+    bag = _bag_owners(indices, offsets, offset2bag).to(torch.int64)
+    rows = wide[bag]
+    if mode == 1:
+        rows = rows / bag_size.clamp(min=1).to(wide.dtype)[bag].unsqueeze(1)
+    if per_sample_weights is not None:
+        rows = rows * _wide(per_sample_weights).unsqueeze(1)
+    if scale_grad_by_freq:
+        rows = rows / _members(places, num_weights).sum(1).to(wide.dtype)[places].unsqueeze(1)
+    if padding_idx >= 0:
+        rows = torch.where((places == padding_idx).unsqueeze(1), 0.0, rows)
+    return result.index_put([places], rows, accumulate=True).to(grad.dtype)
+
+
+def _bag_weights_backward(
+    grad: Tensor, weight: Tensor, indices: Tensor, offsets: Tensor, offset2bag: Tensor, mode: int, padding_idx: int = -1
+) -> Tensor:
+    places = indices.to(torch.int64)
+    bag = _bag_owners(indices, offsets, offset2bag).to(torch.int64)
+    products = (_wide(grad)[bag] * _wide(weight)[places]).sum(1)
+    return torch.where(places == padding_idx, 0.0, products).to(grad.dtype) if padding_idx >= 0 else products.to(grad.dtype)
+
+
 def _segment_bounds(lengths: Tensor | None, offsets: Tensor | None, axis: int) -> tuple[Tensor, Tensor]:
     """Ends and lengths of the segments."""
     given = lengths if lengths is not None else offsets
@@ -261,6 +311,41 @@ def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor
     return torch.zeros(bins, dtype=value.dtype).scatter_add(0, place, inside.to(value.dtype)).to(x.dtype)
 
 
+def _antialiased(size: int, out: int, align: bool, scale: float | None) -> Tensor:
+    """(out, size): what each place of a result reads, by a triangle as wide as the reduction. float64."""
+    if align:
+        step = (size - 1) / (out - 1) if out > 1 else 0.0
+    else:
+        step = 1 / scale if scale else size / out
+    reach = max(step, 1.0)
+    centre = (torch.arange(out).double().unsqueeze(1) + 0.5) * step
+    place = torch.arange(size).double()
+    inside = (place >= torch.floor(centre - reach + 0.5)) & (place < torch.floor(centre + reach + 0.5))
+    weight = torch.where(inside, (1 - ((place - centre + 0.5) / reach).abs()).clamp(min=0), 0.0)
+    return weight / weight.sum(1, True)
+
+
+def _upsample_aa(
+    x: Tensor, output_size: Sequence[int], align: bool, scale_h: float | None = None, scale_w: float | None = None
+) -> Tensor:
+    rows = _antialiased(x.shape[2], output_size[0], align, scale_h).to(x.dtype)
+    columns = _antialiased(x.shape[3], output_size[1], align, scale_w).to(x.dtype)
+    return torch.matmul(torch.matmul(rows, x), columns.mT)
+
+
+def _upsample_aa_backward(
+    grad: Tensor,
+    output_size: Sequence[int],
+    input_size: Sequence[int],
+    align: bool,
+    scale_h: float | None = None,
+    scale_w: float | None = None,
+) -> Tensor:
+    rows = _antialiased(input_size[2], output_size[0], align, scale_h).to(grad.dtype)
+    columns = _antialiased(input_size[3], output_size[1], align, scale_w).to(grad.dtype)
+    return torch.matmul(torch.matmul(rows.mT, grad), columns)
+
+
 def _fractional_starts(u: Tensor, size: int, out: int, extent: int) -> Tensor:
     """Where the windows begin, (..., out): floor((o + u) alpha) - floor(u alpha), the last one at the end. Graham, "Fractional
     max-pooling" (2014), section 2, in the samples' dtype."""
@@ -302,11 +387,16 @@ FUNCTIONS: Mapping[str, Function] = {
     "grid_sampler_2d_backward": _grid_sampler_backward,
     "grid_sampler_3d_backward": _grid_sampler_backward,
     "_embedding_bag": _embedding_bag,
+    "_embedding_bag_backward": _embedding_bag_backward,
+    "_embedding_bag_per_sample_weights_backward": _bag_weights_backward,
     "segment_reduce": _segment_reduce,
     "_segment_reduce_backward": _segment_reduce_backward,
     "histc": _histc,
     "fractional_max_pool2d": _fractional_max_pool(2),
     "fractional_max_pool3d": _fractional_max_pool(3),
+    "_upsample_bilinear2d_aa": _upsample_aa,
+    "_upsample_bilinear2d_aa_backward": _upsample_aa_backward,
+    **linalg.FUNCTIONS,
     "mode": _of_row("mode"),
     "_cdist_backward": _of_row("_cdist_backward"),
 }
