@@ -148,7 +148,9 @@ def outcome(case: Any, backend: str = "") -> tuple[str, str]:
     try:
         model = SdkBackend.prepare(case.model, backend or "CPU")
         for inputs, expected in case.data_sets:
-            if not all(isinstance(value, np.ndarray) and value.dtype.kind in "fiub" for value in (*inputs, *expected)):
+            if not all(
+                isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fiub" for value in (*inputs, *expected)
+            ):
                 return "skip", "a value that is no tensor of a prim's dtype"
             for found, wanted in zip(model.run(inputs), expected, strict=True):
                 if found.dtype != wanted.dtype or found.shape != wanted.shape:

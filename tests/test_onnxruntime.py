@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch.nn import functional
 
 import vendor_sdk
@@ -35,7 +36,7 @@ from vendor_sdk.pipeline import recording
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-from reference_backends.onnxruntime import plugin  # noqa: E402
+from reference_backends.onnxruntime import control, in_torch, linalg, plugin, special  # noqa: E402
 from reference_backends.onnxruntime.translate import CLAIMED, RULES, single  # noqa: E402
 
 NAME = "onnxruntime"
@@ -47,19 +48,24 @@ ABSENT = frozenset({"clone", "alias", "baddbmm"})
 NOT_IN_DOUBLE = (
     "acos acosh asin asinh atan atan2 atanh convolution convolution_backward cos erf erfc sin special_spherical_bessel_j0 tan"
 )
-DECLINED = {
-    **{(name, torch.float64): "float64" for name in NOT_IN_DOUBLE.split()},
-    **{("signbit", dtype): "sign of a NaN" for dtype in (torch.float32, torch.float16, torch.float64)},
-    **{("pow", dtype): "integer powers" for dtype in (torch.int64, torch.int32, torch.uint8)},
+DECLINED: dict[tuple[str, torch.dtype], tuple[str, ...]] = {
+    **{(name, torch.float64): ("float64",) for name in NOT_IN_DOUBLE.split()},
+    **{(name, torch.float64): ("exact to float32 only",) for name in special.RULES},
+    **{("pow", dtype): ("integer powers",) for dtype in (torch.int64, torch.int32, torch.uint8)},
+    ("view.dtype", torch.float16): ("equal width", "int16"),
 }
-"""Prims and dtypes that are not claimed though the prim is, with a word of the reason."""
+"""Prims and dtypes that are not claimed though the prim is, with words of the reasons."""
 
-PARTLY = {
-    "_to_copy": "bfloat16",
-    "embedding_dense_backward": "scaled by frequency",
-    "masked_scatter": "empty source",
+PARTLY: dict[str, tuple[str, ...]] = {
+    "_to_copy": ("bfloat16",),
+    "embedding_dense_backward": ("scaled by frequency",),
+    "masked_scatter": ("empty source",),
+    "view.dtype": ("equal width", "int8"),
+    "segment_reduce": ("the first dimension",),
+    "_segment_reduce_backward": ("the first dimension",),
+    **dict.fromkeys(linalg.FUNCTIONS, ("too large a graph",)),
 }
-"""Prims that decline single samples of dtypes they have, with a word of the reason."""
+"""Prims that decline single samples of dtypes they have, with words of the reasons."""
 
 
 @pytest.fixture(autouse=True)
@@ -102,10 +108,19 @@ def call_of(row: Prim | Composite, sample: Sample) -> tuple[Callable[..., Any], 
     return call, tensors
 
 
+RARE = frozenset({*special.RULES, *in_torch.FUNCTIONS})
+"""Prims with long graphs, tested with fewer dtypes and samples; the conformance suite has them all."""
+
+
+def dtypes_of(row: Prim) -> list[torch.dtype]:
+    known = [dtype for dtype in row.dtypes if dtype in DTYPES]
+    return [dtype for dtype in known if dtype.is_floating_point or dtype == torch.int64] if row.name in RARE else known
+
+
 def samples(row: Prim) -> Iterator[tuple[torch.dtype, Sample]]:
     """The quick samples, and for one dtype the standard ones too: kernels of ONNX Runtime have trapped on empty tensors."""
-    for dtype in (dtype for dtype in row.dtypes if dtype in DTYPES):
-        effort = Effort.STANDARD if dtype == row.dtypes[0] else Effort.QUICK
+    for dtype in dtypes_of(row):
+        effort = Effort.STANDARD if dtype == row.dtypes[0] and row.name not in RARE else Effort.QUICK
         for sample in row.samples(SampleContext.make(dtype, effort)):
             yield dtype, sample
 
@@ -172,7 +187,7 @@ def test_composites_run_whole_in_inference_and_have_gradients(name: str) -> None
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", sorted(set(RULES) - ABSENT - CLAIMED))
+@pytest.mark.parametrize("name", sorted(set(RULES) - ABSENT - CLAIMED - set(control.RULES)))
 def test_claimed_prims_meet_their_bounds(name: str) -> None:
     row = OPSET[name]
     native: set[torch.dtype] = set()
@@ -184,8 +199,8 @@ def test_claimed_prims_meet_their_bounds(name: str) -> None:
         if placement is None:  # nothing to do for this sample: a conversion to the same dtype
             continue
         if placement.kind is not Kind.NATIVE:
-            wanted = DECLINED.get((name, dtype)) or PARTLY.get(name, "no reason is good enough")
-            assert wanted in placement.reason, f"{name}[{dtype}] on sample {sample.label!r}: {placement}"
+            wanted = DECLINED.get((name, dtype)) or PARTLY.get(name, ("no reason is good enough",))
+            assert any(each in placement.reason for each in wanted), f"{name}[{dtype}] on sample {sample.label!r}: {placement}"
             continue
         assert (name, dtype) not in DECLINED, f"{name}[{dtype}] is listed as declined and runs"
         assert placement.route is Route.GRAPH
@@ -193,7 +208,7 @@ def test_claimed_prims_meet_their_bounds(name: str) -> None:
         judge(row, sample, compiled(*tensors))
         for tensor, copied in zip(tensors, before, strict=True):
             torch.testing.assert_close(tensor, copied, rtol=0, atol=0, equal_nan=True)
-    assert native == {dtype for dtype in row.dtypes if dtype in DTYPES and (name, dtype) not in DECLINED}
+    assert native == {dtype for dtype in dtypes_of(row) if (name, dtype) not in DECLINED}
 
 
 @pytest.mark.parametrize("name", sorted(ABSENT))
@@ -218,8 +233,8 @@ def test_rules_that_normalization_keeps_from_graphs(name: str) -> None:
         judge(row, sample, [torch.from_numpy(value) for value in session.run(None, feeds)])
 
 
-def test_at_least_130_prims_are_claimed() -> None:
-    assert len(RULES) >= 130
+def test_at_least_200_prims_have_a_rule() -> None:
+    assert len(set(RULES) & set(OPSET)) >= 200
     assert set(RULES) <= {*OPSET, *COMPOSITES}
 
 
@@ -303,6 +318,69 @@ def test_dynamic_sizes_share_one_session() -> None:
     assert len(graphs) == 1
     kinds = {each.prim: each.placement for each in graphs[0].placements}
     assert all(placement.kind in (Kind.NATIVE, Kind.WRAPPER) for placement in kinds.values()), kinds
+
+
+def branches(x: torch.Tensor, y: torch.Tensor) -> Any:
+    z = x * 2
+    return torch.cond(z.sum() > 0, lambda z, y: (z + y, z.softmax(0)), lambda z, y: (z - y, functional.gelu(z)), (z, y))
+
+
+def repeated(x: torch.Tensor, y: torch.Tensor) -> Any:
+    def step(count: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return count + 1, x * 1.5 + y
+
+    count, value = while_loop(lambda count, x: count < 5, step, (torch.zeros((), dtype=torch.int64), x))
+    return count, value - 1
+
+
+@pytest.mark.parametrize("function", [branches, repeated])
+def test_control_flow_is_part_of_a_partition(function: Callable[..., Any]) -> None:
+    compiled = torch.compile(function, backend=NAME)
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        for x in (torch.rand(5), -torch.rand(5)):
+            y = torch.randn(5)
+            for found, wanted in zip(compiled(x, y), function(x, y), strict=True):
+                torch.testing.assert_close(found, wanted)
+    (graph,) = graphs
+    assert {each.placement.kind for each in graph.placements} == {Kind.NATIVE}
+    assert sum(node.target is not operator.getitem for node in graph.graph.calls()) == 1
+
+
+def test_what_a_branch_has_and_onnx_does_not_goes_to_the_host() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = torch.cond(x.sum() > 0, lambda x: x.to(torch.bfloat16).float(), lambda x: x * 2, (x,))
+        return result
+
+    graphs: list[Any] = []
+    x = torch.rand(5)
+    with recording(graphs.append):
+        torch.testing.assert_close(torch.compile(f, backend=NAME)(x), f(x))
+    placement = next(each.placement for each in graphs[0].placements if each.prim == "cond")
+    assert placement.kind is Kind.HOST
+    assert "bfloat16" in placement.reason
+
+
+def test_sizes_that_depend_on_data_run_in_partitions() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.nonzero(x), torch.masked_select(x, x > 0), torch.bincount(x.abs())
+
+    x = torch.tensor([3, 0, -2, 7, 0])
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(f, [x]), backend=NAME)
+    for values in (x, torch.tensor([0, 0, -1, 0, 0]), torch.zeros(5, dtype=torch.int64)):
+        for found, wanted in zip(compiled(values), f(values), strict=True):
+            torch.testing.assert_close(found, wanted)
+    assert {each.placement.kind for each in compiled.placements} == {Kind.NATIVE}
+
+
+@pytest.mark.parametrize("name", ["lgamma", "digamma", "erfinv", "special_bessel_j0", "special_modified_bessel_k0"])
+def test_special_functions_far_from_the_samples(name: str) -> None:
+    row = OPSET[name]
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(4001, generator=generator) * torch.exp2(torch.randint(-120, 60, (4001,), generator=generator).float())
+    x = x[(x == x.round()).logical_not() | (x > 0)]  # whole numbers below one are poles, or next to them in float32
+    sample = Sample((x,))
+    judge(row, sample, vendor_sdk.compile_graph(vendor_sdk.trace(row.target, [x]), backend=NAME)(x))
 
 
 def test_views_of_one_value_keep_sharing_its_memory_as_outputs() -> None:

@@ -89,11 +89,11 @@ class Routes:
         return kernel is not None and kernel.yields and self._other_route(node, name, sized_by_data) is Route.EMITTER
 
     def _other_route(self, node: fx.Node, name: str, sized_by_data: bool) -> Route | Decline:
-        if sized_by_data:
-            return Decline("the size of its result depends on data: only a kernel that returns its result can run it")
         compiler, emitter = self.session.graph_compiler, self.session.emitter
         if compiler is not None and name in compiler.prims:
             return Route.GRAPH
+        if sized_by_data:
+            return Decline("the size of its result depends on data: only a kernel that returns its result can run it")
         if emitter is None:
             return Decline(f"the backend has no {'kernel' if compiler is None else 'translation'} for it")
         if name not in LOWERINGS and name not in VIEWS:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, normalized
@@ -275,7 +276,40 @@ def _embedding_backward(
     return _scatter(b, "ScatterND", start, positions, rows, "add")
 
 
+# Results whose size depends on the data
+
+
+def _nonzero(b: Builder, out: Outline, x: Operand) -> Value:
+    truth = b.cast(x, torch.bool)
+    if x.rank:
+        return b.transpose(b.op("NonZero", truth, dtype=torch.int64), [1, 0])
+    # One row without columns, or none.
+    count = b.reshape(b.cast(truth, torch.int64), [1])
+    return b.op("Expand", b.constant(np.zeros((1, 0), np.int64)), b.op("Concat", count, b.constant([0]), axis=0))
+
+
+def _masked_select(b: Builder, out: Outline, x: Operand, mask: Operand) -> Value:
+    both = b.op("Shape", b.op("Or", b.cast(x, torch.bool), mask), dtype=torch.int64)
+    spread, chosen = b.op("Expand", x, both), b.op("Expand", mask, both)
+    return b.op("Compress", b.op("Reshape", spread, b.constant([-1])), b.op("Reshape", chosen, b.constant([-1])), axis=0)
+
+
+def _bincount(b: Builder, out: Outline, x: Operand, weights: Operand | None = None, minlength: Any = 0) -> Value:
+    places = b.cast(x, torch.int64)
+    # A place before the first stands for the length of an empty result.
+    last = b.op("ReduceMax", b.op("Concat", places, b.constant([-1]), axis=0), b.constant([0]), keepdims=1)
+    count = b.op(
+        "Max", b.op("Add", last, b.constant([1])), b.op("Unsqueeze", b.tensor(minlength, torch.int64), b.constant([0]))
+    )
+    added: Value = b.op("Expand", b.constant(1, out.dtype), b.shape(x)) if weights is None else b.cast(weights, out.dtype)
+    start = b.op("Expand", b.constant(0, out.dtype), count)
+    return b.op("ScatterElements", start, places, added, axis=0, reduction="add")
+
+
 RULES: Mapping[str, Rule] = {
+    "nonzero": _nonzero,
+    "masked_select": _masked_select,
+    "bincount": _bincount,
     "index": _index,
     "index_put": _index_put,
     "index_select": _index_select,
