@@ -181,8 +181,8 @@ def test_composites_run_whole_in_inference_and_have_gradients(name: str) -> None
     assert composite in {each.prim for each in graphs[0].placements if each.placement.kind is Kind.NATIVE}
     ours, theirs = ([x.clone().requires_grad_() for x in inputs] for _ in range(2))
     torch._dynamo.reset()
-    torch.compile(function, backend=NAME)(*ours).square().sum().backward()
-    function(*theirs).square().sum().backward()
+    for call, given in ((torch.compile(function, backend=NAME), ours), (function, theirs)):
+        torch.autograd.backward(call(*given).square().sum())
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-4)
 
@@ -329,7 +329,9 @@ def repeated(x: torch.Tensor, y: torch.Tensor) -> Any:
     def step(count: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return count + 1, x * 1.5 + y
 
-    count, value = while_loop(lambda count, x: count < 5, step, (torch.zeros((), dtype=torch.int64), x))
+    count, value = while_loop(  # type: ignore[no-untyped-call]
+        lambda count, x: count < 5, step, (torch.zeros((), dtype=torch.int64), x)
+    )
     return count, value - 1
 
 
