@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vendor_sdk.contract.cache import cache_dir
     from vendor_sdk.contract.device import Device, DeviceProperties, DeviceTensor, MemoryStats, TorchDevice, contiguous_strides
     from vendor_sdk.contract.emitter import Emitter, Launch, Limits, flat
-    from vendor_sdk.contract.graph import GraphCompiler
+    from vendor_sdk.contract.graph import GraphCompiler, ModelFile
     from vendor_sdk.contract.hookspecs import HOOKS, hookimpl
     from vendor_sdk.contract.kernel import Kernel, NativeCall, Operand, destination
     from vendor_sdk.contract.loader import LoadedBackend, Session, extend, load, register, unregister
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from vendor_sdk.ir.loop import LoopKernel
     from vendor_sdk.ir.primgraph import PrimGraph
     from vendor_sdk.lower import online, split
+    from vendor_sdk.model_file import export
     from vendor_sdk.pipeline import compile_graph, trace
     from vendor_sdk.prims.bounds import Accumulated, Bound, Distribution, Exact, Property, Ulp, Verdict, violations
     from vendor_sdk.prims.opset import COMPOSITES, OPSET, OPSET_VERSION
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from vendor_sdk.prims.samples import Effort, Sample, SampleContext
     from vendor_sdk.profiling import Profile, profile
     from vendor_sdk.run.arena import release_memory
+    from vendor_sdk.run.blocks import warm_empty
 
 __version__ = "0.1.0"
 

@@ -88,7 +88,8 @@ def export(
 
 def _session(suffix: str, backend: str | None, options: Mapping[str, Any] | None) -> Session:
     """The backend asked for, else the first installed one that writes files with this ending."""
-    problems, endings = [], set()
+    problems: list[str] = []
+    endings: set[str] = set()
     for name in [backend] if backend is not None else discovery.installed().names:
         try:
             session = load(name).session(options if backend is not None else None)

@@ -40,6 +40,7 @@ CLASSES = (
     emitter.Limits,
     table.TableEmitter,
     graph.GraphCompiler,
+    graph.ModelFile,
 )
 
 HOOKS_INTRODUCTION = """\

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from onnx import TensorProto
 
@@ -248,7 +248,7 @@ def _beside(path: Path, parameters: Parameters, file: ModelFile) -> Iterator[onn
     with open(path, "wb") as stream:
         for name, value in parameters.items():
             stream.write(bytes(-stream.tell() % ALIGNMENT))
-            place = {"location": path.name, "offset": stream.tell(), "length": value.nbytes}
+            place: dict[str, str | int] = {"location": path.name, "offset": stream.tell(), "length": value.nbytes}
             stream.write(_bytes(value))
             yield elsewhere(name, value.dtype, value.shape, **place)
             file.wrote(value.nbytes)

@@ -70,7 +70,7 @@ def _slot(info: onnx.ValueInfoProto) -> Slot:
     return Slot(info.name, tensor.elem_type, _DTYPES[tensor.elem_type], shape)
 
 
-_DTYPES = {element: dtype for dtype, element in ELEMENT_TYPES.items()}
+_DTYPES: dict[int, torch.dtype] = {element: dtype for dtype, element in ELEMENT_TYPES.items()}
 
 
 class Maker:

@@ -78,7 +78,7 @@ class _Function(nn.Module):
         self.function = function
         with contextlib.suppress(TypeError, ValueError):  # a builtin has no signature
             inspect.signature(function)
-            self.forward = function  # inputs have the names of its parameters
+            self.__dict__["forward"] = function  # inputs have the names of its parameters
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
