@@ -33,7 +33,7 @@ def _decoder(kind: str, **given: Any) -> Callable[[], tuple[nn.Module, dict[str,
         import transformers
 
         config = getattr(transformers, f"{kind}Config")(use_cache=False, **given)
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         ids = _tokens(config.vocab_size)["input_ids"]
         return model, {"input_ids": ids, "labels": ids}
 

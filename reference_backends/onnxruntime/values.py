@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnxruntime as ort
 import torch
 from onnxruntime.capi import _pybind_state as native
+from torch.utils import dlpack
 
 CPU_DEVICE = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
 """Where torch's tensors are."""
@@ -13,11 +14,11 @@ CPU_DEVICE = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_m
 def shared(tensor: torch.Tensor) -> ort.OrtValue:
     """A contiguous tensor of the host as a value, which keeps its memory alive."""
     plain = tensor.detach()
-    value = native.OrtValue.from_dlpack(torch.to_dlpack(plain), tensor.dtype is torch.bool)
+    value = native.OrtValue.from_dlpack(plain.__dlpack__(), tensor.dtype is torch.bool)
     return ort.OrtValue(value)
 
 
 def torch_tensor(value: native.OrtValue, dtype: torch.dtype) -> torch.Tensor:
     """A value in the memory of the host as a tensor, which keeps its memory alive. DLPack has uint8 where ``dtype`` is bool."""
-    tensor: torch.Tensor = torch.from_dlpack(value.to_dlpack())
+    tensor: torch.Tensor = dlpack.from_dlpack(value.to_dlpack())
     return tensor if tensor.dtype == dtype else tensor.view(dtype)

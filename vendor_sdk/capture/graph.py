@@ -198,7 +198,7 @@ def _repeats(value: torch.Tensor) -> bool:
 
 def _may_repeat(item: Any) -> bool:
     """Whether a value can have elements in common memory: only a view that makes them so, or an input, does. Meta rules that
-    copy the strides of an expanded operand (slice_scatter's in torch 2.11) promise what no result in memory of its own keeps."""
+    copy the strides of an expanded operand (slice_scatter's in torch 2.11) promise what no result in its own memory keeps."""
     while isinstance(item, fx.Node) and item.op == "call_function" and item.target not in _REPEATING:
         schema = getattr(item.target, "_schema", None)
         if schema is not None and not any(result.alias_info for result in schema.returns):

@@ -140,7 +140,7 @@ class Backend:
         composites: composites the backend wants whole; each still passes through ``supports``.
         deterministic: whether two runs on equal inputs give equal bits.
         memory: what the memory plan must keep to.
-        numerics: declared numerics by probe of the conformance suite (``{"mm float32 accumulator": "float32"}``): what the suite
+        numerics: declared numerics by probe of the conformance suite (``{"mm float32 accumulator": "float32"}``): what it
             measures must agree.
         notes: declared numerics in free text by topic (``{"float32 matmul": "accumulates in float32"}``).
     """
