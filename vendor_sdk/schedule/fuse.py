@@ -193,14 +193,15 @@ class _Pass:
         reads = [read for read in summary.reads if _elements(read.node) != 1]
         if not reads:
             return True
+        # Made wherever it is read from several operands, it pays where contractions alone read it, and fewer bytes so.
+        if len(reads) > 1 and not all(user in self.contractions for user in self._users(node)):
+            return False
         if any(summary.depends_on_data(read) for read in reads):
             return False
         bytes_ = ix.product(summary.shape) * result.dtype.itemsize
         if len(reads) > 1:
-            # Made wherever it is read, it may cost arithmetic: it pays where a contraction then reads fewer bytes.
-            first = {read.node: read.node.meta["val"] for read in self._expanded(summary).reads}
-            size = sum((_elements(source) * value.dtype.itemsize for source, value in first.items()), ix.ZERO)
-            return all(user in self.contractions for user in self._users(node)) and ix.nonnegative(bytes_ - size)
+            sources = {read.node: read.node.meta["val"].dtype.itemsize for read in self._expanded(summary).reads}
+            return ix.nonnegative(bytes_ - sum((_elements(n) * itemsize for n, itemsize in sources.items()), ix.ZERO))
         (read,) = reads
         operand = read.node.meta["val"]
         size = _elements(read.node) * operand.dtype.itemsize
