@@ -220,7 +220,7 @@ def test_products_compile_without_spills(
     name: str, target: str, chip: WithLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(products, "takes_over", lambda *_: Supported())
+    monkeypatch.setattr(products, "takes_over", lambda *_, **__: Supported())
     function, inputs = PROGRAMS[name]
     assert compile_for(chip, function, *inputs).launches == 1
     ((kernel, text),) = chip.recorder.kernels
