@@ -20,6 +20,7 @@ ort = pytest.importorskip("onnxruntime")
 
 from reference_backends.onnxruntime import partition as partitions  # noqa: E402
 from reference_backends.onnxruntime import stored  # noqa: E402
+from reference_backends.onnxruntime.builder import Builder, Outline, value_info  # noqa: E402
 from reference_backends.onnxruntime.partition import Partition  # noqa: E402
 from reference_backends.onnxruntime.providers import Provider  # noqa: E402
 
@@ -324,3 +325,38 @@ def test_explain_shows_what_a_provider_left_to_the_cpu() -> None:
 
 def test_addresses_of_empty_tensors_are_taken() -> None:
     assert partitions._address(torch.empty(0)) != 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_constants_of_every_dtype_are_taken_in(dtype: torch.dtype) -> None:
+    table = torch.tensor([[0, 1, 2], [3, 0, 1]]).to(dtype)
+    model = nn.Module()
+    model.register_buffer("table", table.t())  # not contiguous
+    model.register_buffer("nothing", table.t()[:0])
+    model.forward = lambda rows: torch.cat([model.table[rows], model.nothing])  # type: ignore[method-assign]
+    rows = torch.tensor([2, 0])
+    call, partition = inference(model, rows)
+    with torch.no_grad():
+        assert torch.equal(call(rows), table.t()[rows])
+    (session,) = partition.made()
+    assert len(session.get_inputs()) == 1
+
+
+def test_values_that_only_a_branch_reads_are_kept_and_others_are_not() -> None:
+    builder = Builder()
+    x, flag = builder.operand(torch.float32, [2]), builder.operand(torch.bool, [])
+    negative = builder.op("Neg", x)
+    builder.op("Abs", x)
+    make = onnx.helper.make_node
+    branches = {
+        name: onnx.helper.make_graph([make(kind, [negative.name], [name])], name, [], [value_info(name, torch.float32, [2])])
+        for name, kind in (("then_branch", "Exp"), ("else_branch", "Neg"))
+    }
+    result = builder.op("If", flag, dtype=torch.float32, **branches)
+    model = builder.model([(result, Outline(torch.float32, (2,)))])
+    assert [node.op_type for node in model.graph.node] == ["Neg", "If"]
+    session = ort.InferenceSession(model.SerializeToString())
+    values = torch.tensor([1.0, -2.0])
+    for condition, want in ((True, torch.exp(-values)), (False, values)):
+        (out,) = session.run(None, {x.name: values.numpy(), flag.name: torch.tensor(condition).numpy()})
+        torch.testing.assert_close(torch.from_numpy(out), want)

@@ -6,7 +6,7 @@ graph. What ONNX cannot express exactly is refused by raising ``Untranslatable``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -383,9 +383,19 @@ def _needed(nodes: Sequence[onnx.NodeProto], outputs: set[str]) -> list[onnx.Nod
     wanted, kept = set(outputs), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):
-            wanted.update(node.input)
+            wanted.update(_reads(node))
             kept.append(node)
     return kept[::-1]
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Names that a node refers to, those inside its graphs too: these see the values around them."""
+    yield from node.input
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield from (output.name for output in attribute.g.output)
+            for inner in attribute.g.node:
+                yield from _reads(inner)
 
 
 def _first(inputs: Sequence[Value | None]) -> Value:

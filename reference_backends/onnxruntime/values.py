@@ -12,9 +12,10 @@ CPU_DEVICE = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_m
 
 
 def shared(tensor: torch.Tensor) -> ort.OrtValue:
-    """A contiguous tensor of the host as a value, which keeps its memory alive."""
-    plain = tensor.detach()
-    value = native.OrtValue.from_dlpack(plain.__dlpack__(), tensor.dtype is torch.bool)
+    """A contiguous tensor of the host as a value, which keeps its memory alive. Bools pass as uint8."""
+    truth = tensor.dtype is torch.bool
+    plain = tensor.detach().view(torch.uint8) if truth else tensor.detach()
+    value = native.OrtValue.from_dlpack(plain.__dlpack__(), truth)
     return ort.OrtValue(value)
 
 
