@@ -46,7 +46,7 @@ def test_what_unlocks_most_models_comes_first() -> None:
         "b": {"exp": use()},
         "c": {"exp": use(), "sort": use(9.0)},
         "d": {"mm": use()},
-        "e": {"sort": use(9.0), "fft": use(1.0), "add": use(1.0, "int64")},
+        "e": {"sort": use(9.0), "fft": use(2.0), "add": use(1.0, "int64")},
     }
     found = advise(models, {"exp": "no kernel", "sort": "no kernel", "fft": "never"}, {"float32"})
     assert found.ready == ("d",)

@@ -30,7 +30,7 @@ LAYERS = (
     ("aot",),
     ("closure", "dynamo", "explanation", "model_file", "repro", "scaffold"),
     ("doctor", "advice", "minify", "profiling"),
-    ("pages", "terminal"),
+    ("pages",),
     ("commands",),
     ("cli",),
 )
