@@ -217,9 +217,7 @@ def count(backend: str, script: Path, arguments: Sequence[str] = ()) -> tuple[Us
         child = [sys.executable, "-m", "vendor_sdk.advice", str(answer), backend, str(script), *arguments]
         # What the script prints must not be taken for the answer of the command.
         search = os.pathsep.join(path for path in (os.environ.get("PYTHONPATH"), *_own_paths()) if path)
-        status = subprocess.run(
-            child, stdout=sys.stderr.fileno(), env={**os.environ, "PYTHONPATH": search}, check=False
-        ).returncode
+        status = subprocess.run(child, stdout=2, env={**os.environ, "PYTHONPATH": search}, check=False).returncode
         if not answer.is_file():
             raise OptionError(f"{script} ended with exit status {status}", fix=f"Mend it until `python {script}` works.")
         counted = json.loads(answer.read_text())
