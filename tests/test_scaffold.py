@@ -138,7 +138,19 @@ def test_the_filled_table_makes_150_prims_native(registered: Callable[..., Any],
 
     def model(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows = x.softmax(-1).cumsum(1)
-        return rows, x.argmax(-1), torch.special.i1(x), i // 3, i % -3, x[i.abs() % 4], x @ x.t(), x.erfinv(), x.digamma()
+        pooled = torch.nn.functional.avg_pool3d(x[None, None, None], (1, 3, 2), 2, (0, 1, 1), ceil_mode=True)
+        return (
+            pooled,
+            rows,
+            x.argmax(-1),
+            torch.special.i1(x),
+            i // 3,
+            i % -3,
+            x[i.abs() % 4],
+            x @ x.t(),
+            x.erfinv(),
+            x.digamma(),
+        )
 
     x, i = torch.randn(4, 6).clamp(-0.9, 0.9), torch.randint(-50, 50, (9,))
     torch.testing.assert_close(torch.compile(model, backend=scaffold.name)(x, i), model(x, i))
