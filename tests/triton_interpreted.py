@@ -416,6 +416,7 @@ GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "softmax in pieces": (lambda x: x.softmax(1), ((5, 67),)),
     "softmax of rows that begin anywhere": (lambda x: x.softmax(1), ((9, 263),)),
     "softmax of rows that end anywhere": (lambda x: x[:, :263].softmax(1), ((3, 264),)),
+    "losses of rows that end anywhere": (lambda x: -x[:, :263].log_softmax(1)[:, 0].sum(), ((9, 264),)),
     "rows that begin anywhere, and a weight": (_rows_and_weight, ((2, 5, 263), (263,))),
     "softmax of a divided row": (lambda x: x.softmax(1), ((1, 17000),)),
     "layer norm backward": (_norm_backward, ((70, 48), (70, 48), (48,))),
