@@ -5,6 +5,7 @@ normalize   composites recognised, constants folded, equal nodes merged         
 legalize    what the backend does not want to see is spelled out                        normalize/legalize.py
 place       who runs each node, with the reason; decompose or host where nobody does    partition/place.py
             outputs that the caller was promised in another order of memory             partition/outputs.py
+            parameters that products read in panels                                     partition/parameters.py
 partition   nodes on the graph route join into partitions                               partition/segments.py
 transfer    copies between host and device become nodes                                 partition/transfers.py
 schedule    nodes on the emitter route join into fused groups                           schedule/
@@ -50,6 +51,7 @@ from vendor_sdk.normalize.decompose import prim_table
 from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.normalize.products import join_products
 from vendor_sdk.partition.outputs import store_as_promised
+from vendor_sdk.partition.parameters import keep_panels
 from vendor_sdk.partition.place import context, place, placement_of
 from vendor_sdk.partition.segments import Partition, join_segments
 from vendor_sdk.partition.transfers import insert_transfers
@@ -65,6 +67,7 @@ from vendor_sdk.routes import Routes, layout_of, targets
 from vendor_sdk.run.arena import Frames, keepers
 from vendor_sdk.run.bank import Bank
 from vendor_sdk.run.compiled import CompiledGraph
+from vendor_sdk.run.kept import kept
 from vendor_sdk.run.memory import DeviceMemory
 from vendor_sdk.run.steps import OwnMemoryRuntime, Runtime, TorchRuntime
 from vendor_sdk.schedule import Refusal, Schedule, schedule, usable
@@ -121,6 +124,7 @@ def placed(graph: PrimGraph, session: Session, watch: Watch) -> tuple[PrimGraph,
     placements = place(graph, Routes(session))
     drop_dead(graph)
     _store_as_promised(graph, session)
+    _keep_panels(graph, session)
     graph = _after("place", graph, loaded)
     watch.stage("placed", graph)
     return graph, placements
@@ -287,6 +291,12 @@ def _store_as_promised(graph: PrimGraph, session: Session) -> None:
     store_as_promised(graph, emitted)
 
 
+def _keep_panels(graph: PrimGraph, session: Session) -> None:
+    """A device with memory of its own has parameters in it already, as the host has them."""
+    if session.emitter is not None and session.options["keep"] and not isinstance(session.device, Device):
+        keep_panels(graph, session.emitter.panel)
+
+
 def _schedule(graph: PrimGraph, session: Session) -> Schedule:
     """Fuses the nodes on the emitter route, as far as the emitter has what their kernels need."""
     if session.emitter is None or not session.options["fuse"]:
@@ -444,7 +454,7 @@ def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tu
     # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
     frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena)
     if emitter is not None:
-        keepers.add(emitter.release)
+        keepers.update((emitter.release, kept.release))
     observed = functools.partial(_observed, session)
     for node in graph.calls():
         if isinstance(node.target, Partition):

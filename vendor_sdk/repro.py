@@ -70,6 +70,7 @@ def rebuild(
     static_inputs: Sequence[int],
     donated_inputs: Sequence[int],
     writes: Sequence[int] = (),
+    training: bool = False,
 ) -> PrimGraph:
     """The graph that ``module`` spells out."""
     mode, numbers = torch_private.symbolic_numbers(sizes)
@@ -87,6 +88,7 @@ def rebuild(
     graph.output_layouts = layouts
     graph.donated_inputs = frozenset(donated_inputs)
     graph.writes = tuple(writes)
+    graph.training = training
     return graph
 
 
@@ -105,6 +107,7 @@ class Program:
     static_inputs: Sequence[int]
     donated_inputs: Sequence[int]
     writes: Sequence[int] = ()
+    training: bool = False
 
     def graph(self) -> PrimGraph:
         """The graph, with symbols where sizes were symbolic."""
@@ -118,6 +121,7 @@ class Program:
             self.static_inputs,
             self.donated_inputs,
             self.writes,
+            self.training,
         )
 
     def static(self) -> Program:

@@ -31,6 +31,8 @@ LONG = 64
 """Elements of a stretch beyond which a longer one is no better."""
 PACK = 16
 """Products of a left factor's element in whose time it is packed."""
+PANEL_BYTES = 256
+"""Of a step in a panel of the right factor: a tile's columns under AVX-512, several tiles' elsewhere."""
 STRETCH = 128
 """Steps that must lie at one distance for a factor to be read where it lies: blocks of the sum end where they do."""
 
@@ -50,6 +52,11 @@ def template(nest: loop.Nest) -> contraction.Contraction | None:
     return found
 
 
+def panel(dtype: torch.dtype) -> int:
+    """Columns of a panel in which a right factor that is a parameter is best kept (``Emitter.panel``)."""
+    return PANEL_BYTES // dtype.itemsize if dtype in (torch.float32, torch.float64) else 0
+
+
 def write(text: KernelText, c: contraction.Contraction) -> None:
     """The nest as one call of ``gemm.h``, in a block of its own."""
     kernel = text.kernel
@@ -57,7 +64,11 @@ def write(text: KernelText, c: contraction.Contraction) -> None:
     given = (loop.Param("to", c.dtype, index.wrap(0), "scratch"), loop.Param("sums", c.dtype, index.wrap(0), "scratch"))
     text.kernel = replace(kernel, scratch=(*kernel.scratch, *given))
     text.out.open("")
-    if c.is_matrix_product:
+    if _lies_in_panels(text, c.left):
+        c = c.exchanged()
+    if _lies_in_panels(text, c.right):
+        _matrices(text, c)
+    elif c.is_matrix_product:
         for each in (c, c.exchanged()):
             windows, overlaps = winograd.windows(each), winograd.overlaps(each)
             if windows is not None:
@@ -155,7 +166,8 @@ def _truth(value: bool) -> str:
 def _product(text: KernelText, c: contraction.Contraction) -> str:
     """Writes the factors and what finishes tiles of the result; the name of the ``Product`` of them."""
     kind = SUMS[c.dtype]
-    left, right = _fill(text, c, c.left, kind), _fill(text, c, c.right, kind)
+    left = _fill(text, c, c.left, kind)
+    right = (_panels if _lies_in_panels(text, c.right) else _fill)(text, c, c.right, kind)
     finish = text.fresh("finish")
     arguments = "int64_t row, int64_t rows, int64_t column, int64_t columns"
     _open(text, finish, f"int64_t batch, {arguments}, const {kind} *sums, int64_t pitch")
@@ -229,10 +241,11 @@ class _Lie:
 def _lie(f: contraction.Factor, symbols: Container[str]) -> _Lie | None:
     """None for a factor that is computed, or that lies otherwise; ``symbols`` are those that the kernel knows."""
     load = f.body[0]
-    if len(f.body) > 1 or not isinstance(load, loop.Load) or load.mask or len(f.free) != 1 or not f.reduced:
+    if len(f.body) > 1 or not isinstance(load, loop.Load) or load.mask or len(f.free) > 1 or not f.reduced:
         return None
     last = f.reduced[-1]
-    row, step = index.stride(load.index, f.free[0].var), index.stride(load.index, last.var)
+    row = index.stride(load.index, f.free[0].var) if f.free else index.ZERO
+    step = index.stride(load.index, last.var)
     if row is None or step is None or 1 not in (row.value, step.value):
         return None
     if len(f.reduced) > 1 and (last.size.value is None or last.size.value < STRETCH):
@@ -244,19 +257,53 @@ def _lie(f: contraction.Factor, symbols: Container[str]) -> _Lie | None:
 def _address(text: KernelText, c: contraction.Contraction, f: contraction.Factor, kind: str) -> str:
     """Writes the lambda that tells where a factor lies that is a tensor as it stands, and gives the rest of the text of its
     ``Factor``; "" for any other."""
-    lie, load = _lie(f, text.symbols), f.body[0]
+    lie = _lie(f, text.symbols)
     if lie is None:
         return ""
+    address = _position(text, c, f)
+    distances = f"{index.to_c(lie.row)}, {index.to_c(lie.step)}, max_int({index.to_c(lie.stretch)}, 1)"
+    return f", address_with<decltype({address}), {kind}>, &{address}, {distances}"
+
+
+def _position(text: KernelText, c: contraction.Contraction, f: contraction.Factor) -> str:
+    """Writes the lambda that tells where a factor lies that is a tensor as it stands; its name."""
+    load, address = f.body[0], text.fresh("address")
     assert isinstance(load, loop.Load)
-    address = text.fresh("address")
     text.out.open(f"const auto {address} = [=](int64_t batch, int64_t first, int64_t from)")
     _split(text, "batch", c.batch)
-    text.out(f"const int64_t {f.free[0].var} = first;")
+    _split(text, "first", f.free)
     _split(text, "from", f.reduced)
     text.out(f"return {load.param} + ({index.to_c(load.index)});")
     text.out.close(after=";")
-    distances = f"{index.to_c(lie.row)}, {index.to_c(lie.step)}, max_int({index.to_c(lie.stretch)}, 1)"
-    return f", address_with<decltype({address}), {kind}>, &{address}, {distances}"
+    return address
+
+
+def _lies_in_panels(text: KernelText, f: contraction.Factor) -> bool:
+    """Whether a factor is a tensor in panels (``panel``), the last of them whole."""
+    load = f.body[0]
+    if len(f.body) > 1 or not isinstance(load, loop.Load) or load.mask or not f.free or len(f.reduced) != 1:
+        return False
+    width = panel(load.dtype)
+    size, steps = contraction.sizes(f.free).value, f.reduced[0].size.value
+    if not width or not size or not steps:
+        return False
+    last = (size - 1) // width
+    lane = index.variable("lane", width)
+    values, position = {}, index.variable("panel", last + 1) * width + lane
+    for r in reversed(f.free[1:]):
+        values[r.var], position = position % r.size, position // r.size
+    place = index.substitute(load.index, {**values, f.free[0].var: position})
+    if index.stride(place, "lane") != 1 or index.stride(place, f.reduced[0].var) != width:
+        return False
+    end = index.substitute(place, {"panel": last, "lane": width - 1, f.reduced[0].var: steps - 1}).value
+    (room,) = (param.size.value for param in text.kernel.params if param.name == load.param)
+    return end is not None and room is not None and end < room
+
+
+def _panels(text: KernelText, c: contraction.Contraction, f: contraction.Factor, kind: str) -> str:
+    """The text of the ``Factor`` of one that lies in panels."""
+    address, width = _position(text, c, f), panel(c.dtype)
+    return f"{{nullptr, nullptr, false, address_with<decltype({address}), {kind}>, &{address}, 1, {width}, 1, {width}}}"
 
 
 @dataclass(frozen=True)

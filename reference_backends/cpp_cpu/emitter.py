@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from reference_backends.cpp_cpu import compiler, contraction, machine, units
 from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.analysis import loads
@@ -101,6 +103,10 @@ class CppEmitter(Emitter):
 
     def compile(self, kernels: Sequence[tuple[LoopKernel, str]]) -> list[Launch]:
         return list(units.compiled(kernels))
+
+    def panel(self, dtype: torch.dtype, rows: int | None, columns: int, steps: int) -> int:
+        width = contraction.panel(dtype)
+        return width if width and columns >= width and steps else 0
 
     def link(self, program: Program) -> Entry | None:
         return launching.link(program)

@@ -49,10 +49,10 @@ template <class T> struct Tile {
   int64_t row, step, rows;
 };
 
-// tile[i][j] = (fresh ? 0 : tile[i][j]) + the sum of a[i][.] * b[.][j] over `k` steps, for a tile of M rows and N vectors. Sums of
-// sums: the rounding errors of a long sum grow with its blocks instead of with its terms.
+// tile[i][j] = (fresh ? 0 : tile[i][j]) + the sum of a[i][.] * b[.][j] over `k` steps, for a tile of M rows and N vectors; steps of b
+// are `pitch` apart. Sums of sums: the rounding errors of a long sum grow with its blocks instead of with its terms.
 template <class T, int M, int N>
-static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RESTRICT b, int64_t k, T *RESTRICT tile, bool fresh) {
+static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RESTRICT b, int64_t pitch, int64_t k, T *RESTRICT tile, bool fresh) {
   typedef typename Lane<T>::Vector V;
   enum { L = Lane<T>::COUNT };
   V sum[M][N];
@@ -64,7 +64,7 @@ static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RE
 #pragma GCC unroll 32
   for (int i = 0; i < M; ++i) row[i] = a.data + (i < a.rows ? i : 0) * a.row;
   const int64_t step = a.step;
-  for (int64_t at = 0; k > 0; --k, at += step, b += N * L) {
+  for (int64_t at = 0; k > 0; --k, at += step, b += pitch) {
     V right[N];
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) right[j] = *(const V *)(b + j * L);
@@ -167,6 +167,9 @@ template <class T> struct Factor {
   const T *(*address)(const void *context, int64_t batch, int64_t first, int64_t from);
   const void *address_context;
   int64_t row, step, stretch;
+  // Of a right factor that lies in panels: how many columns lie together, with those of the next step behind them; a multiple of
+  // the widest tile's. The last panel is filled up. `address` is asked for no other columns than the first of a tile's.
+  int64_t panel;
 };
 
 template <class T> struct Product {
@@ -178,8 +181,8 @@ template <class T> struct Product {
   int64_t rows;    // Of a tile.
   int64_t narrow;  // Columns of a narrow one.
   // Tiles of TILE_VECTORS vectors and of fewer, and the same with as few rows as the last ones have.
-  void (*wide)(const Tile<T> &, const T *, int64_t, T *, bool), (*last_wide)(const Tile<T> &, const T *, int64_t, T *, bool);
-  void (*slim)(const Tile<T> &, const T *, int64_t, T *, bool), (*last_slim)(const Tile<T> &, const T *, int64_t, T *, bool);
+  void (*wide)(const Tile<T> &, const T *, int64_t, int64_t, T *, bool), (*last_wide)(const Tile<T> &, const T *, int64_t, int64_t, T *, bool);
+  void (*slim)(const Tile<T> &, const T *, int64_t, int64_t, T *, bool), (*last_slim)(const Tile<T> &, const T *, int64_t, int64_t, T *, bool);
   int32_t (*dots)(const Product &);  // Where there may be few rows.
 };
 
@@ -349,20 +352,23 @@ template <class T> struct Blocks {
 
   // Panels [begin, end) of the left block against one panel of columns.
   void multiply(int64_t batch, int64_t first_panel, int64_t begin, int64_t end, int64_t column, int64_t from, int64_t steps, T *own) const {
-    T *const right = own, *const own_sums = own + min_int(block, depth) * WIDTH;
+    T *const own_sums = own + min_int(block, depth) * WIDTH;
     const int64_t first = column * WIDTH, count = min_int(WIDTH, p.n - first), width = count <= p.narrow ? p.narrow : WIDTH;
     const auto product = count <= p.narrow ? p.slim : p.wide, last_product = count <= p.narrow ? p.last_slim : p.last_wide;
     T *const tiles = split() ? sums + (column * height + begin) * p.rows * WIDTH : own_sums;
     const int64_t apart = split() || block < p.k ? p.rows * WIDTH : 0;
+    const int64_t apart_in_right = p.right.panel ? p.right.panel : width;
     const bool last = from + steps >= p.k;
     if (steps <= 0) __builtin_memset(tiles, 0, p.rows * WIDTH * sizeof(T));
     for (int64_t start = 0, length; start < steps || start == 0; start += length) {
       length = min_int(min_int(block, steps - start), unit - (from + start) % unit);
-      if (steps > 0) pack(p.right, batch, first, count, width, from + start, length, right);
+      const T *right = own;
+      if (p.right.panel) right = p.right.address(p.right.address_context, batch, first, from + start);
+      else if (steps > 0) pack(p.right, batch, first, count, width, from + start, length, own);
       for (int64_t panel = begin; panel < end; ++panel) {
         T *const tile = tiles + (panel - begin) * apart;
         const auto run = first_panel + panel + 1 < panels ? product : last_product;
-        if (steps > 0) run(tile_at(batch, first_panel, panel, from, steps, start), right, length, tile, from + start == 0);
+        if (steps > 0) run(tile_at(batch, first_panel, panel, from, steps, start), right, apart_in_right, length, tile, from + start == 0);
         if (last && start + length >= steps) {
           const int64_t row = (first_panel + panel) * p.rows;
           p.finish(p.context, batch, row, min_int(p.rows, p.m - row), first, count, tile, width);

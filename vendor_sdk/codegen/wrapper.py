@@ -26,6 +26,7 @@ from vendor_sdk.contract.program import Entry, Program
 from vendor_sdk.ir.index import Int, bounds, from_size, wrap
 from vendor_sdk.ir.loop import Symbol
 from vendor_sdk.ir.memory import Slot
+from vendor_sdk.ir.panels import panels
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.transfer import to_device, to_host
 
@@ -482,6 +483,9 @@ class _Writer:
             static = _root(node.args[0]) in self.static  # type: ignore[arg-type]
             dtype = self.text.constant(node.meta["val"].dtype)
             self._line(f"{node.name} = RT.to_device({self._value(node.args[0])}, {dtype}, {static})", node)
+        elif node.target is panels:
+            made = self.text.constant(panels)
+            self._line(f"{node.name} = RT.kept({made}, {', '.join(map(self._value, node.args))})", node)
         elif node.target is to_host:
             dtype = self.text.constant(node.meta["val"].dtype)
             self._line(f"{node.name} = RT.to_host({self._value(node.args[0])}, {dtype})", node)

@@ -89,6 +89,21 @@ class Emitter(abc.ABC):
         """One native call for a run of launches (those of ``compile``), or ``None``: then Python launches them one by one."""
         return None
 
+    def panel(self, dtype: torch.dtype, rows: int | None, columns: int, steps: int) -> int:
+        """How many columns of a matrix product's right factor, (steps, columns), this emitter would have lie together.
+
+        Asked where the factor is a parameter of a graph that is not trained: the SDK then keeps it in panels,
+        ``(ceil(columns / width), steps, width)``, contiguous and filled up with zeros, and the kernel's loads say so. That
+        takes as many bytes as the parameter once more.
+
+        Args:
+            rows: of the left factor; ``None``: only the call knows.
+
+        Returns:
+            the width, or 0: the factor is read as it lies.
+        """
+        return 0
+
     def release(self) -> int:
         """Frees memory that linked programs keep between calls (``vendor_sdk.release_memory``); the bytes given back."""
         return 0

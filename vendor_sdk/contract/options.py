@@ -16,6 +16,10 @@ SDK_OPTIONS: Mapping[str, Option] = {
         help="what happens to a prim that the backend does not run: it runs on the host, or compilation fails",
     ),
     "fuse": Option(default=True, help="whether prims on the emitter route join into fused kernels, or each is one of its own"),
+    "keep": Option(
+        default=True,
+        help="whether parameters of a graph that is not trained are kept a second time, in the order that kernels read fastest",
+    ),
 }
 """Options every backend has."""
 

@@ -71,6 +71,7 @@ if __name__ == "__main__":
         static_inputs={sorted(graph.static_inputs)!r},
         donated_inputs={sorted(graph.donated_inputs)!r},
         writes={list(graph.writes)!r},
+        training={graph.training!r},
     )
 """
     text = _HEADER.format(backend=backend, imports="\n".join(sorted(imports))) + "\n\n" + "\n\n".join(classes) + "\n" + body

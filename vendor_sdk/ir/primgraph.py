@@ -3,7 +3,7 @@
 Rules, checked by ``PrimGraph.verify``:
 
 1. ``call_function`` targets are prims of the opset, composites that the backend claims, ``operator.getitem`` on a multi-result
-   node, transfers, or *foreign* operators (no row; they always run on the host).
+   node, transfers, panels, or *foreign* operators (no row; they always run on the host).
 2. Every node but the output carries ``meta["val"]``: a fake tensor, a ``SymInt``, ``SymFloat`` or ``SymBool``, a Python number,
    ``None``, or a tuple of them.
 3. The graph is functional: no node mutates an argument; what the caller wants written into inputs are its last outputs

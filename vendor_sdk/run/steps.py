@@ -10,6 +10,7 @@ import torch
 from vendor_sdk.contract.device import DeviceTensor
 from vendor_sdk.errors import KernelError
 from vendor_sdk.run.blocks import shaped, warm_empty
+from vendor_sdk.run.kept import kept
 from vendor_sdk.run.memory import DeviceMemory
 
 Shape = tuple[int, ...]
@@ -25,6 +26,7 @@ class Runtime(Protocol):
 
     def empty(self, shape: Shape, dtype: torch.dtype) -> Any: ...
     def to_device(self, value: torch.Tensor, dtype: torch.dtype, static: bool) -> Any: ...
+    def kept(self, make: Callable[..., torch.Tensor], value: torch.Tensor, *args: Any) -> torch.Tensor: ...
     def to_host(self, value: Any, dtype: torch.dtype) -> torch.Tensor: ...
     def contiguous(self, value: Any) -> Any: ...
     def view(self, prim: str, value: Any, *args: Any, **kwargs: Any) -> Any: ...
@@ -76,6 +78,9 @@ class TorchRuntime:
 
     def to_host(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return value
+
+    def kept(self, make: Callable[..., torch.Tensor], value: torch.Tensor, *args: Any) -> torch.Tensor:
+        return kept.get(make, value, *args)
 
     def contiguous(self, value: Any) -> Any:
         """Row-major contiguous tensors, copied only where they are not; several results are treated one by one."""
@@ -199,6 +204,9 @@ class OwnMemoryRuntime:
 
     def to_host(self, value: DeviceTensor, dtype: torch.dtype) -> torch.Tensor:
         return self.memory.download(value, dtype=dtype)
+
+    def kept(self, make: Callable[..., torch.Tensor], value: torch.Tensor, *args: Any) -> torch.Tensor:
+        raise AssertionError("a chip with memory of its own keeps parameters as they lie")
 
     def contiguous(self, value: Any) -> Any:
         if isinstance(value, DeviceTensor):
