@@ -71,7 +71,7 @@ def test_products_with_kept_parameters(rows: int, steps: int, columns: int, dtyp
     if rows:
         check(found, model, x)
     assert found.shape == (rows, 70)
-    assert len(keeping.kept._by_storage) == 2
+    assert len(keeping.kept._entries) == 2
 
 
 def test_matrices_that_are_not_transposed_and_nan() -> None:
@@ -106,7 +106,7 @@ def test_one_copy_for_all_products_of_a_parameter_and_all_graphs() -> None:
         compiled(twice)(torch.randn(3, 64))
         compiled(layer)(torch.randn(5, 64))
         compiled(layer)(torch.randn(6, 64))  # dynamic
-    assert len(keeping.kept._by_storage) == 1
+    assert len(keeping.kept._entries) == 1
     assert keeping.kept.release() == 64 * 128 * 4
 
 
@@ -170,21 +170,21 @@ def test_kept_values_die_with_their_parameters() -> None:
     model = nn.Linear(64, 64)
     with torch.no_grad():
         compiled(model)(torch.randn(2, 64))
-        assert len(keeping.kept._by_storage) == 1
+        assert len(keeping.kept._entries) == 1
         model.weight = nn.Parameter(torch.randn(64, 64))
         gc.collect()
-    assert not keeping.kept._by_storage
-    assert not keeping.kept._by_tensor
+    assert not keeping.kept._entries
+    assert not any(keeping.kept._known.values())
 
 
 def test_what_is_not_kept() -> None:
     model, x = nn.Linear(64, 64), torch.randn(4, 64)
     check(compiled(model)(x).detach(), model, x)  # trained
-    assert not keeping.kept._by_storage
+    assert not keeping.kept._entries
     with torch.no_grad():
         check(compiled(model, keep=False)(x), model, x)
         compiled(nn.Linear(64, 5))(x)  # narrower than a panel
-    assert not keeping.kept._by_storage
+    assert not keeping.kept._entries
     with torch.inference_mode():
         model = nn.Linear(64, 64)
         x = torch.randn(4, 64)
@@ -192,7 +192,7 @@ def test_what_is_not_kept() -> None:
         run(x)
         model.weight[0, 0] = 50
         torch.testing.assert_close(run(x), model(x))
-    assert not keeping.kept._by_storage
+    assert not keeping.kept._entries
 
 
 def test_threads_share_what_is_kept() -> None:
@@ -203,16 +203,17 @@ def test_threads_share_what_is_kept() -> None:
         calls.append(width)
         return panels(value, width, False)
 
+    get = store.getter(make, 16)
     found: list[Tensor] = []
-    threads = [threading.Thread(target=lambda: found.extend(store.get(make, tensor, 16) for _ in range(50))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.extend(get(tensor) for _ in range(50))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert calls == [16]
     assert all(value is found[0] for value in found)
-    assert store.get(make, tensor[:], 16) is found[0]  # another tensor that shows the same memory
-    assert store.get(make, tensor[1:], 16) is not found[0]
+    assert store.getter(make, 16)(tensor[:]) is found[0]  # another tensor that shows the same memory
+    assert get(tensor[1:]) is not found[0]
 
 
 def test_kernels_read_panels_in_place() -> None:
@@ -222,7 +223,7 @@ def test_kernels_read_panels_in_place() -> None:
         compiled(model)(torch.randn(16, 512))
     (graph,) = graphs
     assert graph.wrapper.launches == (1, 1)
-    assert "RT.kept(" in graph.wrapper.source
+    assert "= K0(" in graph.wrapper.source
     (kernel,) = graph.loops.values()
     from reference_backends.cpp_cpu.emitter import KernelText
 

@@ -40,6 +40,7 @@ class Runtime(Protocol):
     """whether kernels take row-major contiguous operands only"""
 
     def as_traced(self, value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor: ...
+    def kept(self, make: Callable[..., torch.Tensor], *args: Any) -> Callable[[torch.Tensor], torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -484,8 +485,8 @@ class _Writer:
             dtype = self.text.constant(node.meta["val"].dtype)
             self._line(f"{node.name} = RT.to_device({self._value(node.args[0])}, {dtype}, {static})", node)
         elif node.target is panels:
-            made = self.text.constant(panels)
-            self._line(f"{node.name} = RT.kept({made}, {', '.join(map(self._value, node.args))})", node)
+            get = self.text.constant(self.runtime.kept(panels, *node.args[1:]), "K")
+            self._line(f"{node.name} = {get}({self._value(node.args[0])})", node)
         elif node.target is to_host:
             dtype = self.text.constant(node.meta["val"].dtype)
             self._line(f"{node.name} = RT.to_host({self._value(node.args[0])}, {dtype})", node)

@@ -26,7 +26,7 @@ class Runtime(Protocol):
 
     def empty(self, shape: Shape, dtype: torch.dtype) -> Any: ...
     def to_device(self, value: torch.Tensor, dtype: torch.dtype, static: bool) -> Any: ...
-    def kept(self, make: Callable[..., torch.Tensor], value: torch.Tensor, *args: Any) -> torch.Tensor: ...
+    def kept(self, make: Callable[..., torch.Tensor], *args: Any) -> Callable[[torch.Tensor], torch.Tensor]: ...
     def to_host(self, value: Any, dtype: torch.dtype) -> torch.Tensor: ...
     def contiguous(self, value: Any) -> Any: ...
     def view(self, prim: str, value: Any, *args: Any, **kwargs: Any) -> Any: ...
@@ -79,8 +79,9 @@ class TorchRuntime:
     def to_host(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return value
 
-    def kept(self, make: Callable[..., torch.Tensor], value: torch.Tensor, *args: Any) -> torch.Tensor:
-        return kept.get(make, value, *args)
+    def kept(self, make: Callable[..., torch.Tensor], *args: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What gives ``make(parameter, *args)``, made anew where the parameter has changed."""
+        return kept.getter(make, *args)
 
     def contiguous(self, value: Any) -> Any:
         """Row-major contiguous tensors, copied only where they are not; several results are treated one by one."""
@@ -205,7 +206,7 @@ class OwnMemoryRuntime:
     def to_host(self, value: DeviceTensor, dtype: torch.dtype) -> torch.Tensor:
         return self.memory.download(value, dtype=dtype)
 
-    def kept(self, make: Callable[..., torch.Tensor], value: torch.Tensor, *args: Any) -> torch.Tensor:
+    def kept(self, make: Callable[..., torch.Tensor], *args: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         raise AssertionError("a chip with memory of its own keeps parameters as they lie")
 
     def contiguous(self, value: Any) -> Any:
