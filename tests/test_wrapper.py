@@ -560,3 +560,22 @@ def test_a_kernel_runs_from_python_where_views_have_no_strides(linked: bool) -> 
 
     q, k = torch.randn(2, 4, 24, 16), torch.randn(2, 2, 24, 16)
     torch.testing.assert_close(build(grouped, q, k)(q, k), [grouped(q, k)], rtol=1e-4, atol=1e-5)
+
+
+def test_outputs_are_stored_in_the_order_of_their_last_view() -> None:
+    """Views that strides cannot express cost no copy after the call: the kernel stores what they show."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.permute(0, 2, 1, 3) + 1
+        return (x * 2).permute(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1), y.transpose(1, 2).flatten(), y.sin().mT
+
+    graphs: list[Any] = []
+    x = torch.randn(2, 4, 3, 5)
+    with recording(graphs.append):
+        found = torch.compile(function, backend="cpp_cpu", dynamic=False)(x)
+    for value, expected in zip(found, function(x), strict=True):
+        torch.testing.assert_close(value, expected)
+        assert value.stride() == expected.stride()
+    (graph,) = graphs
+    assert "reshape" not in graph.wrapper.source
+    assert "RT.output" not in graph.wrapper.source

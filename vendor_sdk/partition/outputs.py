@@ -108,10 +108,13 @@ def _lies_so(value: fx.Node, strides: Sequence[Any]) -> bool:
     for view in reversed(views):
         args = map_nodes(view.args[1:], lambda n: n.meta["val"])
         kwargs = map_nodes(view.kwargs, lambda n: n.meta["val"])
-        if view.target is aten.view.default:
-            tensor = tensor.reshape(*args)
-        else:
+        if view.target is aten.view.default and not all(isinstance(size, int) for size in (*tensor.shape, *args[0])):
+            tensor = tensor.reshape(*args)  # Whether strides express it would be a question about sizes, and a guard.
+            continue
+        try:
             tensor = view.target(tensor, *args, **kwargs)  # type: ignore[operator]
+        except (RuntimeError, ValueError):  # a reshape that strides cannot express: it would be copied after the call
+            return False
     return all(
         torch_private.surely_equal(size, 1) or torch_private.surely_equal(own, promised)
         for size, own, promised in zip(tensor.shape, tensor.stride(), strides, strict=True)
