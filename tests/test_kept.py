@@ -26,8 +26,8 @@ def _nothing_kept() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def compiled(model: Callable[..., Tensor], **options: object) -> Callable[..., Tensor]:
-    return torch.compile(model, backend="cpp_cpu", options=options)  # type: ignore[return-value, arg-type]
+def compiled(model: Callable[..., Tensor], *, keep: bool = True) -> Callable[..., Tensor]:
+    return torch.compile(model, backend="cpp_cpu", options={"keep": keep})  # type: ignore[return-value, arg-type]
 
 
 def check(found: Tensor, model: nn.Module, x: Tensor) -> None:
@@ -183,6 +183,9 @@ def test_what_is_not_kept() -> None:
     assert not keeping.kept._entries
     with torch.no_grad():
         check(compiled(model, keep=False)(x), model, x)
+        torch._dynamo.reset()
+        check(torch.compile(model, backend="cpp_cpu")(x), model, x)  # nobody allowed it
+        torch._dynamo.reset()
         compiled(nn.Linear(64, 5))(x)  # narrower than a panel
     assert not keeping.kept._entries
     with torch.inference_mode():

@@ -4,7 +4,7 @@ A kept value belongs to the storage of its parameter, to the place in it and the
 parameter's version counter stands still, which every in-place operation moves. Writes that go past the counter (``.data``, an
 array of numpy over the same memory) are invisible to it, as they are to autograd; two samples of the content are compared,
 which tells when a whole tensor was written so. A write to a few elements must be announced with
-``vendor_sdk.release_memory()``, or ``options={"keep": False}`` be given.
+``vendor_sdk.release_memory()``, and so it is for the user to ask for this: ``options={"keep": True}``.
 
 Inference tensors have no version counter: nothing of them is kept.
 """
