@@ -93,7 +93,7 @@ def wrong(device: str = "cpu") -> dict[str, str]:
         rough = ROUGH[case.dtype]
         try:
             torch.testing.assert_close(result[0].double(), exact[0], rtol=rough, atol=rough)
-            torch.testing.assert_close(result[1].double(), exact[1], rtol=4e-6, atol=4e-6)
+            torch.testing.assert_close(result[1].double(), exact[1].double(), rtol=4e-6, atol=4e-6)
         except AssertionError as error:
             found[what] = str(error)
     return found

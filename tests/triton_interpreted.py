@@ -239,6 +239,15 @@ def install() -> None:
         return wide if x.dtype.scalar == language.bfloat16 else x
 
     InterpreterBuilder.create_dot = dot
+    splat = InterpreterBuilder.create_splat
+
+    def splatted(self: Any, kind: Any, value: Any) -> Any:
+        """The interpreter takes the dtype of what was compared for that of the result, where it makes a scalar a block."""
+        if np.asarray(value.data).dtype != np.bool_:
+            return splat(self, kind, value)
+        return TensorHandle(np.full(kind.shape, np.asarray(value.data).item()), language.int1)
+
+    InterpreterBuilder.create_splat = splatted
     InterpreterBuilder.create_fma = fused
     InterpreterBuilder.create_fp_trunc = narrowed
     InterpreterBuilder.create_fp_ext = widened

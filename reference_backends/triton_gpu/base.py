@@ -227,8 +227,10 @@ def but_infinite(value, a):
 
 @triton.jit
 def sigmoid(a):
+    """By the exponential that does not overflow, so that small results keep their digits."""
+    small = libdevice.exp(neg(tl.abs(a)))
     one = tl.full([], 1.0, a.dtype)
-    return div(one, one + libdevice.exp(neg(a)))
+    return div(tl.where(a < 0, small, one), one + small)
 
 
 @triton.jit

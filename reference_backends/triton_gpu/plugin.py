@@ -61,7 +61,11 @@ def supports(node: NodeContext) -> Support | None:
 
 @hookimpl
 def conformance() -> Mapping[str, str]:
-    return {"convolution[bfloat16]": "cuDNN rounds the result before it adds the bias"}
+    return {
+        "convolution[bfloat16]": "cuDNN rounds the result before it adds the bias",
+        "_embedding_bag[*]": "torch's CUDA operator: what it leaves for its gradient has other shapes than the CPU's",
+        "_embedding_bag_backward[bfloat16]": "torch's CUDA operator: it has no maximum of bfloat16",
+    }
 
 
 @hookimpl

@@ -44,10 +44,11 @@ OPS: Mapping[str, str] = {
     "ndtri": "libdevice.normcdfinv({0})",
     "i0": "base.but_infinite(libdevice.cyl_bessel_i0({0}), {0})",
     "i1": "base.but_infinite(libdevice.cyl_bessel_i1({0}), {0})",
-    "bessel_j0": "base.but_infinite(libdevice.j0({0}), {0})",
-    "bessel_j1": "base.but_infinite(libdevice.j1({0}), {0})",
-    "bessel_y0": "base.but_infinite(libdevice.y0({0}), {0})",
-    "bessel_y1": "base.but_infinite(libdevice.y1({0}), {0})",
+    # In float64: NVIDIA's float32 functions lose digits near their zeros.
+    **{
+        f"bessel_{kind}": f"base.but_infinite(libdevice.{kind}({{0}}.to(tl.float64)).to({{T}}), {{0}})"
+        for kind in ("j0", "j1", "y0", "y1")
+    },
     "round": "libdevice.rint({0})",
     "rsqrt": "base.div(tl.full([], 1, {T}), base.sqrt({0}))",
     "pow": "base.power({args})",

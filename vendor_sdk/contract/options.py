@@ -18,7 +18,7 @@ SDK_OPTIONS: Mapping[str, Option] = {
     "fuse": Option(default=True, help="whether prims on the emitter route join into fused kernels, or each is one of its own"),
     "keep": Option(
         default=False,
-        help="whether parameters of a graph that is not trained are kept a second time, in the order that kernels read fastest; "
+        help="whether parameters of a graph that is not trained are kept a second time, as kernels read them fastest; "
         "a write to a few elements through .data or numpy then needs vendor_sdk.release_memory()",
     ),
 }
