@@ -51,6 +51,7 @@ NOT_IN_DOUBLE = (
 DECLINED: dict[tuple[str, torch.dtype], tuple[str, ...]] = {
     **{(name, torch.float64): ("float64",) for name in NOT_IN_DOUBLE.split()},
     **{(name, torch.float64): ("exact to float32 only",) for name in special.RULES},
+    ("linalg_matrix_exp", torch.float64): ("last digits of float64",),
     **{("pow", dtype): ("integer powers",) for dtype in (torch.int64, torch.int32, torch.uint8)},
     ("view.dtype", torch.float16): ("equal width", "int16"),
 }

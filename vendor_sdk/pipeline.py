@@ -84,7 +84,8 @@ def trace(function: Callable[..., Any], example_inputs: Sequence[torch.Tensor], 
         example_inputs: tensors whose shapes, strides and dtypes the graph takes.
         composites: names of composites to keep whole, as for a backend that claims them.
     """
-    graph = trace_function(function, example_inputs, prim_table(targets(composites)))
+    with torch_private.a_trace_of_its_own():  # a plugin may trace while its user's graph is captured
+        graph = trace_function(function, example_inputs, prim_table(targets(composites)))
     _recognize(graph, composites)
     return graph
 

@@ -24,7 +24,7 @@ from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache
 from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
 from torch._functorch.aot_autograd import aot_function as _aot_function
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext, detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph as invoke_subgraph
 from torch._higher_order_ops.while_loop import while_loop_op as while_loop_op
 from torch._inductor import config as inductor_config
@@ -70,6 +70,13 @@ def new_fake_mode() -> FakeTensorMode:
 def real_tensors() -> Iterator[None]:
     """Inside the compiler callbacks torch.empty and its like make fake tensors; not in here."""
     with unset_fake_temporarily():
+        yield
+
+
+@contextlib.contextmanager
+def a_trace_of_its_own() -> Iterator[None]:
+    """Inside compiler callbacks fake tensors are taken for those of the graph under way; not in here."""
+    with unset_fake_temporarily(), tracing(None):
         yield
 
 

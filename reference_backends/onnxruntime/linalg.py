@@ -196,7 +196,13 @@ _MOST_SQUARINGS = 24
 
 
 def _matrix_exp(a: Tensor) -> Tensor:
-    """Taylor's polynomial of a / 2**k, which is at most 1 in its largest row sum, squared k times."""
+    """Taylor's polynomial of a / 2**k, which is at most 1 in its largest row sum, squared k times.
+
+    Raises:
+        NotImplementedError: for float64, of which squaring loses digits.
+    """
+    if a.dtype == torch.float64:
+        raise NotImplementedError("a matrix exponential to the last digits of float64")
     value = a.double()
     size = value.abs().sum(-1, True).amax(-2, True)
     halvings = torch.ceil(torch.log2(size.clamp(min=1.0))).clamp(max=float(_MOST_SQUARINGS))

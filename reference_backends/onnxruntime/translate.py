@@ -55,7 +55,7 @@ def traced(builder: Builder, function: Callable[..., Any], *args: Any, **kwargs:
         return [each for each in found if each is not None]
 
     try:
-        graph = trace(call, [torch.empty(each.shape, dtype=each.dtype) for each in operands])
+        graph = trace(torch.func.functionalize(call), [torch.empty(each.shape, dtype=each.dtype) for each in operands])
     except NotImplementedError as error:
         raise Untranslatable(str(error)) from error
     constants = [builder.constant(value.numpy(), value.dtype) for value in graph.constants.values()]

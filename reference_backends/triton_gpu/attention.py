@@ -3,7 +3,7 @@
 Forward, generated Triton (``flash.py``) takes everything: any strides, masks of bools or numbers, heads shared by groups of
 queries, rows that see no key. A library's kernel takes what it is faster at: cuDNN's on compute capability 9 and later, torch's
 flash kernel before, its memory-efficient one for float32, whose products generated code does not have on tensor cores. Backward
-is the libraries'. All of them save the natural logarithm of each row's sum of exponentials, in float32, so that any of them
+is cuDNN's or the flash kernel's; the memory-efficient one's gave wrong gradients of results that it had not made itself. All of them save the natural logarithm of each row's sum of exponentials, in float32, so that any of them
 differentiates what another computed. What none takes is computed with all scores in memory.
 
 A library that refuses a problem is not asked again about such a one.
@@ -82,11 +82,11 @@ def ways(p: Problem, major: int) -> tuple[Way, ...]:
             found.append("cudnn")
         if p.shape[5] <= WIDEST:
             found.append("flash")
-    if major and not halves:
+    if major and not halves and not p.backward:
         found.append("efficient")
     if not p.backward and max(p.shape[5:]) <= WIDEST:
         found.append("triton")
-    if major and halves and min(p.shape) > 0:
+    if major and halves and not p.backward and min(p.shape) > 0:
         found.append("efficient")
     return (*found, "scores")
 
@@ -272,34 +272,14 @@ def _backward(
         saved = out, logsumexp.unsqueeze(3), seed, seed, None, None, None, rows, keys, 0.0, is_causal
         return aten._scaled_dot_product_cudnn_attention_backward(grad, query, key, value, *saved, scale=scale)
 
-    def efficient() -> Any:
-        heads = query.shape[1]
-        own = [_for_each(x, heads) for x in (key, value)]
-        bias = _bias(attn_mask, query, keys)
-        padded = torch.nn.functional.pad(logsumexp, (0, -rows % 32), value=math.inf)
-        seed = torch.zeros((), dtype=torch.int64, device=query.device)
-        saved = bias, out, padded, seed, seed, 0.0, (True, True, True, False), is_causal
-        by_query, *others = aten._scaled_dot_product_efficient_attention_backward(grad, query, *own, *saved, scale=scale)[:3]
-        return by_query, *(_shared(g, x) for g, x in zip(others, (key, value), strict=True))
-
     calls: dict[Way, Callable[[], Any]] = {
         "flash": flash,
         "cudnn": cudnn,
-        "efficient": efficient,
         "scores": lambda: _decomposed(BACKWARD)(
             grad, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
         ),
     }
     return tuple(g.contiguous() for g in _first(p, calls))
-
-
-def _shared(grad: Tensor, like: Tensor) -> Tensor:
-    """The gradient by heads that groups of queries share: summed over each group."""
-    if grad.shape == like.shape:
-        return grad
-    batch, shared, *rest = like.shape
-    groups = grad.reshape(batch, shared, -1, *rest)
-    return groups.sum(2, dtype=torch.float32).to(like.dtype)
 
 
 def declined(node: NodeContext) -> Decline | None:

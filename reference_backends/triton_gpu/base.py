@@ -230,7 +230,8 @@ def sigmoid(a):
     """By the exponential that does not overflow, so that small results keep their digits."""
     small = libdevice.exp(neg(tl.abs(a)))
     one = tl.full([], 1.0, a.dtype)
-    return div(tl.where(a < 0, small, one), one + small)
+    part = div(one, one + small)
+    return tl.where(a < 0, small * part, part)
 
 
 @triton.jit

@@ -91,7 +91,7 @@ def check_name(name: str) -> None:
     here = Path.cwd().resolve()
     spec = util.find_spec(name)
     # What the working folder holds is no package that somebody installed.
-    if spec is not None and not any(Path(place).resolve().is_relative_to(here) for place in _places(spec)):
+    if spec is not None and not any(here in Path(place).resolve().parents[:2] for place in _places(spec)):
         _taken(name, f"the installed package {name}")
 
 
