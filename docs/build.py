@@ -15,7 +15,6 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 EXAMPLES = ("mychip", "vecchip")
 PAGES = {f"examples/{name}/README.md" for name in EXAMPLES}
@@ -84,6 +83,7 @@ def plots() -> dict[str, bytes]:
     if not _plots:
         import matplotlib as mpl
 
+        sys.path.insert(0, str(ROOT))  # mkdocs restores the path after it has loaded this file
         from benchmarks.plots import draw
         from benchmarks.results import Results
 

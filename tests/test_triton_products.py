@@ -72,7 +72,11 @@ def test_a_product_alone_is_the_librarys(chip: WithLibrary) -> None:
     assert not chip.recorder.kernels
 
 
-def test_an_epilogue_that_saves_more_than_the_template_loses_is_fused(chip: WithLibrary) -> None:
+def test_an_epilogue_that_saves_more_than_the_template_loses_is_fused(
+    chip: WithLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert routes(compile_for(chip, gelu, empty(8192, 768), empty(3072, 768), empty(3072))) == {"addmm": "kernel"}
+    monkeypatch.setattr(products, "SURE", 1.0)
     compiled = compile_for(chip, gelu, empty(8192, 768), empty(3072, 768), empty(3072))
     assert routes(compiled) == {"addmm": "emitter"}
     assert compiled.launches == len(chip.recorder.kernels) == 1
@@ -82,7 +86,7 @@ def test_a_long_sum_is_the_librarys_and_says_why(chip: WithLibrary) -> None:
     compiled = compile_for(chip, gelu, empty(8192, 4096), empty(4096, 4096), empty(4096))
     assert routes(compiled) == {"addmm": "kernel"}
     assert compiled.launches == 2
-    assert any("the library's product is faster by" in r.reason for r in compiled.refusals)
+    assert any("what fusing saves" in r.reason for r in compiled.refusals)
 
 
 def test_what_would_be_fused_with_the_next_row_kernel_saves_nothing(chip: WithLibrary) -> None:
@@ -94,7 +98,9 @@ def test_what_would_be_fused_with_the_next_row_kernel_saves_nothing(chip: WithLi
     assert compiled.launches == 2
 
 
-def test_of_two_products_one_takes_what_joins_them(chip: WithLibrary) -> None:
+def test_of_two_products_one_takes_what_joins_them(chip: WithLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "SURE", 1.0)
+
     def swiglu(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return F.silu(x @ a.t()) * (x @ b.t())
 
@@ -170,7 +176,7 @@ def test_large_products_have_large_tiles_and_few_rows_small_ones() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("library", [1.0, 3.0])
+@pytest.mark.parametrize("library", [1.0, 4.0])
 def test_what_is_measured_decides_and_is_remembered(
     library: float, chip: WithLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +266,7 @@ def test_libraries_compute_what_they_are_for() -> None:
     assert attention.ways(problem(*plain), 9)[0] == "cudnn"
     assert attention.ways(problem(*plain), 8)[0] == "flash"
     assert attention.ways(problem(*plain), 0) == ("triton", "scores")
-    assert attention.ways(problem(*plain, backward=True), 9)[:3] == ("cudnn", "flash", "efficient")
+    assert attention.ways(problem(*plain, backward=True), 9) == ("cudnn", "flash", "scores")
     assert attention.ways(problem(*plain, mask=torch.bool), 9)[0] == "triton"
     assert attention.ways(problem(2, 8, 2, 512, 512, 64, 64), 9)[0] == "triton"
     assert attention.ways(problem(2, 8, 8, 512, 400, 64, 64), 9)[0] == "triton"
@@ -303,12 +309,6 @@ def test_masks_are_aligned_numbers_for_the_library(mask: torch.dtype) -> None:
     query, key, value = (torch.randn(2, 3, n, 8) for n in (5, 13, 13))
     expected = F.scaled_dot_product_attention(query, key, value, attn_mask=given)
     torch.testing.assert_close(F.scaled_dot_product_attention(query, key, value, attn_mask=bias), expected)
-
-
-def test_gradients_of_shared_heads_are_summed() -> None:
-    grad = torch.randn(2, 6, 5, 4)
-    expected = grad.reshape(2, 2, 3, 5, 4).sum(2)
-    torch.testing.assert_close(attention._shared(grad, torch.empty(2, 2, 5, 4)), expected)
 
 
 def test_gradients_with_scores_in_memory() -> None:
