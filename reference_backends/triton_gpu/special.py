@@ -102,9 +102,9 @@ def trigamma(x):
 
 
 @triton.jit
-def _zeta_term(number, s, k, factor, term):
-    """One correction of Euler and Maclaurin: B(2k) over (2k)!, and the next factor and power."""
-    return number * factor * term, factor * (s + (2 * k + 1)) * (s + (2 * k + 2))
+def _corrected(total, factor, term, number, k, s, z):
+    """The sum with Euler's and Maclaurin's correction k, whose B(2k + 2) / (2k + 2)! is ``number``; the next one's parts."""
+    return total + number * factor * term, factor * (s + (2 * k + 1)) * (s + (2 * k + 2)), term * z
 
 
 @triton.jit
@@ -128,29 +128,15 @@ def zeta(x, q):
     total += power * y / (s - 1.0) + power * 0.5
     z = 1.0 / (y * y)
     term = power / y
-    part, factor = _zeta_term(0.08333333333333333, s, 0, s, term)
-    total += part
-    term *= z
-    part, factor = _zeta_term(-0.001388888888888889, s, 1, factor, term)
-    total += part
-    term *= z
-    part, factor = _zeta_term(3.306878306878307e-05, s, 2, factor, term)
-    total += part
-    term *= z
-    part, factor = _zeta_term(-8.267195767195768e-07, s, 3, factor, term)
-    total += part
-    term *= z
-    part, factor = _zeta_term(2.08767569878681e-08, s, 4, factor, term)
-    total += part
-    term *= z
-    part, factor = _zeta_term(-5.284190138687493e-10, s, 5, factor, term)
-    total += part
-    term *= z
-    part, factor = _zeta_term(1.3382536530684679e-11, s, 6, factor, term)
-    total += part
-    term *= z
-    part, factor = _zeta_term(-3.3896802963225827e-13, s, 7, factor, term)
-    total += part
+    factor = s
+    total, factor, term = _corrected(total, factor, term, 0.08333333333333333, 0, s, z)
+    total, factor, term = _corrected(total, factor, term, -0.001388888888888889, 1, s, z)
+    total, factor, term = _corrected(total, factor, term, 3.306878306878307e-05, 2, s, z)
+    total, factor, term = _corrected(total, factor, term, -8.267195767195768e-07, 3, s, z)
+    total, factor, term = _corrected(total, factor, term, 2.08767569878681e-08, 4, s, z)
+    total, factor, term = _corrected(total, factor, term, -5.284190138687493e-10, 5, s, z)
+    total, factor, term = _corrected(total, factor, term, 1.3382536530684679e-11, 6, s, z)
+    total, factor, term = _corrected(total, factor, term, -3.3896802963225827e-13, 7, s, z)
     known = tl.where(start == float("inf"), 0.0, tl.where(_whole(start) & (start <= 0.0), float("inf"), float("nan")))
     known = tl.where(order == 1.0, float("inf"), tl.where(order < 1.0, float("nan"), known))
     known = tl.where((order != order) | (start != start), float("nan"), known)
