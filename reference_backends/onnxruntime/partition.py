@@ -5,7 +5,8 @@ the session but initializers that share their memory, so ONNX Runtime folds, pac
 A version counter that moved says that one was written to: the session then is of no use any more, and another one, with those
 values as ordinary inputs, takes over. Once it has run for as long as a new session takes to make, and the values were left
 alone, they become initializers again: whoever writes to them now and then pays at most twice what knowing the future would
-cost. In training, where an optimizer writes to them after every call, the session with inputs comes first.
+cost. What moves no counter (a write through ``.data`` or an array of numpy) is not seen: weights that ONNX Runtime folded or
+packed stay as they were. In training, where an optimizer writes to them after every call, the session with inputs comes first.
 """
 
 from __future__ import annotations

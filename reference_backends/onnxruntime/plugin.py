@@ -53,6 +53,7 @@ def backend() -> Backend:
         notes={
             "bfloat16": "not offered: ONNX Runtime's CPU provider has bfloat16 kernels for a few operators only",
             "float16": "ONNX Runtime computes it in float32 and may keep float32 between operators",
+            "parameters in inference": "constants, until their version counter moves; writes by .data are not seen",
             "positions out of range": "negative ones count from the end in gather and scatter prims, where torch raises",
             "transcendental functions": "computed in float64 where ONNX Runtime's float32 kernel is less accurate than torch's",
         },

@@ -3,7 +3,7 @@
 Forward, generated Triton (``flash.py``) takes everything: any strides, masks of bools or numbers, heads shared by groups of
 queries, rows that see no key. A library's kernel takes what it is faster at: cuDNN's on compute capability 9 and later, torch's
 flash kernel before, its memory-efficient one for float32, whose products generated code does not have on tensor cores. Backward
-is cuDNN's or the flash kernel's; the memory-efficient one gave wrong gradients for results that it had not made itself. All
+is cuDNN's or the flash kernel's; the memory-efficient one, called so, gave wrong gradients on an H200. All
 save the natural logarithm of each row's sum of exponentials, in float32, so that each differentiates what another computed.
 What none takes is computed with all scores in memory.
 
