@@ -197,6 +197,14 @@ def install() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
+
+    def unravel(self: Any, operands: Any, axis: int | None) -> Any:
+        """All operands of a reduction over all axes are flat, not the first alone."""
+        if axis is not None:
+            return tuple(operands), axis
+        return tuple(self.to_tensor(each.handle.data.flatten(), each.dtype) for each in operands), 0
+
+    interpreter.ReduceOps.unravel = unravel
     narrow, widen = InterpreterBuilder.create_fp_trunc, InterpreterBuilder.create_fp_ext
 
     def narrowed(self: Any, value: Any, dtype: Any) -> Any:
@@ -441,6 +449,10 @@ GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "the largest of all, and where": (lambda x: (x.amax(), x.argmax()), ((17001,),)),
     "elements whose count no vector divides": (lambda x, y: (x * y).exp(), ((3, 1001), (1001,))),
     "rope": (_rope, ((6, 5, 64), (5, 64))),
+    "odd rows and copies of a weight": (lambda x, w: x * x.square().mean(1, keepdim=True).rsqrt() * w, ((257, 263), (263,))),
+    "odd rows, and totals": (_norm_backward, ((261, 259), (261, 259), (259,))),
+    "odd columns divided": (lambda x: (x * 2).sum(0), ((1100, 131),)),
+    "totals of long rows": (lambda x: (x.exp() / x.exp().sum(1, keepdim=True), x.exp().sum(0)), ((3, 17000),)),
     "cumulative": (lambda x: x.cumsum(1) - x.mean(1, keepdim=True), ((5, 67),)),
     "two reductions of a row": (lambda x: (x.sum(1), x.amax(1), x.argmin(1)), ((9, 100),)),
 }

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from vendor_sdk import index, loop
 
 SHORT = 32
 """Iterations up to which an inner loop runs one after the other, so that the block's lanes lie along the nest."""
+
+COSTLY = {
+    *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh"),
+    *("erf", "erfc", "erfinv", "exp", "exp2", "expm1", "lgamma", "log", "log10", "log1p", "log2", "pow", "philox"),
+}
+"""Ops that take many instructions."""
 
 Loop = loop.Reduce | loop.Scan | loop.Nest
 
@@ -55,6 +62,19 @@ def walks_across(nest: loop.Nest) -> bool:
             if isinstance(access, loop.Load | loop.Store) and step(access.index, along) == 1:
                 return step(access.index, last) not in (0, 1)
     return False
+
+
+def manner(nest: loop.Nest) -> Literal["along", "lean", "again", "costly", "across"]:
+    """How inner loops are taken that are too long for a tile."""
+    if walks_across(nest):
+        return "across"
+    found = inner_loops(nest)
+    if any(isinstance(s, loop.Compute) and s.op in COSTLY for each in found for s in body_of(each)):
+        return "costly"
+    if len(found) == 1:
+        return "along"
+    rows = {s.param for each in found for s in body_of(each) if isinstance(s, loop.Load) and len(index.symbols(s.index)) > 1}
+    return "again" if len(rows) > 1 else "lean"
 
 
 def transposed(nest: loop.Nest) -> loop.Nest | None:

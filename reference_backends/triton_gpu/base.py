@@ -343,6 +343,12 @@ def combine_logaddexp(a, b):
 
 
 @triton.jit
+def power_of_gap(a, b):
+    """The exponential of ``a - b``; 1 for equal infinities."""
+    return tl.where(a == b, 1.0, libdevice.exp(a - b)).to(a.dtype)
+
+
+@triton.jit
 def combine_expsum(a, s, b, t):
     """The larger value, and the sums of what was weighted by exponentials of the gaps to each."""
     share = tl.where(a == b, 1.0, libdevice.exp(tl.abs(a - b) * -1.0)).to(s.dtype)

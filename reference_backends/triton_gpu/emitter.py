@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from reference_backends.triton_gpu import compiler, products
-from reference_backends.triton_gpu.analysis import inner_loops, length_of, walks_across
+from reference_backends.triton_gpu.analysis import inner_loops, length_of, manner, walks_across
 from reference_backends.triton_gpu.contraction import ProductText, template
+from reference_backends.triton_gpu.copies import copied
 from reference_backends.triton_gpu.functions import symbol_name
 from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Kind, parts
 from reference_backends.triton_gpu.nest import NestText
@@ -30,8 +31,10 @@ from reference_backends.triton_gpu.launch import Launcher, float_bits
 from reference_backends.triton_gpu.products import ProductLauncher
 """
 
-CHUNK = 32
+CHUNK = 48
 """Rows whose totals one program sums: few, so that there are programs for all multiprocessors."""
+CHUNKS = 128
+"""Programs that sum rows at least: about as many as a large GPU has multiprocessors."""
 
 
 def rows(nest: loop.Nest) -> tuple[list[index.Int], int, int]:
@@ -55,10 +58,12 @@ def divided(kernel: LoopKernel) -> LoopKernel:
         count = index.product([r.size for r in nest.ranges]).value
         known = [size.value for size in lengths if size.value]
         if count and known and len(known) == len(lengths):
-            kind: Kind = "across" if walks_across(nest) else "whole" if longest <= LONGEST else "along"
+            kind: Kind = "whole" if longest <= LONGEST and not walks_across(nest) else manner(nest)
             number = parts(count, known, kind)
             if number > 1:
-                kernel = split.split(kernel, position, number)
+                kernel = split.split(kernel, position, number, apart=kind == "across")
+                continue
+        kernel = copied(kernel, position)
     return kernel
 
 
@@ -116,7 +121,7 @@ class TritonEmitter(Emitter):
     """
 
     ops = OPS
-    limits = Limits(chunk=CHUNK, narrow_chunk=1)
+    limits = Limits(chunk=CHUNK, narrow_chunk=1, total_width=LONGEST, chunks=CHUNKS, chunk_apart=True)
     tune = False
 
     def __init__(self, *, tune: bool = False) -> None:

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from vendor_sdk import CompilerError
 
-Kind = Literal["row", "fixed", "whole", "along", "across", "spread"]
+Kind = Literal["row", "fixed", "whole", "along", "lean", "again", "costly", "across", "spread"]
 """How a nest's inner loops become tiles: all iterations at once, as the text says (with one iteration of the nest in a program,
-or several) or as the launch does; some at a time, with the lanes along memory in the loop or across it, in the nest; or divided
-among programs."""
+or several) or as the launch does; some at a time, with the lanes along memory in the loop (once; or several times over, one row
+or more; or with costly functions) or across it, in the nest; or divided among programs."""
 
 WARPS = 4
 """Of a program where no inner loop is a tile: eight elements a thread, one vector of halves."""
@@ -32,10 +32,22 @@ LONGEST = 16384
 """Most iterations of a row that is a tile as a whole: 32 values a thread of 512."""
 PLANS = 256
 """Sizes of a function whose blocks are known without computing them again."""
+LINE = 16
+"""Elements of which whole vectors hold a multiple, whatever their type."""
 PROGRAMS = 264
 """Programs that a large GPU wants at least: two for each of its multiprocessors."""
-ACROSS = 128
-"""Iterations of a nest in a tile whose inner loop walks across memory."""
+LONG: dict[str, tuple[int, int]] = {
+    "along": (8192, 16),
+    "lean": (32768, 32),
+    "again": (16384, 32),
+    "costly": (4096, 8),
+}
+"""Elements of a tile of a row that is taken a tile at a time, and its warps. What is read again is read from the cache, if few
+rows are under way at once; what is computed for long wants many programs."""
+ACROSS = 64
+"""Iterations of a nest in a tile whose inner loop walks across memory: a line of halves."""
+NARROW = 32
+"""The same where there are few programs."""
 SQUARE = 64
 """Edge of a tile that reads lines along one axis and writes them along the other."""
 
@@ -54,7 +66,13 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD) -
     if kind == "across":
         x = min(ACROSS, _power(count))
         return x, [min(2 * ELEMENTS // x, _power(n)) for n in lengths], 8
-    blocks = [] if kind in ("row", "fixed") else [_power(n) if kind == "whole" else min(ELEMENTS, _power(n)) for n in lengths]
+    if kind in LONG:
+        block, warps = LONG[kind]
+        blocks = [min(block, _power(n)) for n in lengths]
+        if max(blocks) == block:
+            return 1, blocks, warps
+    else:
+        blocks = [_power(n) for n in lengths] if kind == "whole" else []
     row = max(blocks or [longest])
     x = 1 if kind == "row" else min(_below(ELEMENTS // 2 // row), _power(count))
     while x > 1 and count < x * PROGRAMS:
@@ -79,7 +97,9 @@ def parts(count: int, lengths: Sequence[int], kind: Kind) -> int:
     if kind == "whole" or 2 * programs >= PROGRAMS:
         return 1
     most = min(-(-2 * PROGRAMS // programs), longest // (4 * max(blocks) if kind == "across" else max(blocks)))
-    return next((n for n in range(most, most // 2, -1) if longest % n == 0), max(most, 1))
+    if kind == "across":
+        return -(-most // LINE) * LINE if most > 1 else 1
+    return next((n for n in range(most, most // 2, -1) if longest % (n * LINE) == 0), max(most, 1))
 
 
 def _below(n: int) -> int:
@@ -161,6 +181,8 @@ class Launcher:
     def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int) -> Plan:
         """How the function is launched for these sizes."""
         x, blocks, warps = tile(count, lengths, self.kind, self.thread)
+        while self.kind == "across" and x > NARROW and leads * -(-count // x) < PROGRAMS // 2:
+            x //= 2
         programs = leads * -(-count // x) * (-(-lengths[0] // blocks[0]) if self.kind == "spread" else 1)
         settings = {"num_warps": warps, **options(self.thread)}
         return Plan(programs, constants(count, lengths, x, blocks, largest), settings)
@@ -222,7 +244,7 @@ OPTIONS: dict[str, Any] = {
 
 def options(thread: int) -> dict[str, Any]:
     """How a function is compiled: where totals take registers too, two programs still fit on a multiprocessor."""
-    return OPTIONS if thread == THREAD else {**OPTIONS, "maxnreg": 128}
+    return OPTIONS if thread >= THREAD else {**OPTIONS, "maxnreg": 128}
 
 
 def float_bits(value: float) -> int:

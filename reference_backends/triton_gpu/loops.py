@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 
-from reference_backends.triton_gpu.analysis import Loop, body_of, length_of, names_in, ranges_of, tiled
-from reference_backends.triton_gpu.statements import NONE, Axes, R, Statements, X
+from reference_backends.triton_gpu.analysis import Loop, body_of, length_of, names_in, plain, ranges_of, tiled
+from reference_backends.triton_gpu.statements import NONE, Axes, R, Statements
 from reference_backends.triton_gpu.table import SMALL, TYPES, combination, constant, convert, nothing, wide
 from reference_backends.triton_gpu.tiles import Tile, Vectors
 from vendor_sdk import LoopKernel, LoweringError, index, loop
+
+UNROLLED = 16
+"""Iterations of a loop that is written out: what it reads is then asked for at once."""
 
 
 def listed(names: Sequence[str]) -> str:
@@ -115,17 +118,25 @@ class Loops(Statements):
         accumulators = s.accumulators if isinstance(s, loop.Reduce) else ()
         pieces = self.tiles[length_of(s)]
         operands = []
-        axes = X | R
+        axes = self.x_axes | R
         if not self.whole:
             # Each lane of a block has a running result; the lanes are combined at the end.
+            powers = [a for a in accumulators if a.op == "expsum"]
             for a in accumulators:
                 self.start(a, f"[XBLOCK, {pieces[0].block}]")
+            for a in powers:
+                self.out(f"{a.to[0]}_w = {constant(nothing(a)[0], a.dtype, '[XBLOCK, 1]')}")
             before = self.enter(s, pieces[0])
             self.body(s.body)
             mask = self.mask(self.context())
             for a in accumulators:
-                self.advance(a, "combine", mask)
+                if a in powers:
+                    self.advance_powers(a, mask)
+                else:
+                    self.advance(a, "combine", mask)
             self.leave(s, before)
+            for a in powers:
+                self.out(f"{a.to[1]}_w = tl.reduce({a.to[1]}_w, 1, base.combine_sum)[:, None]")
             operands.append([f"{to}_w" for a in accumulators for to in a.to])
         for tile in pieces if self.whole else pieces[1:]:
             before = self.enter(s, tile)
@@ -197,7 +208,7 @@ class Loops(Statements):
         self.body(s.body)
         for a in s.accumulators:
             function = combination(a, "running")
-            operand = listed(self.operands(a, X | R))
+            operand = listed(self.operands(a, self.context()))
             carried, scanned, totals = ([f"{to}_{suffix}" for to in a.to] for suffix in "wsr")
             self.out(f"{', '.join(scanned)} = tl.associative_scan({operand}, 1, {function})")
             if not self.whole:
@@ -225,7 +236,8 @@ class Loops(Statements):
             turn = self.fresh("turn")
             if "r" in axes:
                 raise LoweringError(f"triton_gpu: {self.kernel.name} has an inner loop whose length varies along another")
-            self.out(f"for {turn} in range(0, {f'tl.max({length})' if axes else length}):")
+            steps = "tl.static_range" if plain(body_of(s)) and (r.size.value or UNROLLED + 1) <= UNROLLED else "range"
+            self.out(f"for {turn} in {steps}(0, {f'tl.max({length})' if axes else length}):")
             self.out.depth += 1
             if axes:
                 self.out(f"{turn}_mask = {self.x_mask} & ({turn} < {length})")
@@ -296,7 +308,7 @@ class Loops(Statements):
             (row,) = ranges_of(s)
             here = self.ahead(load, tile, inner, row.var, index.variable(row.var, row.size), "")
             self.known[here, load.dtype] = name
-            self.axes[name] = X | R
+            self.axes[name] = self.x_axes | R
             more = f"({row.var} + 1 < {self.uniform(row.size)})"
             following = self.ahead(load, tile, inner, row.var, index.variable(row.var, row.size) + 1, more)
             self.out(f"{name}_next = {following}")
@@ -326,11 +338,24 @@ class Loops(Statements):
         running = [f"{to}_w" for to in a.to]
         steps = [f"{to}_n" for to in a.to]
         values = [f"{self.here(v)}.to({TYPES[t]})" for v, t in zip(a.args, map(wide, a.dtypes), strict=True)]
-        if not self.varies(a.args):
+        if self.context() and not self.varies(a.args):
             values = [f"tl.broadcast_to({value}, {self.shape(self.context())})" for value in values]
         self.out(f"{', '.join(steps)} = {combination(a, kind)}({', '.join([*running, *values])})")
         for name, following in zip(running, steps, strict=True):
             self.out(f"{name} = tl.where({mask}, {following}, {name})" if mask else f"{name} = {following}")
+
+    def advance_powers(self, a: loop.Accumulator, mask: str) -> None:
+        """One tile of a sum of exponentials: of the gaps to the largest value of all lanes so far, so that each lane takes one
+        power an iteration."""
+        (largest, total), (value, weight) = a.to, map(self.here, a.args)
+        kind = TYPES[wide(a.dtype)]
+        self.out(f"{largest}_v = {f'tl.where({mask}, {value}, {constant(nothing(a)[0], a.dtype)})' if mask else value}")
+        self.out(f"{largest}_v = tl.broadcast_to({largest}_v.to({kind}), {total}_w.shape)")
+        self.out(f"{largest}_n = base.maximum({largest}_w, tl.reduce({largest}_v, 1, base.combine_max)[:, None])")
+        self.out(f"{total}_n = {weight} * base.power_of_gap({largest}_v, {largest}_n)")
+        self.out(f"{total}_w = {total}_w * base.power_of_gap({largest}_w, {largest}_n)")
+        self.out(f"{total}_w += {f'tl.where({mask}, {total}_n, 0)' if mask else f'{total}_n'}")
+        self.out(f"{largest}_w = {largest}_n")
 
     def settle_all(self, a: loop.Accumulator, names: Sequence[str], axes: Axes) -> None:
         for to, name, dtype in zip(a.to, names, a.dtypes, strict=True):

@@ -18,8 +18,10 @@ from reference_backends.triton_gpu.analysis import (
     body_of,
     inner_loops,
     length_of,
+    manner,
     plain,
     ranges_of,
+    step,
     tiled,
     transposed,
     walks_across,
@@ -27,8 +29,8 @@ from reference_backends.triton_gpu.analysis import (
 from reference_backends.triton_gpu.functions import arguments_text, function_text, most_elements, numbers_text
 from reference_backends.triton_gpu.launch import PIECES, POINTS, THREAD, Kind
 from reference_backends.triton_gpu.loops import Loops
-from reference_backends.triton_gpu.statements import X
-from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, pieces, piecewise, vectors
+from reference_backends.triton_gpu.statements import NONE
+from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, modulo, pieces, piecewise, vectors
 from vendor_sdk import LoopKernel, index, loop
 
 WIDE = 64
@@ -36,14 +38,22 @@ WIDE = 64
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A part of a scratch buffer that one program fills, iteration by iteration: kept in registers until the end.
+class Private:
+    """A part of a scratch buffer that only one iteration of the nest sets and then changes, always at one place.
 
-    ``place`` is where, in terms of the tile's ``iteration``.
+    Attributes:
+        size: of the inner loops that store there; ``None``: stored outside of tiles.
+        place: where, in terms of the loops' ``iteration``.
+        mode: how it is changed.
     """
 
-    pieces: Sequence[Tile]
+    size: index.Int | None
     place: index.Int
+    mode: str
+
+
+COMBINES = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
+"""How a store changes what is there, as a reduction."""
 
 
 class NestText(Loops):
@@ -68,40 +78,77 @@ class NestText(Loops):
         self.whole = whole and not self.spread
         self.count = index.product([r.size for r in self.ranges])
         self.leads = index.product([r.size for r in self.lead])
+        self.along_x = self.count
+        """Places on the axis x."""
         self.inner = inner_loops(self.nest)
         sizes = list(dict.fromkeys(map(length_of, self.inner)))
-        # A scan cannot be taken in pieces; and of positions in pieces, ptxas 12.9 kept kilobytes in memory.
-        one_piece = {
-            length_of(s)
-            for s in self.inner
-            if isinstance(s, loop.Scan) or any(isinstance(each, loop.Index) for each in body_of(s))
-        }
+        # A scan cannot be taken in pieces.
+        one_piece = {length_of(s) for s in self.inner if isinstance(s, loop.Scan)}
         self.fixed = self.whole and all(size.value is not None for size in sizes)
         """Whether the text says how many iterations lie in a tile; else the launch does."""
-        self.kind: Kind = "across" if walks_across(nest) else "along"
+        self.kind: Kind = manner(nest)
         if self.spread or self.whole:
             self.kind = "spread" if self.spread else "fixed" if self.fixed else "whole"
         self.written = {s.param for s in loop.walk(self.nest.body) if isinstance(s, loop.Store)}
-        self.kept: dict[str, Kept] = {}
-        self.place(self.ranges, index.variable("x_index", self.count))
+        self.private: dict[str, Private] = {}
+        self.kept: dict[str, Private] = {}
         self.place(self.lead, index.variable("lead", self.leads))
+        self.shift = self.vector_shift(nest) if self.kind == "across" and len(self.ranges) == 1 else index.ZERO
+        """How many iterations the axis x begins before the first: what lies in memory before them in the first vector."""
+        if self.shift == index.ZERO:
+            self.place(self.ranges, index.variable("x_index", self.count))
+        else:
+            self.places[self.ranges[0].var] = index.symbol("x_index") - self.shift
+            self.along_x = self.count + (VECTOR_BYTES - 1)
         self.tiles = {size: self.pieces_of(n, size, whole=size in one_piece) for n, size in enumerate(sizes)}
-        if self.fixed and any(tile.edges for found in self.tiles.values() for tile in found):
-            self.kind = "row"  # of several rows, a thread would hold edges of each
-        self.find_kept()
-        self.thread = THREAD // 2 if self.kept else THREAD
-        """Elements of a tile in one thread: fewer where totals take registers too."""
+        edges = any(tile.edges for found in self.tiles.values() for tile in found)
+        if self.fixed and edges:
+            # Of several rows, a thread would hold edges of each.
+            self.kind, self.x_axes, self.x_mask = "row", NONE, ""
+        self.find_private()
+        if not self.whole and not self.spread:
+            self.streamed = {p.name for p in kernel.params if p.role == "in" and self.streams(p)}
+        writes = any(isinstance(each, loop.Store) for s in self.inner for each in body_of(s))
+        self.thread = THREAD if writes else 2 * THREAD
+        if any(found.size is not None for found in self.kept.values()):
+            self.thread = THREAD // 4 if edges else THREAD // 2
+        """Elements of a tile in one thread: fewer where totals take registers too, more where rows are only read."""
 
     def pieces_of(self, n: int, size: index.Int, *, whole: bool) -> list[Tile]:
         """The tile of loops of one length; ``whole``: in one piece."""
         name, found = f"r{n}", None
-        if not whole and (self.fixed or (self.kind == "along" and size.value is not None)):
+        if not whole and (self.fixed or (self.kind != "across" and not self.spread and size.value is not None)):
             loops = [s for s in self.inner if length_of(s) == size]
             known = {"x_index", "lead", *(s.name for s in self.kernel.symbols)}
             found = vectors(self.kernel, loops, self.places, known)
         if self.fixed:
             return pieces(name, size, found, 1 if whole else PIECES)
         return piecewise(name, f"R{n}", size, found)
+
+    def vector_shift(self, nest: loop.Nest) -> index.Int:
+        """Where in a vector the lines begin that the axis x walks along, if all begin there."""
+        along = self.ranges[0].var
+        starts, lanes = [], 1
+        for s in self.inner:
+            for access in body_of(s):
+                if isinstance(access, loop.Load | loop.Store) and step(access.index, along) == 1:
+                    starts.append(index.substitute(index.substitute(access.index, {along: index.ZERO}), self.places))
+                    lanes = max(lanes, VECTOR_BYTES // self.kernel.param(access.param).dtype.itemsize)
+        offsets = {modulo(start, lanes) for start in starts}
+        if len(offsets) != 1:
+            return index.ZERO
+        (offset,) = offsets
+        if any(name != "lead" for name in index.symbols(offset)) or not index.nonnegative(offset):
+            return index.ZERO
+        return offset - offset // lanes * lanes
+
+    def streams(self, param: loop.Param) -> bool:
+        """Whether the nest reads each element of a param once, in one long loop, and no other nest reads it."""
+        if sum(isinstance(s, loop.Load) and s.param == param.name for s in loop.walk(self.kernel.body)) != 1:
+            return False
+        read = [s for s in self.inner for each in body_of(s) if isinstance(each, loop.Load) and each.param == param.name]
+        count, size = index.product([self.leads, self.count, *map(length_of, read[:1])]).value, param.size.value
+        return bool(read) and count is not None and size is not None and size <= count < 2 * size
 
     # The function and its launch
 
@@ -121,13 +168,20 @@ class NestText(Loops):
         """Whether programs of which all iterations count have a text of their own: a mask that ends anywhere would cut their
         vectors to pieces."""
         count = self.count.value
+        if self.shift != index.ZERO:
+            return True
         return plain(self.nest.body) and (count is None or (count > POINTS and count % VECTOR_BYTES != 0))
 
     def in_full_programs(self) -> None:
         """The body where no mask is needed, then the head of the branch for the rest."""
         before = dict(self.known), dict(self.axes), dict(self.types), dict(self.places)
-        count = self.expression(self.count)[0]
-        self.out(f"if (tl.cast(tl.program_id(0), INDEX) * XBLOCK + XBLOCK <= {count}) | XBLOCK_FULL:")
+        if self.shift == index.ZERO:
+            count = self.expression(self.count)[0]
+            self.out(f"if (tl.cast(tl.program_id(0), INDEX) * XBLOCK + XBLOCK <= {count}) | XBLOCK_FULL:")
+        else:
+            end = self.expression(self.count + self.shift)[0]
+            self.out(f"x_start = tl.cast({self.program}, INDEX) * XBLOCK")
+            self.out(f"if (x_start > 0) & (x_start + XBLOCK <= {end}):")
         self.out.depth += 1
         self.x_mask = ""
         self.body(self.nest.body)
@@ -148,15 +202,23 @@ class NestText(Loops):
         column = "[:, None]" if self.tiles else ""
         program, apart = "tl.program_id(0)", "tl.program_id(0) // x_blocks"
         if self.spread or self.lead:
-            self.out(f"x_blocks = tl.cdiv({count}, XBLOCK)")
+            self.out(f"x_blocks = tl.cdiv({self.expression(self.along_x)[0]}, XBLOCK)")
             program = "tl.program_id(0) % x_blocks"
+        self.program = program
         if self.lead:
             leads = self.uniform(self.leads)
             self.out(f"lead = tl.cast({f'{apart} % {leads}' if self.spread else apart}, INDEX)")
             apart = f"{apart} // {leads}"
-        self.out(f"x_index = (tl.cast({program}, INDEX) * XBLOCK + tl.arange(0, XBLOCK)){column}")
-        self.out(f"x_mask = (x_index < {count}) | XBLOCK_FULL")
-        self.axes["x_index"] = X
+        self.axes["x_index"] = self.x_axes
+        if self.kind == "row":
+            self.out(f"x_index = tl.cast({program}, INDEX)")
+        else:
+            self.out(f"x_index = (tl.cast({program}, INDEX) * XBLOCK + tl.arange(0, XBLOCK)){column}")
+            if self.shift == index.ZERO:
+                self.out(f"x_mask = (x_index < {count}) | XBLOCK_FULL")
+            else:
+                begin, end = (self.expression(place)[0] for place in (self.shift, self.count + self.shift))
+                self.out(f"x_mask = (x_index >= {begin}) & (x_index < {end})")
         for found in self.tiles.values():
             first, edges = found[0], found[-1].edges
             if edges is not None and edges.offset != index.ZERO:
@@ -176,12 +238,12 @@ class NestText(Loops):
 
     def sizes(self) -> tuple[index.Int, index.Int, list[index.Int]]:
         """What the launch passes: ranges that programs have one iteration of, the axis x, and each tile."""
-        return self.leads, self.count, self.lengths()
+        return self.leads, self.along_x, self.lengths()
 
     def launch(self) -> str:
         """Text of the call that launches the function: how many iterations there are, and in each tile's loops."""
         lengths = "".join(f"{index.to_python(size)}, " for size in self.lengths())
-        counts = f"{index.to_python(self.leads)}, {index.to_python(self.count)}"
+        counts = f"{index.to_python(self.leads)}, {index.to_python(self.along_x)}"
         return f"launch_{self.name}({arguments_text(self.kernel)}, {counts}, ({lengths}), {most_elements(self.kernel)})"
 
     # Totals
@@ -189,13 +251,14 @@ class NestText(Loops):
     def store(self, s: loop.Store) -> None:
         if s.param in self.kept:
             self.keep(s)
+        elif s.mode != "set" and s.param in self.private and self.tile is not None:
+            self.change(s)
         else:
             super().store(s)
 
-    def find_kept(self) -> None:
-        """Scratch buffers of which each program sets a tile once and then adds to it, at one place in all iterations."""
-        if not self.whole:
-            return
+    def find_private(self) -> None:
+        """Scratch buffers of which each iteration of the nest has a part of its own: registers until the end, where a tile
+        holds all of it."""
         uses: dict[str, list[tuple[loop.Stmt, Loop | None]]] = {p.name: [] for p in self.kernel.scratch}
         direct = {id(s) for s in self.nest.body}
 
@@ -208,39 +271,57 @@ class NestText(Loops):
 
         visit(self.nest.body, None)
         for name, found in uses.items():
-            kept = self.as_kept(name, found, direct)
-            if kept is not None:
-                self.kept[name] = kept
+            private = self.as_private(found, direct)
+            if private is None:
+                continue
+            self.private[name] = private
+            if private.mode == "add" and (private.size is None or self.whole):
+                self.kept[name] = private
 
-    def as_kept(self, name: str, found: Sequence[tuple[loop.Stmt, Loop | None]], direct: set[int]) -> Kept | None:
-        places: set[tuple[index.Int, index.Int]] = set()
+    def as_private(self, found: Sequence[tuple[loop.Stmt, Loop | None]], direct: set[int]) -> Private | None:
+        places: set[tuple[index.Int | None, index.Int]] = set()
         for position, (s, around) in enumerate(found):
-            wanted = "add" if position else "set"
-            if not isinstance(s, loop.Store) or s.mode != wanted or s.mask or around is None or not tiled(around):
+            if not isinstance(s, loop.Store) or s.mask or (s.mode == "set") != (position == 0):
                 return None
-            if not position and id(around) not in direct:
+            if not position and id(around or s) not in direct:
                 return None
-            size = length_of(around)
-            self.place(ranges_of(around), index.variable("iteration", size))
+            size = None
+            if around is not None and tiled(around):
+                size = length_of(around)
+                self.place(ranges_of(around), index.variable("iteration", size))
             places.add((size, index.substitute(s.index, self.places)))
-        if len(found) < 2 or len(places) != 1:
+        modes = {s.mode for s, _ in found[1:] if isinstance(s, loop.Store)}
+        if len(modes) != 1 or len(places) != 1:
             return None
         ((size, place),) = places
-        fixed = {"x_index", "iteration", *(s.name for s in self.kernel.symbols)}
-        return Kept(self.tiles[size], place) if fixed >= index.symbols(place).keys() else None
+        fixed = {"x_index", "lead", "iteration", *(s.name for s in self.kernel.symbols)}
+        return Private(size, place, *modes) if fixed >= index.symbols(place).keys() else None
+
+    def change(self, s: loop.Store) -> None:
+        """Combines what lies at a place that no other program uses."""
+        address, axes = self.pointer(s.param, s.index, (s.value,), self.context())
+        mask = self.mask(axes)
+        suffix = f", mask={mask}" if mask else ""
+        before = self.fresh("before")
+        self.out(f"{before} = tl.load({address}{suffix}{', other=0' if mask else ''})")
+        self.out(f"tl.store({address}, base.combine_{COMBINES[s.mode]}({before}, {self.here(s.value)}){suffix})")
 
     def keep(self, s: loop.Store) -> None:
-        assert self.tile is not None
-        name, value = f"{s.param}_tile{self.tile.suffix}", self.here(s.value)
+        name, value = f"{s.param}_kept{self.tile.suffix if self.tile else ''}", self.here(s.value)
         if s.mode == "set":
-            self.out(f"{name} = tl.broadcast_to({value}, [XBLOCK, {self.tile.block}])")
+            shape = f"[XBLOCK, {self.tile.block}]" if self.tile else self.shape(self.context())
+            self.out(f"{name} = {value if shape == '[]' else f'tl.broadcast_to({value}, {shape})'}")
         else:
-            added = value if self.x_mask == "x_mask" else f"tl.where({self.x_mask}, {value}, 0)"
+            added = value if self.x_mask in ("x_mask", "") else f"tl.where({self.x_mask}, {value}, 0)"
             self.out(f"{name} = {name} + {added}")
 
     def store_kept(self) -> None:
         for name, kept in self.kept.items():
-            for tile in kept.pieces:
-                place = index.substitute(kept.place, {"iteration": tile.iteration})
-                mask = f"x_mask & {tile.mask}" if tile.mask else "x_mask"
-                self.out(f"tl.store({name} + ({indices.text(place)}), {name}_tile{tile.suffix}, mask={mask})")
+            for tile in (None,) if kept.size is None else self.tiles[kept.size]:
+                place, suffix, masks = kept.place, "", [self.x_mask]
+                if tile is not None:
+                    place, suffix = index.substitute(place, {"iteration": tile.iteration}), tile.suffix
+                    masks.append(tile.mask)
+                mask = " & ".join(filter(None, masks))
+                text = f"{name} + ({indices.text(place)}), {name}_kept{suffix}"
+                self.out(f"tl.store({text}{f', mask={mask}' if mask else ''})")

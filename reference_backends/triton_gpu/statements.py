@@ -52,7 +52,11 @@ class Statements:
         self.tile: Tile | None = None
         self.tiles: dict[index.Int, list[Tile]] = {}
         self.x_mask = "x_mask"
+        self.x_axes = X
+        """The axes of what varies between the iterations of a block: none where a block is one iteration."""
         self.written: set[str] = set()
+        self.streamed: set[str] = set()
+        """Params of which each element is read once."""
         self.counter = 0
 
     # Places
@@ -93,7 +97,7 @@ class Statements:
         return f"[{'XBLOCK' if 'x' in axes else '1'}, {self.tile.block if self.tile and 'r' in axes else '1'}]"
 
     def context(self) -> Axes:
-        return X | R if self.tile else X
+        return self.x_axes | R if self.tile else self.x_axes
 
     def mask(self, axes: Axes, extra: str | None = None) -> str:
         """Where lanes count: inside the ranges of the axes, and where ``extra`` holds."""
@@ -189,7 +193,10 @@ class Statements:
         address, axes = self.pointer(s.param, s.index, (s.mask, s.other))
         mask = self.mask(axes, others[0])
         # Lanes outside the ranges get zero: what they compute is defined, and thrown away.
-        text = f"tl.load({address}, mask={mask}, other={others[1] or '0'})" if mask else f"tl.load({address})"
+        masked = f", mask={mask}, other={others[1] or '0'}" if mask else ""
+        # What is read once need not push out what others will read, or write what they wrote sooner than must be.
+        hint = ', eviction_policy="evict_first"' if s.param in self.streamed else ""
+        text = f"tl.load({address}{masked}{hint})"
         (self.define if s.param in self.written else self.once)(s.to, text, s.dtype, axes)
 
     def store(self, s: loop.Store) -> None:

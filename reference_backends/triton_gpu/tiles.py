@@ -8,6 +8,7 @@ the *edges*: what lies before the first and after the last.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -116,7 +117,7 @@ def vectors(
         places: of the variables around the loops.
         known: names of which a program knows the value before the loops.
     """
-    rows: list[tuple[index.Int, int]] = []
+    rows: list[tuple[index.Int, int, bool]] = []
     for s in loops:
         if len(ranges_of(s)) != 1:
             return None
@@ -126,22 +127,25 @@ def vectors(
                 along = index.stride(access.index, r.var)
                 if along == 1:
                     start = index.substitute(index.substitute(access.index, {r.var: index.ZERO}), places)
-                    rows.append((start, kernel.param(access.param).dtype.itemsize))
+                    param = kernel.param(access.param)
+                    far = param.role != "scratch" and bool(index.symbols(start))
+                    rows.append((start, param.dtype.itemsize, far))
     length = ranges_of(loops[0])[0].size.value
     if not rows or length is None:
         return None
-    lanes = VECTOR_BYTES // min(itemsize for _, itemsize in rows)
-    offsets = {_modulo(start, lanes) for start, _ in rows}
-    offset = offsets.pop()
-    # Of rows that begin differently (and a weight), what is gained for one is lost for the other.
-    if offsets or length < LEAST * lanes or (offset == index.ZERO and length % lanes == 0):
+    # A row that all programs read (a weight), and what is written at the end, are near: that they be accessed in whole vectors
+    # matters less.
+    rows = [row for row in rows if row[2]] or rows
+    lanes = VECTOR_BYTES // min(itemsize for _, itemsize, _ in rows)
+    ((offset, count),) = Counter(modulo(start, lanes) for start, _, _ in rows).most_common(1)
+    if 2 * count <= len(rows) or length < LEAST * lanes or (offset == index.ZERO and length % lanes == 0):
         return None
     if not index.nonnegative(offset) or any(name not in known for name in index.symbols(offset)):
         return None
     return Vectors(lanes, offset)
 
 
-def _modulo(expression: index.Int, divisor: int) -> index.Int:
+def modulo(expression: index.Int, divisor: int) -> index.Int:
     """An expression that differs from this one by multiples of ``divisor``, each of its coefficients below."""
     result = index.wrap(expression.constant % divisor)
     for atom, coefficient in expression.terms:

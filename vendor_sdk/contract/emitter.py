@@ -39,6 +39,12 @@ class Limits:
         chunk: rows whose totals one iteration sums before they join the others'. Fewer rows are more iterations at once, and
             more bytes of partial results.
         narrow_chunk: the same where a total is one number, whose partial results are few bytes in any case.
+        total_width: the most columns of which totals are summed where the rows are computed; 0: any number. Partial results of
+            longer rows do not stay near, and are better summed by a kernel of their own.
+        chunks: how many chunks there are at least, where there are rows for twice as many: fewer would leave parts of the
+            device without work.
+        chunk_apart: whether the rows of a chunk lie as far apart as there are chunks, a multiple of 16: then all begin at the
+            same place within a vector, whatever their length, and iterations that run at once read neighbouring rows.
     """
 
     buffers: int = 64
@@ -48,6 +54,9 @@ class Limits:
     nests: int = 1
     chunk: int = 64
     narrow_chunk: int = 64
+    total_width: int = 0
+    chunks: int = 8
+    chunk_apart: bool = False
 
 
 class Emitter(abc.ABC):

@@ -30,8 +30,9 @@ from vendor_sdk.lower.simplify import simplify
 from vendor_sdk.lower.view import flatten, is_view, unflatten
 from vendor_sdk.prims.opset import BY_TARGET
 
-FEWEST = 8
-"""Chunks that as many rows make at least: fewer would leave threads without work, more move more bytes of partial results."""
+LINE = 16
+"""Elements of which a line of memory holds a whole number: rows of partial results begin at such places, and so do rows of any
+length that lie as many apart."""
 PARTS = 8
 """Loops that one loop may be cut into."""
 SHORTEST = 16
@@ -74,11 +75,12 @@ class _Stepped(Exception):
 
 @dataclass
 class _Partial:
-    """The partial results of one accumulator of a total: ``chunks`` rows of ``width`` elements."""
+    """The partial results of one accumulator of a total: ``chunks`` rows of ``width`` elements, ``step`` apart."""
 
     op: str
     param: Param
     width: Int
+    step: Int
     chunks: Int
 
 
@@ -157,7 +159,7 @@ class GroupBuilder(Builder):
             assert self._request is not None
             place = flatten(self._request.index, self.outputs[0].shape)
             return super().reduce(
-                (partial.chunks,), lambda q: [(partial.op, self.load_buffer(partial.param, q[0] * partial.width + place))]
+                (partial.chunks,), lambda q: [(partial.op, self.load_buffer(partial.param, q[0] * partial.step + place))]
             )
         return super().reduce(sizes, body)
 
@@ -184,11 +186,15 @@ class GroupBuilder(Builder):
         count = ix.product([r.size for r in loops.rows])
         self._totals = {by_name[total.name]: total for total in loops.totals}
         narrow = all(self._width(node) == 1 for node in self._totals)
-        chunk, chunks = _chunks(count, limits.narrow_chunk if narrow else limits.chunk)
+        most = limits.narrow_chunk if narrow else limits.chunk
+        apart = limits.chunk_apart and not narrow and count.value is not None
+        chunk, chunks = _chunks(count, most, limits.chunks, LINE if apart else 1)
         q, t = (Range(self._fresh("i"), size) for size in (chunks, chunk))
         inside = ix.variable(q.var, q.size)
-        within = Range(t.var, ix.minimum(chunk, count - inside * chunk) if count != chunk * chunks else chunk)
-        row = inside * chunk + ix.variable(within.var, within.size)
+        rest = (count - inside + (chunks - 1)) // chunks if apart else ix.minimum(chunk, count - inside * chunk)
+        within = Range(t.var, rest if count != chunk * chunks else chunk)
+        turn = ix.variable(within.var, within.size)
+        row = turn * chunks + inside if apart else inside * chunk + turn
         # The position among all rows is below their number, which the chunk's own arithmetic does not tell.
         variables = dict(zip((r.var for r in loops.rows), unflatten(row, [r.size for r in loops.rows]), strict=True))
         steps = {node: self._partial(node, total, chunks) for node, total in self._totals.items()}
@@ -196,7 +202,7 @@ class GroupBuilder(Builder):
             for partial in steps.values():
                 with self.nest((partial.width,)) as (i,):
                     value = self.const(COMBINE[partial.op].identity(partial.param.dtype), partial.param.dtype)
-                    self.store_buffer(partial.param, inside * partial.width + i, value)
+                    self.store_buffer(partial.param, inside * partial.step + i, value)
             self._rows(loops, (within,), variables, outputs, limits, steps, inside)
         self._partials.update(steps)
         columns = {r.var for r in loops.columns}
@@ -304,7 +310,8 @@ class GroupBuilder(Builder):
     def _partial(self, node: Node, total: Total, chunks: Int) -> _Partial:
         op, dtype = self._probe(node, total)
         width = self._width(node)
-        return _Partial(op, self.buffer(chunks * width, dtype), width, chunks)
+        step = width if width == 1 else (width + (LINE - 1)) // LINE * LINE
+        return _Partial(op, self.buffer(chunks * step, dtype), width, step, chunks)
 
     def _probe(self, node: Node, total: Total) -> tuple[str, torch.dtype]:
         """What the member accumulates: its lowering is run on the side to see."""
@@ -328,7 +335,7 @@ class GroupBuilder(Builder):
 
         def store(at: tuple[Int, ...], combined: Sequence[tuple[Any, ...]]) -> None:
             ((_, value),) = combined
-            self.store_buffer(partial.param, chunk * partial.width + place, value, TOTALS[partial.op])
+            self.store_buffer(partial.param, chunk * partial.step + place, value, TOTALS[partial.op])
 
         moved = replace(total, reduced=_moved(total.reduced, variables))
         self._totals[node] = moved
@@ -354,12 +361,15 @@ def _moved(index: Sequence[Int], variables: Mapping[str, Int]) -> tuple[Int, ...
     return tuple(ix.substitute(i, variables) for i in index) if variables else tuple(index)
 
 
-def _chunks(count: Int, most: int) -> tuple[Int, Int]:
-    """Rows a chunk, and how many chunks; a divisor of a known count where one is near."""
+def _chunks(count: Int, most: int, fewest: int, line: int) -> tuple[Int, Int]:
+    """Rows a chunk, and how many chunks, a multiple of ``line``; a divisor of a known count where one is near."""
+    if most == 1:
+        return ix.ONE, count
     if count.value is None:
         return ix.wrap(most), (count + (most - 1)) // most
-    aim = max(min(most, count.value // (2 * FEWEST)), 1)
+    aim = max(min(most, count.value // (2 * fewest)), 1)
     for size in range(min(2 * aim, count.value), aim // 2, -1):
-        if count.value % size == 0:
+        if count.value % (size * line) == 0:
             return ix.wrap(size), ix.wrap(count.value // size)
-    return ix.wrap(aim), ix.wrap(-(-count.value // aim))
+    chunks = -(-count.value // (aim * line)) * line
+    return ix.wrap(-(-count.value // chunks)), ix.wrap(chunks)

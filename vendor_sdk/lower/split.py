@@ -37,6 +37,9 @@ from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.ir.ranges import renamed, substitute
 from vendor_sdk.lower.simplify import live
 
+LINE = 16
+"""Iterations that parts side by side have multiples of, where the last has fewer: all begin with a vector if the first does."""
+
 
 def long_loops(nest: Nest) -> list[Reduce | Nest]:
     """The inner loops of a nest that may be split: none where others than reductions and maps over memory stand beside them."""
@@ -49,18 +52,22 @@ def long_loops(nest: Nest) -> list[Reduce | Nest]:
     return [s for s in loops if isinstance(s, Reduce | Nest)] if plain else []
 
 
-def split(kernel: LoopKernel, position: int, parts: Int | int) -> LoopKernel:
-    """``kernel`` with the inner loops of nest ``position`` divided into ``parts``, where ``long_loops`` finds any."""
+def split(kernel: LoopKernel, position: int, parts: Int | int, *, apart: bool = False) -> LoopKernel:
+    """``kernel`` with the inner loops of nest ``position`` divided into ``parts``, where ``long_loops`` finds any.
+
+    Args:
+        apart: whether a part's iterations lie as far apart as there are parts, instead of side by side.
+    """
     nest = kernel.body[position]
     loops = long_loops(nest)
     if not loops:
         return kernel
-    return _Split(kernel, position, nest, ix.wrap(parts)).run()
+    return _Split(kernel, position, nest, ix.wrap(parts), apart).run()
 
 
 class _Split:
-    def __init__(self, kernel: LoopKernel, position: int, nest: Nest, parts: Int) -> None:
-        self.kernel, self.position, self.nest, self.parts = kernel, position, nest, parts
+    def __init__(self, kernel: LoopKernel, position: int, nest: Nest, parts: Int, apart: bool) -> None:
+        self.kernel, self.position, self.nest, self.parts, self.apart = kernel, position, nest, parts, apart
         self.taken = {name for s in walk(kernel.body) for name in (*makes(s), *loop_variables(s))}
         self.taken |= {p.name for p in (*kernel.params, *kernel.scratch)} | {s.name for s in kernel.symbols}
         self.scratch: list[Param] = []
@@ -101,8 +108,11 @@ class _Split:
         """The range of parts, that of a part's iterations, the body there, and the value that says whether one counts."""
         total = ix.product([r.size for r in ranges])
         size = (total + (self.parts - 1)) // self.parts
+        if not self.apart and total != size * self.parts:
+            size = (size + (LINE - 1)) // LINE * LINE
         part, inner = Range(self.fresh("p"), self.parts), Range(self.fresh("q"), size)
-        flat = ix.variable(part.var, part.size) * size + ix.variable(inner.var, inner.size)
+        p, q = (ix.variable(r.var, r.size) for r in (part, inner))
+        flat = q * self.parts + p if self.apart else p * size + q
         ragged = total != size * self.parts
         # Positions count below the total, which a part's own arithmetic does not tell.
         places: dict[str, Int] = {}

@@ -139,18 +139,18 @@ def _widened(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return rounded_once
 
 
-def _tanh_argument(x: Tensor) -> Tensor:
+def _tanh_distribution(x: Tensor) -> Tensor:
+    """``(1 + tanh(z)) / 2``, which is the sigmoid of ``2 z``: with no cancellation, and for one exponential."""
     cube = aten.mul.Tensor(aten.mul.Tensor(x, x), x)
     shifted = aten.add.Tensor(x, aten.mul.Tensor(cube, 0.044715))
-    return aten.mul.Tensor(shifted, math.sqrt(2 / math.pi))  # type: ignore[no-any-return]
+    return aten.sigmoid.default(aten.mul.Tensor(shifted, 2 * math.sqrt(2 / math.pi)))  # type: ignore[no-any-return]
 
 
 @_widened
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
-        gate = aten.tanh.default(_tanh_argument(x))
-    else:
-        gate = aten.erf.default(aten.mul.Tensor(x, math.sqrt(0.5)))
+        return aten.mul.Tensor(x, _tanh_distribution(x))  # type: ignore[no-any-return]
+    gate = aten.erf.default(aten.mul.Tensor(x, math.sqrt(0.5)))
     return aten.mul.Tensor(aten.mul.Tensor(x, 0.5), aten.add.Tensor(gate, 1))  # type: ignore[no-any-return]
 
 
@@ -158,13 +158,13 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
 def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     square = aten.mul.Tensor(x, x)
     if approximate == "tanh":
-        gate = aten.tanh.default(_tanh_argument(x))
-        slope = aten.mul.Tensor(aten.add.Tensor(aten.mul.Tensor(square, 3 * 0.044715), 1), math.sqrt(2 / math.pi))
-        density = aten.mul.Tensor(aten.mul.Tensor(aten.sub.Tensor(1, aten.mul.Tensor(gate, gate)), slope), 0.5)
+        distribution = _tanh_distribution(x)
+        slope = aten.mul.Tensor(aten.add.Tensor(aten.mul.Tensor(square, 3 * 0.044715), 1), 2 * math.sqrt(2 / math.pi))
+        density = aten.mul.Tensor(aten.mul.Tensor(distribution, aten.sub.Tensor(1, distribution)), slope)
     else:
         gate = aten.erf.default(aten.mul.Tensor(x, math.sqrt(0.5)))
+        distribution = aten.mul.Tensor(aten.add.Tensor(gate, 1), 0.5)
         density = aten.mul.Tensor(aten.exp.default(aten.mul.Tensor(square, -0.5)), 1 / math.sqrt(2 * math.pi))
-    distribution = aten.mul.Tensor(aten.add.Tensor(gate, 1), 0.5)
     return aten.mul.Tensor(grad, aten.add.Tensor(distribution, aten.mul.Tensor(x, density)))  # type: ignore[no-any-return]
 
 

@@ -338,6 +338,9 @@ class _Pass:
             return "the emitter has no inner nests"
         if joined.reduced is not None and summary.combines[0] not in self.totals:
             return f"the emitter has no stores that combine by {summary.combines[0]}"
+        width = ix.product(summary.shape).value
+        if joined.reduced is not None and self.limits.total_width and (width or 0) > self.limits.total_width:
+            return f"totals of rows longer than {self.limits.total_width}"
         return ""
 
     def _add(self, group: Group, node: fx.Node, summary: Summary, joined: Joined) -> None:
