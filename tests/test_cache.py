@@ -219,9 +219,9 @@ def finished(process: subprocess.Popen[str]) -> str:
     return output.strip()
 
 
-def test_eight_processes_compile_the_same_and_other_graphs_at_once(root: Path) -> None:
-    running = [started(MODEL, factor) for factor in (2, 3, 2, 4, 2, 3, 5, 2)]
-    assert [finished(process) for process in running] == ["right"] * 8
+def test_processes_compile_the_same_and_other_graphs_at_once(root: Path) -> None:
+    running = [started(MODEL, factor) for factor in (2, 3, 2, 2)]
+    assert [finished(process) for process in running] == ["right"] * 4
     assert not list(root.rglob(f"{cache.UNFINISHED}*"))
     entries = list(root.rglob("*.so"))
     assert entries

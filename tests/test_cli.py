@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -57,7 +58,8 @@ def zoo(install: Any) -> None:
     install("twin-b", {"twin": "twin_b"})
 
 
-def test_list_shows_every_backend_in_its_state_and_none_hides_another(zoo: None) -> None:
+def test_list_shows_every_backend_in_its_state_and_none_hides_another(zoo: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "statuses", functools.cache(probe.statuses))  # plugins are asked once
     result = run("list", "--check", "--json")
     assert result.exit_code == 0, result.output
     listed = {each["name"]: each for each in json.loads(result.stdout)["backends"]}

@@ -6,12 +6,13 @@ import ctypes
 import itertools
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree
 
 from reference_backends.cpp_cpu import compiler
 from reference_backends.cpp_cpu.emitter import OPS, CppEmitter
@@ -62,7 +63,7 @@ def _rows() -> list[str]:
 def test_emitted_code_is_the_prim(name: str) -> None:
     row = OPSET[name]
     samples: list[Sample] = []
-    calls: list[Call] = []
+    calls: list[Traced] = []
     for dtype in {row.dtypes[0], row.dtypes[min(1, len(row.dtypes) - 1)]}:
         for sample in row.samples(SampleContext.make(dtype, Effort.QUICK)):
             try:
@@ -171,17 +172,36 @@ def _strength(name: str, session: Session) -> str:
     """The weakest placement of a prim over all samples of its first dtype and one of each other: "native" only if every one is,
     "" without samples."""
     row, order = OPSET[name], ("native", "view", "wrapper", "decomposed", "host")
-    kinds: list[str] = []
+    calls: list[Traced] = []
     for number, dtype in enumerate(row.dtypes):
         samples = row.samples(SampleContext.make(dtype, Effort.STANDARD))
         for sample in itertools.islice(samples, None if number == 0 else 1):
-            graph = trace(*torch_private.as_function(row.target, sample.args, sample.kwargs), {})
-            with torch_private.real_tensors():
-                placed = place(graph, Routes(session))
-            own = [p.placement.kind for p in placed if p.prim == name]
-            # A prim that is decomposed leaves no node of its name.
-            kinds.extend(str(kind) for kind in own or [p.placement.kind for p in placed][-1:])
-    return max(kinds, key=order.index, default="")
+            calls.append(torch_private.as_function(row.target, sample.args, sample.kwargs))
+    return max(_kinds(name, calls, session), key=order.index, default="")
+
+
+Traced = tuple[Callable[..., Any], Sequence[Any]]
+
+
+def _kinds(name: str, calls: Sequence[Traced], session: Session) -> list[str]:
+    """Where the calls run, all of them in one graph: tracing is dear."""
+
+    def together(*inputs: Any) -> list[Any]:
+        rest = iter(inputs)
+        return pytree.tree_leaves([function(*itertools.islice(rest, len(own))) for function, own in calls])
+
+    if not calls:
+        return []
+    graph = trace(together, [value for _, own in calls for value in own], {})
+    with torch_private.real_tensors():
+        placed = place(graph, Routes(session))
+    kinds = [str(p.placement.kind) for p in placed if p.prim == name]
+    if len(calls) == 1:
+        # A prim that is decomposed leaves no node of its name.
+        return kinds or [str(p.placement.kind) for p in placed][-1:]
+    if len(kinds) != len(calls):
+        return [kind for call in calls for kind in _kinds(name, [call], session)]
+    return kinds
 
 
 def test_native_prims_do_not_become_fewer() -> None:

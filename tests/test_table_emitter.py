@@ -201,6 +201,27 @@ def test_an_index_without_expressions_is_computed_by_the_table() -> None:
     assert torch.equal(y, x[torch.arange(12) // 5 * 3 + 2])
 
 
+def test_a_prim_whose_loops_need_another_type_is_declined_with_the_reason(register: Callable[..., str]) -> None:
+    class Single(PythonEmitter):
+        types = {dtype: name for dtype, name in PythonEmitter.types.items() if dtype != torch.float64}  # noqa: RUF012
+
+    class Chip:
+        @hookimpl
+        def backend(self) -> Backend:
+            return Backend(name="singletext", version="1", dtypes=frozenset(Single.types))
+
+        @hookimpl
+        def emitter(self) -> Emitter:
+            return Single()
+
+    register(Chip())
+    call = vendor_sdk.trace(lambda: (torch.arange(0.1, 2, 0.3), torch.arange(5)), ())
+    compiled = vendor_sdk.compile_graph(call, backend="singletext")
+    placed = [(str(each.placement.kind), each.placement.reason) for each in compiled.placements if each.prim == "arange"]
+    assert placed == [("host", "the emitter lacks the types float64"), ("native", "")]
+    assert torch.equal(compiled()[0], torch.arange(0.1, 2, 0.3))
+
+
 def test_missing_statements_are_named() -> None:
     class Half(PythonEmitter):
         ops = {name: text for name, text in OPS.items() if name not in ("move", "end")}  # noqa: RUF012

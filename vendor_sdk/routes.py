@@ -18,7 +18,7 @@ from vendor_sdk.contract.loader import LoadedBackend, Session
 from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.errors import LoweringError
 from vendor_sdk.ir.index import from_size
-from vendor_sdk.ir.loop import required_ops
+from vendor_sdk.ir.loop import required_ops, required_types
 from vendor_sdk.ir.primgraph import PrimGraph, describe, map_nodes, prim_name, tensors_of
 from vendor_sdk.lower import LOWERINGS, VIEWS, Layout, lower
 from vendor_sdk.lower.build import contiguous_strides
@@ -109,7 +109,12 @@ class Routes:
         except LoweringError as error:
             return Decline(error.what)
         missing = required_ops(loops) - set(emitter.ops)
-        return Decline(f"the emitter lacks the loop ops {', '.join(sorted(missing))}") if missing else Route.EMITTER
+        if missing:
+            return Decline(f"the emitter lacks the loop ops {', '.join(sorted(missing))}")
+        if emitter.types is not None and (unknown := required_types(loops) - set(emitter.types)):
+            names = sorted(str(dtype).removeprefix("torch.") for dtype in unknown)
+            return Decline(f"the emitter lacks the types {', '.join(names)}")
+        return Route.EMITTER
 
     def _form(self, node: fx.Node, *, read: bool = True) -> str:
         """All that a lowering can see of a node: equal layers are lowered once to learn whether they can be.

@@ -25,9 +25,10 @@ def command(backend: str, models: str, script: Path | None, training: bool, ever
     names = [name.strip() for name in models.split(",") if name.strip()]
     programs = advice.chosen_models(names, advice.PASSES[training]) if names or script is None else {}
     with contextlib.redirect_stdout(sys.stderr):  # plugins may print
+        counted = advice.count(backend, script) if script is not None else None  # first: a program that fails is soon told
         missing, offered = advice.waiting(backend), advice.dtypes(backend)
-        if script is not None:
-            uses, reasons = advice.count(backend, script)
+        if script is not None and counted is not None:
+            uses, reasons = counted
             # What ran on the host there is missing, whatever samples of it say; in dtypes of its own.
             missing = {**missing, **reasons}
             programs = {script.name: uses, **programs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,9 @@ class Emitter(abc.ABC):
 
     ops: Mapping[str, Any]
     """Loop-level op (``"add"``, ``"exp"``, ``"reduce.sum"``) to whatever the emitter keeps for it, usually target text."""
+    types: Collection[torch.dtype] | None = None
+    """Types of the values that kernels may compute with; ``None``: any. Some loops need more than their prim's own type: a
+    table of float32 alone has no ``arange`` in fractions, which is computed in float64."""
     limits: Limits = Limits()
 
     @abc.abstractmethod

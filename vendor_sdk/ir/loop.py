@@ -278,6 +278,13 @@ def dtypes(kernel: LoopKernel) -> dict[str, torch.dtype]:
     return found
 
 
+def required_types(kernel: LoopKernel) -> frozenset[torch.dtype]:
+    """What a kernel loads, computes and stores: dtypes of its buffers, numbers and values. Loop variables are apart."""
+    variables = {name for stmt in walk(kernel.body) for name in loop_variables(stmt)}
+    values = (dtype for name, dtype in dtypes(kernel).items() if name not in variables)
+    return frozenset((*values, *(each.dtype for each in (*kernel.params, *kernel.scratch))))
+
+
 def required_ops(kernel: LoopKernel) -> frozenset[str]:
     """What an emitter must have for this kernel: names of computed ops, ``reduce.OP``, ``scan.OP``, ``store.MODE`` for
     combining stores, ``scratch`` for buffers of the launch's own, ``local`` for those of one iteration, ``nest`` for inner

@@ -1,0 +1,52 @@
+"""The examples, run as they stand; each checks what it shows, and says it."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from vendor_sdk.contract import loader
+
+ROOT = Path(__file__).resolve().parents[1]
+SAYS = {
+    "five_lines": "largest difference from eager: ",
+    "mixed_precision": "gradients are {torch.float32}",
+    "generation": "65 words, 100% as in eager, 2 graphs compiled",
+    "int8_weights": "657664 bytes of weights became 168448",
+    "export_onnx": "model.onnx: input ['batch', 3, 32, 32]",
+    "explain_and_profile": "_linalg_eigh",
+    "choosing_a_backend": "no backend named 'mychp' is installed",
+    "attention_chip": "native: {'scaled_dot_product_attention'}",
+}
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    if loader.known("attentionchip"):
+        loader.unregister("attentionchip")
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_an_example_does_what_it_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "export_onnx":
+        pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [name])
+    runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")
+    assert SAYS[name] in capsys.readouterr().out
+
+
+def test_every_example_is_run_and_linked() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(SAYS)
+    linked = re.findall(r"\(\.\./examples/(\w+)\.py\)", (ROOT / "docs" / "examples.md").read_text())
+    assert sorted(linked) == sorted(SAYS)
