@@ -45,7 +45,7 @@ class AttentionChip:
 
     @vendor_sdk.hookimpl
     def supports(self, node: vendor_sdk.NodeContext) -> vendor_sdk.Support | None:
-        wide = node.inputs[0].shape[-1] > 64
+        wide = node.args[0].shape[-1] > 64
         return vendor_sdk.Decline("heads wider than 64") if wide else None
 
 
