@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import torch
 
@@ -164,9 +165,27 @@ def erfc(x: Tensor) -> Tensor:
     return aten.sub.Tensor(1, aten.erf.default(x))
 
 
+LOG_2 = Fraction("0.693147180559945309417232121458176568")
+
+
 @widened
 def exp2(x: Tensor) -> Tensor:
-    return aten.exp.default(aten.mul.Tensor(x, math.log(2.0)))
+    # exp(n log 2 + f log 2) with n whole and |f| <= 1/2. The first bits of log 2 times n are exact, and what the sum of both
+    # terms loses (late) is small enough for exp(late) = 1 + late. Large results are doubled last, so that none overflows early.
+    bits = 40 if x.dtype == torch.float64 else 15
+    first = Fraction(int(LOG_2 * 2**bits), 2**bits)
+    whole = aten.round.default(x)
+    large = aten.gt.Tensor(whole, number(x, 64))
+    rest = aten.mul.Tensor(aten.sub.Tensor(x, whole), float(LOG_2))
+    whole = aten.where.self(large, aten.sub.Tensor(whole, 1), whole)
+    product = aten.mul.Tensor(whole, float(first))
+    rest = aten.add.Tensor(rest, aten.mul.Tensor(whole, float(LOG_2 - first)))
+    early = aten.add.Tensor(product, rest)
+    late = aten.add.Tensor(aten.sub.Tensor(product, early), rest)
+    usual = aten.lt.Tensor(aten.abs.default(x), number(x, 1e4))
+    early, late = aten.where.self(usual, early, x), aten.where.self(usual, late, number(x, 0.0))
+    result = aten.mul.Tensor(aten.exp.default(early), aten.add.Tensor(late, 1))
+    return aten.where.self(large, aten.mul.Tensor(result, 2), result)
 
 
 @widened
@@ -309,9 +328,36 @@ def igammac(a: Tensor, x: Tensor) -> Tensor:
     return aten.sub.Tensor(1, aten.igamma.default(a, x))
 
 
+def _polynomial(x: Tensor, *coefficients: float) -> Tensor:
+    """Of the lowest power first."""
+    value = number(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        value = aten.add.Tensor(aten.mul.Tensor(value, x), coefficient)
+    return value
+
+
 @widened
 def ndtri(p: Tensor) -> Tensor:
-    return aten.mul.Tensor(aten.erfinv.default(aten.sub.Tensor(aten.mul.Tensor(p, 2), 1)), math.sqrt(2.0))
+    # A first guess (Abramowitz and Stegun 26.2.23) for the upper tail q <= 1/2, and two of Halley's steps on Q(x) = q, where
+    # Q(x) = erfcx(z) exp(-z**2) / 2 with z = x / sqrt(2): without cancellation or underflow in either tail.
+    upper = aten.gt.Tensor(p, number(p, 0.5))
+    q = aten.where.self(upper, aten.sub.Tensor(1, p), p)
+    log_q = aten.log.default(q)
+    t = aten.sqrt.default(aten.mul.Tensor(log_q, -2))
+    guess = aten.div.Tensor(_polynomial(t, 2.515517, 0.802853, 0.010328), _polynomial(t, 1, 1.432788, 0.189269, 0.001308))
+    x = aten.sub.Tensor(t, guess)
+    for _ in range(2):
+        z = aten.mul.Tensor(x, math.sqrt(0.5))
+        tail = aten.special_erfcx.default(z)
+        exponent = aten.add.Tensor(aten.add.Tensor(aten.mul.Tensor(z, z), math.log(2.0)), log_q)
+        ratio = aten.div.Tensor(aten.exp.default(exponent), tail)  # q / Q(x)
+        step = aten.mul.Tensor(aten.mul.Tensor(aten.sub.Tensor(1, ratio), tail), math.sqrt(math.pi / 2))
+        x = aten.add.Tensor(x, aten.div.Tensor(step, aten.add.Tensor(aten.mul.Tensor(aten.mul.Tensor(x, step), -0.5), 1)))
+    x = aten.where.self(upper, x, aten.neg.default(x))
+    inside = aten.logical_and.default(aten.gt.Tensor(p, number(p, 0.0)), aten.lt.Tensor(p, number(p, 1.0)))
+    outside = aten.where.self(aten.eq.Tensor(p, number(p, 1.0)), number(p, math.inf), number(p, math.nan))
+    outside = aten.where.self(aten.eq.Tensor(p, number(p, 0.0)), number(p, -math.inf), outside)
+    return aten.where.self(inside, x, outside)
 
 
 @widened

@@ -356,7 +356,6 @@ ROWS = (
         _ulp(3),
         unary(wide=Interval(-120.0, 120.0)),
         by=elementary.exp2,
-        cost="3 + 0.7 |x| ulp: the rounding of log 2 and of its product with x",
         source=OPENCL,
     ),
     _unary(
@@ -781,7 +780,6 @@ ROWS = (
         unary(Interval(0.001, 0.999)),
         dtypes=SINGLES,
         by=elementary.ndtri,
-        cost="2 p - 1 cancels where p is small",
         source=MEASURED,
     ),
     _unary(
