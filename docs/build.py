@@ -25,6 +25,7 @@ def on_files(files: Files, config: Any) -> Files:
     """Adds the pages of the examples, the files that pages link to, and the plots."""
     for path in PAGES:
         files.append(File.generated(config, path, content=(ROOT / path).read_text()))
+    files.append(File.generated(config, "security.md", content=(ROOT / "SECURITY.md").read_text()))
     for page in list(files.documentation_pages()):
         for _, target, _ in LINK.findall(page.content_string):
             path = inside(target)

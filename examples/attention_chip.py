@@ -58,7 +58,7 @@ result.sum().backward()
 assert torch.allclose(result, model(x), atol=1e-5)
 
 found = vendor_sdk.explain(model, x, backend="attentionchip", show=False)
-native = {node.prim for node in found.placements if node.placement.kind == "native"}
+native = {node.prim for node in found.placements() if node.placement.kind == "native"}
 print("native:", native)
 print("calls of the chip's attention:", CALLS)
 assert native == {"scaled_dot_product_attention"}

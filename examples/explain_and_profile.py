@@ -10,7 +10,8 @@ backend = sys.argv[1] if len(sys.argv) > 1 else "cpp_cpu"
 
 
 def best(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.eigvalsh((x @ w).softmax(-1))  # of eigenvalues, few chips have any
+    values: torch.Tensor = torch.linalg.eigvalsh((x @ w).softmax(-1))  # eigenvalues: few chips have them
+    return values
 
 
 x, w = torch.randn(64, 64), torch.randn(64, 64)

@@ -5,6 +5,7 @@ whose attention is causal. `python generation.py [backend]`
 """
 
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +52,7 @@ class Model(nn.Module):
 
 
 @torch.no_grad()
-def generate(model: nn.Module, prompt: Tensor, count: int) -> Tensor:
+def generate(model: Callable[..., tuple[Tensor, Cache]], prompt: Tensor, count: int) -> Tensor:
     words, (scores, cache) = prompt, model(prompt, torch.arange(prompt.shape[1]), None)
     for place in range(prompt.shape[1], prompt.shape[1] + count):
         words = torch.cat((words, scores.argmax(-1, keepdim=True)), 1)

@@ -16,6 +16,10 @@ backend = sys.argv[1] if len(sys.argv) > 1 else "cpp_cpu"
 class Int8Linear(nn.Module):
     """What an ``nn.Linear`` computes, up to the rounding of its weights."""
 
+    scale: Tensor
+    weight: Tensor
+    bias: Tensor
+
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         weight = linear.weight.detach()

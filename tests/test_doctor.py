@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from vendor_sdk import doctor
 from vendor_sdk.cli import main
-from vendor_sdk.contract import probe
+from vendor_sdk.contract import cache, probe
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -94,3 +94,12 @@ def test_it_knows_every_variable_that_the_sdk_reads() -> None:
     named = {name for path in files for name in re.findall(r'"(VENDOR_SDK_[A-Z_]*[A-Z])"', path.read_text())}
     assert named == doctor.VARIABLES
     assert os.environ.keys() & doctor.VARIABLES >= {"VENDOR_SDK_CACHE_DIR"}
+
+
+def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    root = cache.cache_dir("somechip").parent
+    assert root.stat().st_mode & 0o077 == 0, "made for this user alone"
+    assert findings("--fast")[str(root)]["state"] == "ok"
+    root.chmod(0o777)
+    found = findings("--fast", exit_code=1)[str(root)]
+    assert (found["state"], found["mend"].startswith("chmod go-w")) == ("failed", True)

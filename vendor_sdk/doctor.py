@@ -10,12 +10,14 @@ import json
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Literal
 
 from vendor_sdk import __version__
@@ -171,6 +173,11 @@ def _caches() -> Iterator[Finding]:
     if not place.is_dir() or not _writable(str(place)):
         yield Finding("cache", str(root), "failed", "cannot be written: every process compiles anew", mend)
         return
+    if root.is_dir() and (who := _others(root)):
+        yield Finding(
+            "cache", str(root), "failed", f"{who}, and what lies in it is loaded as code", f"chmod go-w {root}, or {mend}"
+        )
+        return
     used = sum(each.bytes for each in cache.usage())
     free = shutil.disk_usage(place).free
     found = f"{used >> 20:,} of {limit >> 20:,} MiB in use, {free >> 20:,} MiB free on its disk"
@@ -178,6 +185,16 @@ def _caches() -> Iterator[Finding]:
         yield Finding("cache", str(root), "warning", found, f"free some space, or set {cache.SIZE}; `vendor-sdk cache prune`")
     else:
         yield Finding("cache", str(root), "ok", found)
+
+
+def _others(folder: Path) -> str:
+    """Who else may write to ``folder``, "" for nobody but root."""
+    if os.name != "posix":
+        return ""
+    found = folder.stat()
+    if found.st_uid not in (os.getuid(), 0):
+        return f"it belongs to another user ({found.st_uid})"
+    return "other users may write to it" if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX else ""
 
 
 def _writable(folder: str) -> bool:

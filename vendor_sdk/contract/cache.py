@@ -47,13 +47,15 @@ def cache_root() -> Path:
 
 
 def cache_dir(backend: str) -> Path:
-    """The directory in which ``backend`` may keep compiled artefacts; made when it is not there.
+    """The directory in which ``backend`` may keep compiled artefacts; made when it is not there, for this user alone: what
+    lies in it is loaded as code.
 
     Many processes share it, and any of them may die: write under a temporary name in the same directory, then ``os.replace``.
     """
     root = cache_root()
     path = root / backend
-    path.mkdir(parents=True, exist_ok=True)
+    root.mkdir(0o700, parents=True, exist_ok=True)
+    path.mkdir(0o700, exist_ok=True)
     tag = root / TAG
     if not tag.exists():
         tag.write_text(TAG_TEXT)
