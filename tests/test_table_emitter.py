@@ -7,6 +7,7 @@ instructions that starts them itself.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -220,6 +221,24 @@ def test_a_prim_whose_loops_need_another_type_is_declined_with_the_reason(regist
     placed = [(str(each.placement.kind), each.placement.reason) for each in compiled.placements if each.prim == "arange"]
     assert placed == [("host", "the emitter lacks the types float64"), ("native", "")]
     assert torch.equal(compiled()[0], torch.arange(0.1, 2, 0.3))
+
+
+def test_texts_have_numbers_of_their_own_and_ends_know_their_range() -> None:
+    class Numbered(PythonEmitter):
+        ops = {**OPS, "store": "at{n} = {index}\n{param}[at{n}] = {0}", "end": "pass  # {var} < {size}"}  # noqa: RUF012
+
+    i = ix.variable("i", 12)
+    kernel = LoopKernel(
+        "k",
+        (Param("x", torch.float32, ix.wrap(12), "in"), Param("y", torch.float32, ix.wrap(12), "out")),
+        (),
+        (Nest((Range("i", ix.wrap(12)),), (Load("v", "x", i, torch.float32), Store("y", i, "v"), Store("y", i, "v"))),),
+    )
+    text = Numbered().emit(kernel)
+    places = re.findall(r"(at\d+) = i\n", text)
+    assert len(set(places)) == len(places) == 2
+    assert "pass  # i < 12" in text
+    assert Numbered().emit(kernel) == text
 
 
 def test_missing_statements_are_named() -> None:

@@ -38,8 +38,8 @@ class TableEmitter(Emitter):
     """Writes kernels from a table of target text; what remains to write is ``head`` and ``compile``.
 
     Each text is one or more lines with fields in braces. ``{to}`` is the result's name, also a prefix for temporaries; ``{0}``,
-    ``{1}``, ... are the operands and ``{args}`` all of them, ``{T}`` the operands' type, ``{R}`` the result's. Beside the
-    operations (``"add"``, ``"reduce.sum"``, ``"store.add"``; see `docs/loops.md`) a table has these keys:
+    ``{1}``, ... are the operands and ``{args}`` all of them, ``{T}`` the operands' type, ``{R}`` the result's, ``{n}`` a number
+    that no other text of the kernel has, for labels and for temporaries where there is no ``{to}``. Beside the operations (``"add"``, ``"reduce.sum"``, ``"store.add"``; see `docs/loops.md`) a table has these keys:
 
     - ``const``: ``{to} {value} {R}``; ``literal`` writes the value.
     - ``move``: ``{to} {0} {R}``, a number of the call, or an index as a value.
@@ -105,7 +105,7 @@ class _Writer:
         self.dtypes = dtypes(kernel) | {s.name: s.dtype for s in kernel.symbols}
         self.lines: list[str] = []
         self.depth = 1
-        self.made = 0
+        self.made = self.texts = 0
         for param in kernel.scratch:
             self.buffer("scratch", param)
         self.body(kernel.body)
@@ -114,7 +114,8 @@ class _Writer:
         return self.emitter.types[dtype]
 
     def text(self, key: str, *args: str, **fields: str | int) -> str:
-        return self.emitter.ops[key].format(*args, args=", ".join(args), **fields)
+        self.texts += 1
+        return self.emitter.ops[key].format(*args, args=", ".join(args), n=self.texts, **fields)
 
     def put(self, text: str) -> None:
         self.lines += ["    " * self.depth + line for line in text.splitlines()]
@@ -183,9 +184,9 @@ class _Writer:
         if kind == "scan":
             self.results(accumulators)
         self.body(then)
-        for _ in ranges:
+        for r, size in zip(reversed(ranges), reversed(sizes), strict=True):
             self.depth -= 1
-            self.put(self.text("end"))
+            self.put(self.text("end", var=r.var, size=size))
         if kind == "reduce":
             self.results(accumulators)
 
