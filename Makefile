@@ -27,7 +27,7 @@ test: compiler $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(SITE)
-	$(BIN)/pytest -n $(WORKERS) $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 docs: $(INSTALLED)
 	$(BIN)/vendor-sdk docs

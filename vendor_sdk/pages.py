@@ -147,7 +147,7 @@ def prims_page() -> str:
         + ".",
         "Bounds are distances from the reference in the result's dtype: *ulp* counts units in the last place; *accumulated* is "
         "`c * growth(n) * u * magnitude` for `n` terms, unit roundoff `u` and `magnitude` the operation on absolute values. "
-        "In brackets: where the bound comes from.",
+        "Numbers in brackets: [where the bound comes from](#sources-of-bounds).",
         "Where no route of a backend takes a prim, it *decomposes* to the prims named, if the backend has them all; costs in "
         "accuracy are said. *Loops* are the operations ([loops](loops.md)) that an emitter needs for it, for a sample of its "
         "first dtype; a prim without any needs a kernel or a graph compiler. Operands are those of the schema, of the dtypes "
@@ -158,6 +158,7 @@ def prims_page() -> str:
         if prims:
             sections += [f"## {family.capitalize()} ({len(prims)})", _table(PRIM_COLUMNS, prims)]
     sections += ["## Composites", _table(COMPOSITE_COLUMNS, COMPOSITES.values())]
+    sections += ["## Sources of bounds", "\n".join(f"{place}. {source}" for place, source in enumerate(_sources(), 1))]
     return "\n\n".join(sections) + "\n"
 
 
@@ -250,6 +251,11 @@ def _loops() -> Mapping[str, str]:
     return found
 
 
+def _sources() -> list[str]:
+    """Where bounds come from, in the order of the rows."""
+    return list(dict.fromkeys(prim.source for prim in OPSET.values() if prim.source))
+
+
 def _loop_ops(prim: row.Prim) -> str:
     return "a view" if prim.is_view else _loops().get(prim.name, "")
 
@@ -260,7 +266,7 @@ PRIM_COLUMNS: Mapping[str, Callable[[row.Prim], str]] = {
     "Schema": lambda prim: f"`{prim.schema}`",
     "Dtypes": lambda prim: dtypes_text(prim.dtypes),
     "Result": lambda prim: f"{prim.result}, {prim.shape}",
-    "Bound": lambda prim: bound_text(prim.bound) + (f" ({prim.source})" if prim.source else ""),
+    "Bound": lambda prim: bound_text(prim.bound) + (f" [{_sources().index(prim.source) + 1}]" if prim.source else ""),
     "Decomposes": _decomposition,
     "Loops": _loop_ops,
 }
