@@ -59,7 +59,7 @@ class TableEmitter(Emitter):
 
     ops: Mapping[str, str]
     types: Mapping[torch.dtype, str]
-    """What the target calls the element types."""
+    """What the target calls the element types; a prim whose loops need another one is declined."""
 
     def __init__(self) -> None:
         missing = [key for key in STATEMENTS if key not in self.ops]
