@@ -128,7 +128,7 @@ def test_what_does_not_fail_is_said(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match="compiled no graph"):
             minify.find([], pool)
     with pytest.raises(OptionError, match="names no case"):
-        minify.case_command("exp", "badchip", (), 1)
+        minify.case_command("exp", "badchip", (), 1, tmp_path)
 
 
 def test_crashes_hangs_and_wrong_numbers_in_one_worker_after_the_other(tmp_path: Path) -> None:
@@ -159,3 +159,14 @@ def test_minify_on_the_command_line(tmp_path: Path) -> None:
     assert (answer["before"], answer["after"], answer["failure"]) == (3, 1, "WrongResultError at stage 'kernel'")
     assert [prim_name(node) for node in repro.read(output).graph().calls()] == ["tanh"]
     assert CliRunner().invoke(main, ["minify", "--case", "exp[float32]"]).exit_code == 2
+
+
+def test_minify_of_a_case_leaves_one_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "badchip.py").write_text(PLUGIN)
+    given = ["minify", "--case", "tanh[float32]", "--backend", "badchip", "--plugin", str(tmp_path / "badchip.py"), "--json"]
+    done = CliRunner().invoke(main, given)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["after"] == 1
+    assert {path.name for path in tmp_path.iterdir()} <= {"badchip.py", "minified.py", "__pycache__"}
+    assert [prim_name(node) for node in repro.read(tmp_path / "minified.py").graph().calls()] == ["tanh"]

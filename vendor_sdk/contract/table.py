@@ -39,7 +39,8 @@ class TableEmitter(Emitter):
 
     Each text is one or more lines with fields in braces. ``{to}`` is the result's name, also a prefix for temporaries; ``{0}``,
     ``{1}``, ... are the operands and ``{args}`` all of them, ``{T}`` the operands' type, ``{R}`` the result's, ``{n}`` a number
-    that no other text of the kernel has, for labels and for temporaries where there is no ``{to}``. Beside the operations (``"add"``, ``"reduce.sum"``, ``"store.add"``; see `docs/loops.md`) a table has these keys:
+    that no other text of the kernel has, for labels and for temporaries where there is no ``{to}``. Beside the operations
+    (``"add"``, ``"reduce.sum"``, ``"store.add"``; see `docs/loops.md`) a table has these keys:
 
     - ``const``: ``{to} {value} {R}``; ``literal`` writes the value.
     - ``move``: ``{to} {0} {R}``, a number of the call, or an index as a value.

@@ -196,11 +196,23 @@ def script_command(script: Path, arguments: Sequence[str]) -> list[str]:
     return [sys.executable, str(script), *arguments]
 
 
-def case_command(case: str, backend: str, plugins: Sequence[str], seconds: float) -> list[str]:
-    """The conformance suite on one case. Raises ``OptionError`` for what is no case."""
+def case_command(case: str, backend: str, plugins: Sequence[str], seconds: float, report: Path) -> list[str]:
+    """The conformance suite on one case, its report in the folder ``report``. Raises ``OptionError`` for what is no case."""
     prim, bracket, dtype = case.partition("[")
     if not prim or not bracket or not dtype.endswith("]"):
         raise OptionError(f"{case!r} names no case", fix="Write the prim and the dtype as the report does: 'exp[float32]'.")
     loaded = [argument for name in plugins for argument in ("--plugin", name)]
     selected = ["--backend", backend, "--prims", prim, "--dtypes", dtype[:-1], "--timeout", str(seconds)]
-    return [sys.executable, "-m", "conformance.cli", *selected, "-n", "1", "--effort", "quick", *loaded]
+    return [
+        sys.executable,
+        "-m",
+        "conformance.cli",
+        *selected,
+        "-n",
+        "1",
+        "--effort",
+        "quick",
+        "--output",
+        str(report),
+        *loaded,
+    ]
