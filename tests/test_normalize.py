@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import vendor_sdk
+from tests.toys import use_kind
 from vendor_sdk import torch_private
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name
 from vendor_sdk.normalize.canonicalize import canonicalize
@@ -127,11 +128,11 @@ def test_operators_over_lists_are_those_on_each(target: Any, arguments: list[Any
         given = [list(flat[i : i + 3]) for i in range(0, len(flat), 3)]
         return list(target(*(given.pop(0) if argument == "tensors" else argument for argument in arguments)))
 
-    flat = list(lists)
+    flat, toy = list(lists), use_kind("toy")
     expected = f(*(t.clone() for t in flat))
     graphs: list[CompiledGraph] = []
     with recording(graphs.append):
-        found = torch.compile(f, backend="cpp_cpu")(*flat)
+        found = torch.compile(f, backend=toy)(*flat)
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
     assert graphs or (torch.__version__ < "2.12" and target.overloadpacket.__name__ in LEFT_TO_EAGER)
     assert not any("foreach" in str(node.target) for graph in graphs for node in graph.graph.calls())
