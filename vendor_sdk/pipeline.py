@@ -51,7 +51,7 @@ from vendor_sdk.normalize.decompose import prim_table
 from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.normalize.products import join_products
 from vendor_sdk.partition.outputs import store_as_promised
-from vendor_sdk.partition.parameters import keep_panels
+from vendor_sdk.partition.parameters import make_panels
 from vendor_sdk.partition.place import context, place, placement_of
 from vendor_sdk.partition.segments import Partition, join_segments
 from vendor_sdk.partition.transfers import insert_transfers
@@ -125,7 +125,7 @@ def placed(graph: PrimGraph, session: Session, watch: Watch) -> tuple[PrimGraph,
     placements = place(graph, Routes(session))
     drop_dead(graph)
     _store_as_promised(graph, session)
-    _keep_panels(graph, session)
+    _make_panels(graph, session)
     graph = _after("place", graph, loaded)
     watch.stage("placed", graph)
     return graph, placements
@@ -282,20 +282,21 @@ def _recognize(graph: PrimGraph, composites: Iterable[str]) -> None:
 
 def _store_as_promised(graph: PrimGraph, session: Session) -> None:
     """Outputs leave a device of its own through transfers; elsewhere the emitter may write them as the caller wants them."""
+    if session.emitter is not None and not isinstance(session.device, Device):
+        store_as_promised(graph, _emitted(graph, session))
+
+
+def _make_panels(graph: PrimGraph, session: Session) -> None:
+    """A device with memory of its own has parameters in it already, as the host has them."""
     if session.emitter is None or isinstance(session.device, Device):
         return
+    make_panels(graph, session.emitter.panel, keep=bool(session.options["keep"]), emitted=_emitted(graph, session))
+
+
+def _emitted(graph: PrimGraph, session: Session) -> Callable[[fx.Node], bool]:
+    """Whether a node that a stage after placement adds can run on the emitter route."""
     routes = Routes(session)
-
-    def emitted(node: fx.Node) -> bool:
-        return placement_of(node, graph, routes).route is Route.EMITTER
-
-    store_as_promised(graph, emitted)
-
-
-def _keep_panels(graph: PrimGraph, session: Session) -> None:
-    """A device with memory of its own has parameters in it already, as the host has them."""
-    if session.emitter is not None and session.options["keep"] and not isinstance(session.device, Device):
-        keep_panels(graph, session.emitter.panel)
+    return lambda node: placement_of(node, graph, routes).route is Route.EMITTER
 
 
 def _schedule(graph: PrimGraph, session: Session) -> Schedule:

@@ -42,13 +42,14 @@ template <class V> INLINE void keep(V &vector) {
 #endif
 }
 
-// tile[i * pitch + j] = (fresh ? 0 : itself) + the sum over `k` steps of row i of `a` times row j of `b`, for M times DOTS / M rows, of
-// which only `rows` and `columns` are there.
-template <class T, int M>
+// tile[i * pitch + j] = (fresh ? 0 : itself) + the sum over `k` steps of row i of `a` times row j of `b`, for M times DOTS / M / U rows,
+// of which only `rows` and `columns` are there. U vectors of each row at once: where M alone does not let a row of `b` be read far enough
+// ahead of its use.
+template <class T, int M, int U = 1>
 static __attribute__((noinline)) void dot_products(const T *a, int64_t a_row, int64_t rows, const T *b, int64_t b_row, int64_t columns, int64_t k, T *tile, int64_t pitch, bool fresh) {
   typedef typename Lane<T>::Vector V;
   typedef T Unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(T))));
-  enum { L = Lane<T>::COUNT, N = DOTS / M };
+  enum { L = Lane<T>::COUNT, N = DOTS / M / U };
   V sum[DOTS] = {};
   const T *left[M], *right[N];
 #pragma GCC unroll 16
@@ -56,35 +57,43 @@ static __attribute__((noinline)) void dot_products(const T *a, int64_t a_row, in
 #pragma GCC unroll 16
   for (int j = 0; j < N; ++j) right[j] = b + (j < columns ? j : 0) * b_row;
   int64_t at = 0;
-  for (; at + L <= k; at += L) {
-    V here[M];
+  for (; at + U * L <= k; at += U * L) {
 #pragma GCC unroll 16
-    for (int i = 0; i < M; ++i) {
-      here[i] = (V)*(const Unaligned *)(left[i] + at);
-      keep(here[i]);
-    }
+    for (int u = 0; u < U; ++u) {
+      V here[M];
 #pragma GCC unroll 16
-    for (int j = 0; j < N; ++j) {
-      V there = (V)*(const Unaligned *)(right[j] + at);
-      keep(there);
+      for (int i = 0; i < M; ++i) {
+        here[i] = (V)*(const Unaligned *)(left[i] + at + u * L);
+        keep(here[i]);
+      }
 #pragma GCC unroll 16
-      for (int i = 0; i < M; ++i) sum[i * N + j] = multiply_add(here[i], there, sum[i * N + j]);
+      for (int j = 0; j < N; ++j) {
+        V there = (V)*(const Unaligned *)(right[j] + at + u * L);
+        if (M > 1) keep(there);
+#pragma GCC unroll 16
+        for (int i = 0; i < M; ++i) sum[(i * N + j) * U + u] = multiply_add(here[i], there, sum[(i * N + j) * U + u]);
+      }
     }
   }
-  if (at < k) {
+  for (; at < k; at += L) {
+    const int64_t bytes = min_int(k - at, L) * (int64_t)sizeof(T);
     V here[M] = {}, there[N] = {};
-    for (int i = 0; i < M; ++i) __builtin_memcpy(&here[i], left[i] + at, (k - at) * sizeof(T));
-    for (int j = 0; j < N; ++j) __builtin_memcpy(&there[j], right[j] + at, (k - at) * sizeof(T));
+    for (int i = 0; i < M; ++i) __builtin_memcpy(&here[i], left[i] + at, bytes);
+    for (int j = 0; j < N; ++j) __builtin_memcpy(&there[j], right[j] + at, bytes);
 #pragma GCC unroll 16
     for (int j = 0; j < N; ++j)
 #pragma GCC unroll 16
-      for (int i = 0; i < M; ++i) sum[i * N + j] = multiply_add(here[i], there[j], sum[i * N + j]);
+      for (int i = 0; i < M; ++i) sum[(i * N + j) * U] = multiply_add(here[i], there[j], sum[(i * N + j) * U]);
   }
   T dots[DOTS] __attribute__((aligned(64)));
 #pragma GCC unroll 16
   for (int i = 0; i < DOTS; i += L) *(V *)(dots + i) = lane_sums<L>(sum + i);
   for (int i = 0; i < min_int(rows, M); ++i)
-    for (int j = 0; j < min_int(columns, N); ++j) tile[i * pitch + j] = (fresh ? 0 : tile[i * pitch + j]) + dots[i * N + j];
+    for (int j = 0; j < min_int(columns, N); ++j) {
+      T dot = dots[(i * N + j) * U];
+      for (int u = 1; u < U; ++u) dot += dots[(i * N + j) * U + u];
+      tile[i * pitch + j] = (fresh ? 0 : tile[i * pitch + j]) + dot;
+    }
 }
 
 enum : int64_t {
@@ -93,7 +102,6 @@ enum : int64_t {
   DOT_COLUMNS = 64,     // That one task computes.
 };
 
-template <class T> INLINE bool lies_along(const Factor<T> &f, int64_t k) { return f.address && f.step == 1 && f.stretch >= k; }
 // Whether this is faster than packing. Measured on Zen 4: lanes are added in the time of 16 rows' products with as many steps, and
 // the rows must stay in the second cache.
 template <class T> static bool is_for_dots(const Product<T> &p) {
@@ -117,8 +125,10 @@ template <class T> static void dot_columns(const Product<T> &p, int64_t batch, i
       for (int64_t part = 0; part < TWICE && column + part < count; part += N)
         for (int64_t row = 0; row < whole; row += M)
           dot_products<T, M>(left + row * p.left.row + from, p.left.row, p.m - row, here + part * p.right.row, p.right.row, count - column - part, steps, sums + row * DOT_COLUMNS + column + part, DOT_COLUMNS, !from);
+      // A single row is bound by what it reads: half a tile of one row and as many columns, each read two vectors at a time.
+      const auto last = p.m - whole == 1 ? dot_products<T, 1, HALF> : dot_products<T, HALF>;
       if (whole < p.m)
-        dot_products<T, HALF>(left + whole * p.left.row + from, p.left.row, p.m - whole, here, p.right.row, count - column, steps, sums + whole * DOT_COLUMNS + column, DOT_COLUMNS, !from);
+        last(left + whole * p.left.row + from, p.left.row, p.m - whole, here, p.right.row, count - column, steps, sums + whole * DOT_COLUMNS + column, DOT_COLUMNS, !from);
     }
   }
   p.finish(p.context, batch, 0, p.m, first, count, sums, DOT_COLUMNS);
@@ -135,4 +145,14 @@ template <class T> static int32_t dot_matrix_product(const Product<T> &p) {
     dot_columns(p, task / tasks, first, min_int(width, p.n - first));
   }
   return OK;
+}
+
+template <class T>
+static void dot_line(const VectorProduct<T> &p, int64_t batch, int64_t first, int64_t count, const T *vector, T *sums) {
+  enum { U = 2, N = DOTS / U };
+  const T *const matrix = p.matrix.address(p.matrix.address_context, batch, first, 0);
+  const int64_t depth = DOT_DEPTH * Lane<T>::COUNT;
+  for (int64_t from = 0; from < p.k || from == 0; from += depth)
+    for (int64_t at = 0; at < count; at += N)
+      dot_products<T, 1, U>(vector + from, 0, 1, matrix + at * p.matrix.row + from, p.matrix.row, count - at, min_int(depth, p.k - from), sums + at, 0, !from);
 }

@@ -186,6 +186,9 @@ template <class T> struct Product {
   int32_t (*dots)(const Product &);  // Where there may be few rows.
 };
 
+// Whether all of a factor's sums lie along memory.
+template <class T> INLINE bool lies_along(const Factor<T> &f, int64_t k) { return f.address && f.step == 1 && f.stretch >= k; }
+
 template <class F, class T>
 static void fill_with(const void *f, int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, T *to, int64_t pitch) {
   (*(const F *)f)(batch, first, count, from, depth, to, pitch);
@@ -388,7 +391,11 @@ template <class T> struct Blocks {
     const int64_t tasks = columns * groups;
     if (direct()) {
       const int64_t all = parts(panels, height) * tasks;
-      if (Team) {
+      if (Team && p.right.panel && height >= panels) {
+        // Nothing is packed, and nothing is read twice: threads take the same columns at every call, which may still be in their caches.
+#pragma omp for schedule(static) nowait
+        for (int64_t number = 0; number < all; ++number) task(batch, 0, number, 0, p.k, own);
+      } else if (Team) {
 #pragma omp for schedule(dynamic) nowait
         for (int64_t number = 0; number < all; ++number) task(batch, number / tasks * height, number % tasks, 0, p.k, own);
       } else {
@@ -478,26 +485,18 @@ enum : int64_t {
   LINE_STEPS_ACROSS = 8,
 };
 
+// The same where the matrix lies along the sum (dots.h).
+template <class T> static void dot_line(const VectorProduct<T> &p, int64_t batch, int64_t first, int64_t count, const T *vector, T *sums);
+
 template <class T>
 static void line_along(const VectorProduct<T> &p, int64_t batch, int64_t first, int64_t count, const T *vector, T *sums) {
   typedef typename Lane<T>::Vector V;
-  typedef T Unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(T))));
   enum { L = Lane<T>::COUNT, ROWS = 4 };
   T block[ROWS * LINE_STEPS] __attribute__((aligned(64)));
   for (int64_t row = 0; row < count; row += ROWS) {
     const int64_t rows = min_int(ROWS, count - row);
     V sum[ROWS] = {};
-    int64_t from = 0;
-    if (p.matrix.address && p.matrix.step == 1 && p.matrix.stretch >= p.k && rows == ROWS) {
-      const T *source = p.matrix.address(p.matrix.address_context, batch, first + row, 0);
-      for (; from + L <= p.k; from += L) {
-        const V right = *(const V *)(vector + from);
-#pragma GCC unroll 4
-        for (int r = 0; r < ROWS; ++r)
-          sum[r] = multiply_add((V)*(const Unaligned *)(source + r * p.matrix.row + from), right, sum[r]);
-      }
-    }
-    for (; from < p.k; from += LINE_STEPS) {
+    for (int64_t from = 0; from < p.k; from += LINE_STEPS) {
       const int64_t depth = min_int(LINE_STEPS, p.k - from), whole = parts(depth, L) * L;
       p.matrix.fill(p.matrix.context, batch, first + row, rows, from, depth, block, LINE_STEPS);
       // The vector is zero beyond its end; what it is multiplied with there must not be NaN.
@@ -545,6 +544,7 @@ template <class T> static int32_t vector_product(const VectorProduct<T> &p) {
   T *const vectors = (T *)shared.memory;
   if (!vectors) return OUT_OF_MEMORY;
   const int64_t line = p.matrix.along ? LINE : LINE_ACROSS, lines = parts(p.n, line);
+  const auto sum_line = lies_along(p.matrix, p.k) ? dot_line<T> : p.matrix.along ? line_along<T> : line_across<T>;
   const bool parallel = p.batches * p.n * p.k >= PARALLEL_PRODUCTS;
 #pragma omp parallel if (parallel)
   {
@@ -559,7 +559,7 @@ template <class T> static int32_t vector_product(const VectorProduct<T> &p) {
     for (int64_t task = 0; task < p.batches * lines; ++task) {
       const int64_t batch = task / lines, first = task % lines * line, count = min_int(line, p.n - first);
       T sums[LINE_ACROSS] __attribute__((aligned(64)));
-      (p.matrix.along ? line_along<T> : line_across<T>)(p, batch, first, count, vectors + batch * padded, sums);
+      sum_line(p, batch, first, count, vectors + batch * padded, sums);
       p.finish(p.context, batch, first, count, sums);
     }
   }

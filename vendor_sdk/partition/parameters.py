@@ -1,7 +1,10 @@
-"""Parameters in the order of memory in which a matrix product reads them fastest.
+"""Right factors in the order of memory in which a matrix product reads them fastest.
 
-An emitter whose products read the right factor in panels packs it at every call. Where the factor is a parameter of a graph
-that is not trained, the panels are made once and kept (``run/kept.py``): a node of the graph, of which the factor is a view.
+An emitter whose products read the right factor in panels packs it at every call. Panels are values of the graph here, of which the
+factor is a view, made where
+
+- the factor is a parameter of a graph that is not trained and the user allows it: once, and kept (``run/kept.py``);
+- many products of a graph have one right factor (an unrolled recurrent network): once a call.
 """
 
 from __future__ import annotations
@@ -21,48 +24,61 @@ aten = torch.ops.aten
 Panel = Callable[[torch.dtype, int | None, int, int], int]
 _RIGHT = {aten.mm.default: 1, aten.addmm.default: 2}
 """Products of two matrices, and which argument is the right factor."""
+SHARED = 4
+"""Products with one right factor for which it is put in panels in every call: that takes about as long as 16 rows' products."""
 
 
-def keep_panels(graph: PrimGraph, panel: Panel) -> None:
-    """Lets the products of a placed graph read parameters in panels.
+def make_panels(graph: PrimGraph, panel: Panel, *, keep: bool, emitted: Callable[[fx.Node], bool]) -> None:
+    """Lets the products of a placed graph that is not trained read inputs in panels.
 
     Args:
         panel: ``Emitter.panel``.
+        keep: whether panels of parameters may be kept between calls.
+        emitted: whether a node (a ``clone``) can run on the emitter route.
     """
     if graph.training or graph.backward:
         return
-    static = {graph.placeholders[index] for index in graph.static_inputs}
-    made: dict[tuple[fx.Node, int, bool], fx.Node] = {}
-    for node in list(graph.calls()):
+    static = {graph.placeholders[index] for index in graph.static_inputs} if keep else set()
+    found: dict[tuple[fx.Node, int, bool], list[fx.Node]] = {}
+    for node in graph.calls():
         if node.target not in _RIGHT or node.meta["placement"].route is not Route.EMITTER:
             continue
-        position = _RIGHT[node.target]
-        factor = node.args[position]
-        found = _parameter(factor)
-        if found is None or found[0] not in static:
+        factor = node.args[_RIGHT[node.target]]
+        source = _input(factor)
+        if source is None:
             continue
-        parameter, transposed = found
         steps, columns = factor.meta["val"].shape  # type: ignore[union-attr]
         rows = node.meta["val"].shape[0]
         if not isinstance(steps, int) or not isinstance(columns, int):
             continue
         width = panel(node.meta["val"].dtype, rows if isinstance(rows, int) else None, columns, steps)
-        if not width:
+        if width and (source[0] in static or columns % width == 0):
+            found.setdefault((source[0], width, source[1]), []).append(node)
+    for (matrix, width, transposed), products in found.items():
+        if matrix in static:
+            made = _kept(graph, matrix, width, transposed)
+        elif len(products) >= SHARED:
+            made = _copied(graph, matrix, width, transposed, emitted)
+        else:
             continue
-        key = (parameter, width, transposed)
-        if key not in made:
-            made[key] = _factor(graph, parameter, width, transposed, columns)
-        node.update_arg(position, made[key])
-        # The views of the parameter that nothing else reads.
-        while isinstance(factor, fx.Node) and factor.op == "call_function" and not factor.users:
-            source = factor.args[0]
-            graph.graph.erase_node(factor)
-            factor = source
-    if made:
+        if made is None:
+            continue
+        position = _RIGHT[products[0].target]
+        right = _matrix(graph, made, products[0].args[position].meta["val"].shape[1])  # type: ignore[union-attr]
+        for node in products:
+            position = _RIGHT[node.target]
+            factor = node.args[position]
+            node.update_arg(position, right)
+            # The views of the input that nothing else reads.
+            while isinstance(factor, fx.Node) and factor.op == "call_function" and not factor.users:
+                above = factor.args[0]
+                graph.graph.erase_node(factor)
+                factor = above
+    if found:
         graph.module.recompile()
 
 
-def _parameter(factor: Any) -> tuple[fx.Node, bool] | None:
+def _input(factor: Any) -> tuple[fx.Node, bool] | None:
     """The input that a matrix is, and whether it is its transpose."""
     transposed = False
     while isinstance(factor, fx.Node) and factor.op == "call_function":
@@ -74,27 +90,52 @@ def _parameter(factor: Any) -> tuple[fx.Node, bool] | None:
     return (factor, transposed) if isinstance(factor, fx.Node) and factor.op == "placeholder" else None
 
 
-def _factor(graph: PrimGraph, parameter: fx.Node, width: int, transposed: bool, columns: int) -> fx.Node:
-    """The matrix again, as a view of its panels; made where the graph begins."""
-    value = parameter.meta["val"]
-    view = Placement(Kind.VIEW)
+_VIEW = Placement(Kind.VIEW)
 
-    def node(target: Any, source: fx.Node, result: torch.Tensor, *args: Any) -> fx.Node:
+
+def _node(graph: PrimGraph, target: Any, source: fx.Node, result: torch.Tensor, *args: Any) -> fx.Node:
+    """A view behind ``source``."""
+    with graph.graph.inserting_after(source if source.op == "call_function" else graph.placeholders[-1]):
         new = graph.graph.call_function(target, (source, *args))
-        new.meta |= {"val": result}
-        if target is not panels:
-            new.meta["placement"] = view
-        return new
+    new.meta |= {"val": result, "placement": _VIEW}
+    return new
 
-    steps = value.shape[0] if not transposed else value.shape[1]
-    count = -(-columns // width)
-    with graph.graph.inserting_after(graph.placeholders[-1]):
-        made = node(panels, parameter, value.new_empty(count, steps, width), width, transposed)
-    with graph.graph.inserting_after(made):
-        rows = node(aten.permute.default, made, made.meta["val"].permute(1, 0, 2), [1, 0, 2])
-    with graph.graph.inserting_after(rows):
-        matrix = node(aten.view.default, rows, value.new_empty(steps, count * width), [steps, count * width])
+
+def _kept(graph: PrimGraph, parameter: fx.Node, width: int, transposed: bool) -> fx.Node:
+    """Its panels; made where the graph begins."""
+    value = parameter.meta["val"]
+    steps, columns = value.shape[::-1] if transposed else value.shape
+    made = _node(graph, panels, parameter, value.new_empty(-(-columns // width), steps, width), width, transposed)
+    del made.meta["placement"]
+    return made
+
+
+def _copied(
+    graph: PrimGraph, matrix: fx.Node, width: int, transposed: bool, emitted: Callable[[fx.Node], bool]
+) -> fx.Node | None:
+    """Panels of which none is in part empty, copied by a kernel."""
+    value = matrix.meta["val"]
+    first = _node(graph, aten.permute.default, matrix, value.t(), [1, 0]) if transposed else matrix
+    steps, columns = first.meta["val"].shape
+    # The values of a graph are row-major, whatever lies below a view.
+    cut = _node(graph, aten.view.default, first, value.new_empty(steps, columns // width, width), [steps, columns // width, width])
+    moved = _node(graph, aten.permute.default, cut, cut.meta["val"].permute(1, 0, 2), [1, 0, 2])
+    copy = _node(graph, aten.clone.default, moved, value.new_empty(columns // width, steps, width))
+    copy.meta["placement"] = Placement(Kind.NATIVE, Route.EMITTER)
+    if emitted(copy):
+        return copy
+    for unused in (copy, moved, cut, first):
+        if unused is not matrix:
+            graph.graph.erase_node(unused)
+    return None
+
+
+def _matrix(graph: PrimGraph, made: fx.Node, columns: int) -> fx.Node:
+    """The factor again, as a view of its panels."""
+    value = made.meta["val"]
+    count, steps, width = value.shape
+    rows = _node(graph, aten.permute.default, made, value.permute(1, 0, 2), [1, 0, 2])
+    matrix = _node(graph, aten.view.default, rows, value.new_empty(steps, count * width), [steps, count * width])
     if count * width == columns:
         return matrix
-    with graph.graph.inserting_after(matrix):
-        return node(aten.slice.Tensor, matrix, value.new_empty(steps, columns), 1, 0, columns)
+    return _node(graph, aten.slice.Tensor, matrix, value.new_empty(steps, columns), 1, 0, columns)

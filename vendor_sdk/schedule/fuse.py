@@ -175,7 +175,22 @@ class _Pass:
         reads = [read for read in reader.reads if read.node is node]
         if len(reads) != 1 or (flatten(reads[0].index, summary.shape) == flatten(reader.variables, reader.shape)):
             return False
+        if not self._stores_no_more(node, summary):
+            return False
         return ix.nonnegative(ix.product(summary.shape) * WASTE - ix.product(reader.shape))
+
+    def _stores_no_more(self, node: fx.Node, summary: Summary) -> bool:
+        """Whether leaving a prim to its reader stores no more bytes for it than its result has: operands that kernels compute
+        and nobody else reads are stored for it alone, and could have been values of the kernel that computes the result."""
+        (result,) = tensors_of(node.meta["val"])
+        apart = ix.ZERO
+        for operand in {read.node for read in self._expanded(summary).reads}:
+            maker = self.base[operand]
+            known = self.summaries.get(maker)
+            if known is None or known.steps or maker not in self.emitted or len(maker.users) != 1:
+                continue
+            apart = apart + _elements(operand) * operand.meta["val"].dtype.itemsize
+        return ix.nonnegative(ix.product(summary.shape) * result.dtype.itemsize - apart)
 
     def _takes(self, user: fx.Node, node: fx.Node, fits: Mapping[fx.Node, bool]) -> bool:
         """Whether a reader computes its operand itself, directly or below views."""
