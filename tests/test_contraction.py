@@ -198,6 +198,8 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 
 
 FEW_ROWS = [
+    (1, 70, 4500),
+    (1, 7, 69),
     (2, 17, 256),
     (3, 70, 129),
     (5, 1000, 777),

@@ -232,3 +232,42 @@ def test_kernels_read_panels_in_place() -> None:
 
     text = KernelText(kernel).text()
     assert text.count("nullptr, nullptr, false, address_with") == 1, text
+
+
+@pytest.mark.parametrize(("columns", "transposed"), [(192, False), (192, True), (200, True)])
+def test_a_factor_of_many_products_lies_in_panels_for_the_call(columns: int, transposed: bool) -> None:
+    weight = torch.randn(columns, 40) if transposed else torch.randn(40, columns)
+    back = torch.randn(columns, 40)
+
+    def steps(x: Tensor, weight: Tensor, back: Tensor, count: int) -> Tensor:
+        factor = weight.t() if transposed else weight
+        for _ in range(count):
+            x = torch.tanh(x @ factor) @ back * 0.1
+        return x
+
+    x = torch.randn(7, 40)
+    for count, copies in ((3, 0), (5, 1 if columns % 64 == 0 else 0)):
+        graphs: list[vendor_sdk.CompiledGraph] = []
+        run = compiled(lambda x, w, b, count=count: steps(x, w, b, count), keep=False)
+        with pipeline.recording(graphs.append), torch.no_grad():
+            found = run(x, weight, back)
+            weight.data[0, 0] += 1  # nothing is kept: no write is missed
+            again = run(x, weight, back)
+        torch.testing.assert_close(again, steps(x, weight, back, count), rtol=1e-4, atol=1e-4)
+        assert not torch.equal(found, again)
+        (graph,) = graphs
+        assert sum("clone" in kernel.name for kernel in graph.loops.values()) == copies
+
+
+def test_factors_of_trained_graphs_stay_as_they_are() -> None:
+    weight = torch.randn(64, 64, requires_grad=True)
+    graphs: list[vendor_sdk.CompiledGraph] = []
+
+    def steps(x: Tensor) -> Tensor:
+        for _ in range(5):
+            x = torch.tanh(x @ weight)
+        return x.sum()
+
+    with pipeline.recording(graphs.append):
+        compiled(steps, keep=False)(torch.randn(3, 64)).backward()  # type: ignore[no-untyped-call]
+    assert not any("clone" in kernel.name for graph in graphs for kernel in graph.loops.values())

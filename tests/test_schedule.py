@@ -157,6 +157,20 @@ def test_a_foreach_optimizer_step_is_one_kernel() -> None:
     assert len(lowered.kernel.body) == 5
 
 
+def test_what_a_concatenation_reads_is_made_where_its_operands_are() -> None:
+    """One value is stored for it, not two that nobody else needs; of what is stored anyway it makes the product itself."""
+
+    def cell(x: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        new = torch.sigmoid(x[:, :5]) * c
+        return torch.cat((x[:, 10:], torch.sigmoid(x[:, 5:10]) * torch.tanh(new)), 1), new
+
+    inputs = torch.randn(6, 15), torch.randn(6, 5)
+    found = compiled(cell, inputs)
+    assert [len(lowered.outputs) for lowered in found.kernels.values()] == [2, 1]
+    for value, expected in zip(found.run(*inputs), cell(*inputs), strict=True):
+        torch.testing.assert_close(value, expected)
+
+
 def test_a_concatenation_is_cut_into_its_parts() -> None:
     """Where parts are long enough no condition is left, and what both parts read is read in one pass over the rows."""
     q, cos, sin = torch.randn(3, 5, 64), torch.randn(5, 64), torch.randn(5, 64)

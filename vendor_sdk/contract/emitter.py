@@ -104,9 +104,9 @@ class Emitter(abc.ABC):
     def panel(self, dtype: torch.dtype, rows: int | None, columns: int, steps: int) -> int:
         """How many columns of a matrix product's right factor, (steps, columns), this emitter would have lie together.
 
-        Asked where the factor is a parameter of a graph that is not trained: the SDK then keeps it in panels,
-        ``(ceil(columns / width), steps, width)``, contiguous and filled up with zeros, and the kernel's loads say so. That
-        takes as many bytes as the parameter once more.
+        Asked in a graph that is not trained, where the factor is a parameter that may be kept between calls, or one factor of
+        several products: it then lies in panels, ``(ceil(columns / width), steps, width)``, contiguous and filled up with zeros,
+        and the kernel's loads say so. That takes as many bytes as the factor once more.
 
         Args:
             rows: of the left factor; ``None``: only the call knows.

@@ -118,7 +118,9 @@ def _copied(
     first = _node(graph, aten.permute.default, matrix, value.t(), [1, 0]) if transposed else matrix
     steps, columns = first.meta["val"].shape
     # The values of a graph are row-major, whatever lies below a view.
-    cut = _node(graph, aten.view.default, first, value.new_empty(steps, columns // width, width), [steps, columns // width, width])
+    cut = _node(
+        graph, aten.view.default, first, value.new_empty(steps, columns // width, width), [steps, columns // width, width]
+    )
     moved = _node(graph, aten.permute.default, cut, cut.meta["val"].permute(1, 0, 2), [1, 0, 2])
     copy = _node(graph, aten.clone.default, moved, value.new_empty(columns // width, steps, width))
     copy.meta["placement"] = Placement(Kind.NATIVE, Route.EMITTER)
