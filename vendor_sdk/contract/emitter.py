@@ -105,8 +105,8 @@ class Emitter(abc.ABC):
         """How many columns of a matrix product's right factor, (steps, columns), this emitter would have lie together.
 
         Asked in a graph that is not trained, where the factor is a parameter that may be kept between calls, or one factor of
-        several products: it then lies in panels, ``(ceil(columns / width), steps, width)``, contiguous and filled up with zeros,
-        and the kernel's loads say so. That takes as many bytes as the factor once more.
+        several products: it then lies in panels, ``(ceil(columns / width), steps, width)``, contiguous and filled up with
+        zeros, and the kernel's loads say so. That takes as many bytes as the factor once more.
 
         Args:
             rows: of the left factor; ``None``: only the call knows.

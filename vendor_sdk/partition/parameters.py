@@ -1,7 +1,7 @@
 """Right factors in the order of memory in which a matrix product reads them fastest.
 
-An emitter whose products read the right factor in panels packs it at every call. Panels are values of the graph here, of which the
-factor is a view, made where
+An emitter whose products read the right factor in panels packs it at every call. Panels are values of the graph here, of which
+the factor is a view, made where
 
 - the factor is a parameter of a graph that is not trained and the user allows it: once, and kept (``run/kept.py``);
 - many products of a graph have one right factor (an unrolled recurrent network): once a call.
@@ -39,11 +39,12 @@ def make_panels(graph: PrimGraph, panel: Panel, *, keep: bool, emitted: Callable
     if graph.training or graph.backward:
         return
     static = {graph.placeholders[index] for index in graph.static_inputs} if keep else set()
-    found: dict[tuple[fx.Node, int, bool], list[fx.Node]] = {}
+    found: dict[tuple[fx.Node, int, bool], list[tuple[fx.Node, int]]] = {}
     for node in graph.calls():
         if node.target not in _RIGHT or node.meta["placement"].route is not Route.EMITTER:
             continue
-        factor = node.args[_RIGHT[node.target]]
+        position = _RIGHT[node.target]
+        factor = node.args[position]
         source = _input(factor)
         if source is None:
             continue
@@ -53,20 +54,17 @@ def make_panels(graph: PrimGraph, panel: Panel, *, keep: bool, emitted: Callable
             continue
         width = panel(node.meta["val"].dtype, rows if isinstance(rows, int) else None, columns, steps)
         if width and (source[0] in static or columns % width == 0):
-            found.setdefault((source[0], width, source[1]), []).append(node)
+            found.setdefault((source[0], width, source[1]), []).append((node, position))
     for (matrix, width, transposed), products in found.items():
+        made: fx.Node | None = None
         if matrix in static:
             made = _kept(graph, matrix, width, transposed)
         elif len(products) >= SHARED:
             made = _copied(graph, matrix, width, transposed, emitted)
-        else:
-            continue
         if made is None:
             continue
-        position = _RIGHT[products[0].target]
-        right = _matrix(graph, made, products[0].args[position].meta["val"].shape[1])  # type: ignore[union-attr]
-        for node in products:
-            position = _RIGHT[node.target]
+        right = _matrix(graph, made, matrix.meta["val"].shape[0 if transposed else 1])
+        for node, position in products:
             factor = node.args[position]
             node.update_arg(position, right)
             # The views of the input that nothing else reads.
