@@ -23,7 +23,7 @@ LAYERS = (
     ("contract",),
     ("lower", "terminal"),
     STAGES,
-    ("debug",),
+    ("debug", "resting"),
     ("check", "dump"),
     ("watch", "routes"),
     ("pipeline", "kernel_report"),

@@ -281,6 +281,27 @@ def test_small_graphs_are_compiled_without_asking_torch(monkeypatch: pytest.Monk
     assert not counters["aot_autograd"]["autograd_cache_miss"]
 
 
+def test_the_garbage_collector_rests_while_dynamo_traces() -> None:
+    seen: list[bool] = []
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            self.traced()
+            return x + 1
+
+        @torch._dynamo.assume_constant_result
+        def traced(self) -> int:
+            seen.append(gc.isenabled())
+            return 0
+
+    torch._dynamo.reset()  # Forgets who is told of compilations; the first one tells it again.
+    torch.compile(nn.Tanh(), backend="cpp_cpu")(torch.randn(3))
+    assert gc.isenabled()
+    torch.compile(Model(), backend="cpp_cpu")(torch.randn(3))
+    assert seen == [False]
+    assert gc.isenabled()
+
+
 OTHER = """
 import sys, torch, tests.test_stored as here
 from torch._dynamo.utils import counters

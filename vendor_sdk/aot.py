@@ -6,16 +6,14 @@ of which AOTAutograd's cache holds the key. On a hit nothing is traced, partitio
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import fx
 
-from vendor_sdk import debug, pipeline, torch_private
+from vendor_sdk import debug, pipeline, resting, torch_private
 from vendor_sdk.capture.attention import keep_attention
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.contract.artifacts import Artifacts
@@ -82,21 +80,9 @@ def compile_dynamo(
     else:
         restore = functools.partial(_restore, backend, dict(options or {}))
         compile_pair = torch_private.cached_aot_autograd(*compilers, table, restore, key)
-    with _without_collections():
+    resting.rest_in_dynamo()  # again: resets forget it
+    with resting.resting():
         return compile_pair(module, example_inputs)  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Pauses the garbage collector: tracing makes many objects and drops few in cycles, and a full collection takes 0.3 s in
-    a process that has imported torch's compiler."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 WORTH_STORING = 30

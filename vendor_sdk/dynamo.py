@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from vendor_sdk import resting
 from vendor_sdk.contract import loader
 
 
@@ -16,6 +17,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if not loader.known(name):
         raise AttributeError(str(loader.not_found(name)))
+    resting.rest_in_dynamo()
     # One object per name: torch recompiles when the backend it is given is a different object.
     backend: Callable[..., Any] = globals().setdefault(name, _compile_with(name))
     return backend

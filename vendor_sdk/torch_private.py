@@ -18,6 +18,7 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
+from torch._dynamo.callback import callback_handler
 from torch._dynamo.source import ConstantSource
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, FXGraphCacheMiss
@@ -106,6 +107,17 @@ def attribute(module: torch.nn.Module, path: str) -> Any:
 def storage_key(tensor: torch.Tensor) -> int:
     """Identity of a tensor's storage, equal for views of one storage while it lives (fake tensors too)."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def around_compilations(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
+    """Has Dynamo call ``start`` and ``end`` around each of its compilations, those of other backends too, until
+    ``torch._dynamo.reset``. Asking again changes nothing.
+
+    Wraps ``torch._dynamo.callback_handler``, behind ``torch._dynamo.on_compile_start`` (torch 2.11 and 2.13).
+    """
+    if start not in callback_handler.start_callbacks:
+        callback_handler.register_start_callback(start)
+        callback_handler.register_end_callback(end)
 
 
 def aot_autograd(

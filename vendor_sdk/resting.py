@@ -1,0 +1,69 @@
+"""Python's garbage collector rests while graphs are compiled.
+
+Tracing makes many objects and drops few in cycles, and a full collection takes 0.3 s in a process that has imported torch's
+compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Iterator
+
+from vendor_sdk import torch_private
+
+_lock = threading.Lock()
+_resting = 0
+_enabled = False
+"""Whether it ran before the first of those for whom it rests."""
+_in_dynamo = False
+
+
+def _rest() -> None:
+    global _resting, _enabled
+    with _lock:
+        if not _resting:
+            _enabled = gc.isenabled()
+            gc.disable()
+        _resting += 1
+
+
+def _resume() -> None:
+    global _resting
+    with _lock:
+        _resting -= 1
+        if not _resting and _enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def resting() -> Iterator[None]:
+    """The collector rests inside, whatever other threads compile."""
+    _rest()
+    try:
+        yield
+    finally:
+        _resume()
+
+
+def rest_in_dynamo() -> None:
+    """From the next compilation on, the collector rests while Dynamo traces too (until ``torch._dynamo.reset``)."""
+    torch_private.around_compilations(_dynamo_starts, _dynamo_ends)
+
+
+# Neither is sure to come with the other: a reset may fall between them, and this may be asked for between them.
+
+
+def _dynamo_starts(_: object) -> None:
+    global _in_dynamo
+    if not _in_dynamo:
+        _in_dynamo = True
+        _rest()
+
+
+def _dynamo_ends(_: object) -> None:
+    global _in_dynamo
+    if _in_dynamo:
+        _in_dynamo = False
+        _resume()
