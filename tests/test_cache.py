@@ -335,7 +335,7 @@ def test_units_take_about_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
         return units.Unit(name, kernel, "x" * size, more)
 
     monkeypatch.setattr(compiler, "cores", lambda: 2)
-    products, others = [unit(f"p{n}", 2000, "gemm.h") for n in range(3)], [unit(f"o{n}", 4000) for n in range(3)]
+    products, others = [unit(f"p{n}", 3500, "products.h") for n in range(3)], [unit(f"o{n}", 4000) for n in range(3)]
     assert sorted(sorted(each.key for each in group) for group in units._split(products + others)) == [
         ["o0", "o1", "o2"],
         ["p0", "p1", "p2"],

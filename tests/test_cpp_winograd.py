@@ -216,7 +216,7 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 
 def test_the_template_is_used() -> None:
     one = call(aten.convolution.default, (torch.empty(2, 32, 8, 8), torch.empty(32, 32, 3, 3), None, *ONE))
-    assert "convolution<32, 2, 8, 8, 288>(" in CppEmitter().emit(one.lowered.kernel)
+    assert "convolution(product" in CppEmitter().emit(one.lowered.kernel)
     args = (torch.empty(2, 32, 8, 8), torch.empty(2, 32, 8, 8), torch.empty(32, 32, 3, 3), None, *ONE, [False, True, False])
     text = CppEmitter().emit(call(aten.convolution_backward.default, args).lowered.kernel)
-    assert "weight_gradient<32, 2, 8, 8, 288>(" in text
+    assert "weight_gradient(product" in text

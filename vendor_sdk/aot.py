@@ -15,6 +15,7 @@ from torch import fx
 
 from vendor_sdk import debug, pipeline, resting, torch_private
 from vendor_sdk.capture.attention import keep_attention
+from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.contract.artifacts import Artifacts
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
@@ -34,6 +35,8 @@ def compile_dynamo(
     """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
     session = load(backend).session(options)
     keep_attention(module, session.loaded.backend.composites)
+    if session.emitter is not None:
+        session.emitter.foresee(foreseen(module))
     key = _stored_key(session) if _worth_storing(module) else None
     activations = Activations()
 

@@ -48,11 +48,10 @@ def _source(direction: str, dtype: torch.dtype) -> str:
     return "".join(map(library, files)) + f"ATTENTION({accumulator}, {element}, {str(dtype).removeprefix('torch.')})\n"
 
 
-def prepare(node: NodeContext) -> None:
-    """Begins to compile in the background what ``node`` will run, if it is attention."""
-    operand = node.args[0] if node.prim in COMPOSITES else None
-    if isinstance(operand, TensorInfo) and operand.dtype in _ELEMENTS:
-        compiler.start(_source(_DIRECTION[node.prim], operand.dtype))
+def prepare(composite: str, dtype: torch.dtype) -> None:
+    """Begins to compile in the background what runs a composite in a dtype."""
+    if dtype in _ELEMENTS:
+        compiler.start(_source(_DIRECTION[composite], dtype))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Contractions to C++: what ``gemm.h`` asks of a kernel, generated from a matched nest.
+"""Contractions to C++: what ``products.h`` asks of a kernel, generated from a matched nest.
 
 A kernel fills blocks of its two factors and finishes tiles of the result. Each of these is a lambda whose innermost loop runs
 along memory: the factors' along whichever of their variables the loads are contiguous in, the tiles' along their columns.
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from reference_backends.cpp_cpu import interval, winograd
+from reference_backends.cpp_cpu import interval, products, winograd
 from vendor_sdk import contraction, index, loop
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SUMS: Mapping[torch.dtype, str] = {
     torch.int32: "int32_t",
     torch.int64: "int64_t",
 }
-"""Element types of ``gemm.h``."""
+"""Element types of ``products.h``."""
 SHORT = 64
 """Steps below which the product of a matrix and a vector is left to the plain reduction."""
 LONG = 64
@@ -52,13 +52,22 @@ def template(nest: loop.Nest) -> contraction.Contraction | None:
     return found
 
 
+def prepare(dtype: torch.dtype, *, convolutions: bool) -> None:
+    """Begins to compile in the background what products with results of this dtype call."""
+    kind = SUMS.get(torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype)
+    if kind is not None:
+        products.start((products.MATRICES, kind))
+        if convolutions and kind == "float":
+            products.start((products.FILTERS, kind))
+
+
 def panel(dtype: torch.dtype) -> int:
     """Columns of a panel in which a right factor that is a parameter is best kept (``Emitter.panel``)."""
     return PANEL_BYTES // dtype.itemsize if dtype in (torch.float32, torch.float64) else 0
 
 
 def write(text: KernelText, c: contraction.Contraction) -> None:
-    """The nest as one call of ``gemm.h``, in a block of its own."""
+    """The nest as one call of ``products.h``, in a block of its own."""
     kernel = text.kernel
     # What the lambdas are given to write and to read are buffers like others.
     given = (loop.Param("to", c.dtype, index.wrap(0), "scratch"), loop.Param("sums", c.dtype, index.wrap(0), "scratch"))
@@ -72,10 +81,10 @@ def write(text: KernelText, c: contraction.Contraction) -> None:
         for each in (c, c.exchanged()):
             windows, overlaps = winograd.windows(each), winograd.overlaps(each)
             if windows is not None:
-                _by_points(text, each, "convolution", "Windows", windows, each.k)
+                _by_points(text, each, "convolution", "Windows", windows)
                 break
             if overlaps is not None:
-                _by_points(text, each, "weight_gradient", "Overlaps", overlaps, each.n)
+                _by_points(text, each, "weight_gradient", "Overlaps", overlaps)
                 break
         else:
             _matrices(text, _oriented(c, text.symbols))
@@ -134,29 +143,22 @@ def _along(f: contraction.Factor) -> bool:
 
 def _matrices(text: KernelText, c: contraction.Contraction) -> None:
     product = _product(text, c)
-    rows, columns = contraction.sizes(c.m).value, contraction.sizes(c.n).value
-    across = -1 if columns is None else columns
-    text.out(f"choose_tiles<{across}>({product});" if rows is None else f"use_tiles<{rows}, {across}>({product});")
     text.out(f"if (const int32_t failed = matrix_product({product})) status = failed;")
 
 
-def _by_points(
-    text: KernelText, c: contraction.Contraction, way: str, record: str, w: winograd.Windows, offsets: Sequence[loop.Range]
-) -> None:
-    """A product by ``way``, a function of ``winograd.h``, whose ``record`` says what slides under its windows."""
+def _by_points(text: KernelText, c: contraction.Contraction, way: str, record: str, w: winograd.Windows) -> None:
+    """A product by ``way``, a function of ``products.h``, whose ``record`` says what slides under its windows."""
     product = _product(text, c)
     elements = _fill(text, c, w.elements, SUMS[c.dtype])
     windows = text.fresh("windows")
     text.out(f"{record}<{SUMS[c.dtype]}> {windows} = {{}};")
-    sizes = [contraction.sizes(c.m), contraction.sizes(w.images), w.height, w.width, contraction.sizes(offsets)]
-    named = zip(("images", "height", "width"), sizes[1:4], strict=True)
+    named = zip(("images", "height", "width"), (contraction.sizes(w.images), w.height, w.width), strict=True)
     text.out(
         ", ".join(f"{windows}.{name} = {index.to_c(size)}" for name, size in named) + f", {windows}.elements = {elements};"
     )
     if record == "Windows":
         text.out(f"{windows}.down = {_truth(w.down)}, {windows}.across = {_truth(w.across)};")
-    known = ", ".join(str(-1 if size.value is None else size.value) for size in sizes)
-    text.out(f"if (const int32_t failed = {way}<{known}>({product}, {windows})) status = failed;")
+    text.out(f"if (const int32_t failed = {way}({product}, {windows})) status = failed;")
 
 
 def _truth(value: bool) -> str:
@@ -208,8 +210,11 @@ def _sizes(text: KernelText, product: str, *named: tuple[str, Sequence[loop.Rang
 
 
 def _fill(text: KernelText, c: contraction.Contraction, f: contraction.Factor, kind: str) -> str:
-    """Writes the lambda that fills blocks of a factor; the text of the ``Factor`` that ``gemm.h`` takes."""
+    """The text of the ``Factor`` that ``products.h`` takes, after a lambda that tells where it lies or fills blocks of it."""
     along = _along(f)
+    address = _address(text, c, f, kind)
+    if address:
+        return f"{{nullptr, nullptr, {_truth(along)}{address}}}"
     fill = text.fresh("fill")
     _open(text, fill, f"int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, {kind} *to, int64_t pitch")
     _split(text, "batch", c.batch)
@@ -224,8 +229,7 @@ def _fill(text: KernelText, c: contraction.Contraction, f: contraction.Factor, k
         _runs(text, inner.ranges, inner.first, inner.count, _stretch(text, f, inner.ranges, window))
         walk.close()
     _close(text)
-    address = _address(text, c, f, kind)
-    return f"{{&{fill}, fill_with<decltype({fill}), {kind}>, {_truth(along)}{address}}}"
+    return f"{{&{fill}, fill_with<decltype({fill}), {kind}>, {_truth(along)}}}"
 
 
 @dataclass(frozen=True)
@@ -316,7 +320,7 @@ class _Block:
 
 
 def _copies(window: interval.Interval, outer: _Block, inner: _Block) -> bool:
-    """Whether a factor is what ``windows`` of ``gemm.h`` copies: lines at one distance in memory, with one interval."""
+    """Whether a factor is what ``windows`` of ``products.h`` copies: lines at one distance in memory, with one interval."""
     load = window.copied
     if load is None or (not window.limits and len(inner.ranges) == 1):
         return False  # A long stretch, which a plain loop copies best.

@@ -97,6 +97,7 @@ static __attribute__((noinline)) void dot_products(const T *a, int64_t a_row, in
 }
 
 enum : int64_t {
+  FEW_ROWS = 64,
   DOT_BYTES = 1 << 19,  // Of rows that are read again and again.
   DOT_DEPTH = 256,      // Terms of a lane that are summed before they are added to those before them.
   DOT_COLUMNS = 64,     // That one task computes.

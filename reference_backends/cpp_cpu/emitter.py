@@ -10,11 +10,11 @@ Results do not depend on the number of threads: what is summed apart is cut by s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from reference_backends.cpp_cpu import compiler, contraction, machine, units
+from reference_backends.cpp_cpu import attention, compiler, contraction, machine, units
 from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.analysis import loads
 from reference_backends.cpp_cpu.horizontal import Horizontal, Shared, shared
@@ -97,6 +97,14 @@ class CppEmitter(Emitter):
         buffers=4096,
         nests=512,
     )
+
+    def foresee(self, prims: Mapping[str, frozenset[torch.dtype]]) -> None:
+        for prim, dtypes in prims.items():
+            for dtype in dtypes:
+                if prim in attention.COMPOSITES:
+                    attention.prepare(prim, dtype)
+                elif prim in ("mm", "convolution"):
+                    contraction.prepare(dtype, convolutions=prim == "convolution")
 
     def emit(self, kernel: LoopKernel) -> str:
         return KernelText(kernel).text()

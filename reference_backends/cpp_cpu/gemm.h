@@ -1,7 +1,5 @@
-// Matrix products: the packed, blocked loops around a microkernel that keeps a tile of the result in registers. Follows base.h.
-//
-// A kernel's generated part fills blocks of its two factors, whatever they are computed from, and finishes tiles of the result;
-// everything between is here, and is compiled once for each element type, however many products a graph has.
+// Matrix products: the packed, blocked loops around a microkernel that keeps a tile of the result in registers. Follows
+// products.h.
 //
 // The left factor is read where it lies when it is a tensor along its rows or along the sum; a factor that is computed is packed in
 // panels, shared by all threads. Each thread takes panels of columns, packs a block of the right factor that fits its first cache
@@ -20,6 +18,9 @@ extern "C" void *aligned_alloc(decltype(sizeof 0), decltype(sizeof 0)) noexcept;
 extern "C" void free(void *) noexcept;
 extern "C" int omp_get_max_threads(void) noexcept;
 extern "C" int omp_get_thread_num(void) noexcept;
+
+// Symbols of a library that all others see come before their own of the same names: they see what products.cpp exports, no more.
+#pragma GCC visibility push(hidden)
 
 template <class T> struct Lane {
   enum { COUNT = VECTOR_BYTES / sizeof(T) };
@@ -42,12 +43,6 @@ typedef Lane<double>::Vector Doubles;
 template <> SPECIALISED Floats multiply_add(Floats a, Floats b, Floats c) { return (Floats)__builtin_ia32_vfmaddps256(a, b, c); }
 template <> SPECIALISED Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return (Doubles)__builtin_ia32_vfmaddpd256(a, b, c); }
 #endif
-
-// Where the rows of a left tile are: row r, step s at data[r * row + s * step]; `rows` of them, those beyond are anything.
-template <class T> struct Tile {
-  const T *data;
-  int64_t row, step, rows;
-};
 
 // tile[i][j] = (fresh ? 0 : tile[i][j]) + the sum of a[i][.] * b[.][j] over `k` steps, for a tile of M rows and N vectors; steps of b
 // are `pitch` apart. Sums of sums: the rounding errors of a long sum grow with its blocks instead of with its terms.
@@ -113,96 +108,10 @@ template <int S, int L, class V> INLINE void exchange_rows(V *rows) {
   }
 }
 
-#if defined __AVX512F__
-// The first bits [low, high) of `width`.
-INLINE uint32_t bits_between(int64_t low, int64_t high, int64_t width) {
-  low = max_int(0, min_int(low, width)), high = max_int(low, min_int(high, width));
-  return (uint32_t)((1ull << high) - (1ull << low));
-}
-#endif
-// Lines of a window, parts of which may lie outside its tensor: to[line * to_pitch + i] = low <= i < high ? from[line * from_pitch +
-// STEP * i] : 0, for i < count. What follows a line in its `room` may be overwritten.
-template <int STEP, class T>
-INLINE void windows(T *to, int64_t to_pitch, int64_t room, const T *from, int64_t from_pitch, int64_t lines, int64_t count, int64_t low, int64_t high) {
-#if defined __AVX512F__
-  if constexpr (STEP <= 2 && sizeof(T) == 4) {
-    typedef int32_t Unaligned __attribute__((vector_size(64), may_alias, aligned(4)));
-    typedef float Masked __attribute__((vector_size(64)));
-    for (int64_t i = 0; i < count; i += 16) {
-      const float *here = (const float *)(from + STEP * i);
-      T *there = to + i;
-      const uint32_t bits = STEP == 1 ? bits_between(low - i, high - i, 16) : bits_between(2 * (low - i), 2 * (high - i) - 1, 32);
-      const bool whole = i + 16 <= room;
-      const uint16_t kept = (uint16_t)bits_between(0, count - i, 16);
-      for (int64_t line = 0; line < lines; ++line, here += from_pitch, there += to_pitch) {
-        Masked value = __builtin_ia32_loadups512_mask(here, Masked{}, (uint16_t)bits);
-        if constexpr (STEP == 2) {
-          const Masked more = __builtin_ia32_loadups512_mask(here + 16, Masked{}, (uint16_t)(bits >> 16));
-          value = __builtin_shufflevector(value, more, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-        }
-        if (whole) *(Unaligned *)there = (Unaligned)value;
-        else __builtin_ia32_storeups512_mask((float *)there, value, kept);
-      }
-    }
-    return;
-  }
-#endif
-  low = max_int(0, min_int(low, count)), high = max_int(low, min_int(high, count));
-  for (int64_t line = 0; line < lines; ++line, from += from_pitch, to += to_pitch) {
-    for (int64_t i = 0; i < low; ++i) to[i] = 0;
-#pragma omp simd
-    for (int64_t i = low; i < high; ++i) to[i] = from[STEP * i];
-    for (int64_t i = high; i < count; ++i) to[i] = 0;
-  }
-}
-
-// A factor: `fill` writes the elements of `count` rows (of the left factor; columns of the right one) from `first` and `depth`
-// steps of the sum from `from`. Along: row r, step s at to[r * pitch + s]; across: at to[s * pitch + r].
-template <class T> struct Factor {
-  const void *context;
-  void (*fill)(const void *context, int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, T *to, int64_t pitch);
-  bool along;
-  // Where the factor is a tensor whose rows or steps lie together: the address of row `first`, step `from`. Or null. Rows are `row`
-  // apart and steps `step`, for as long as `from` stays below the same multiple of `stretch`.
-  const T *(*address)(const void *context, int64_t batch, int64_t first, int64_t from);
-  const void *address_context;
-  int64_t row, step, stretch;
-  // Of a right factor that lies in panels: how many columns lie together, with those of the next step behind them; a multiple of
-  // the widest tile's. The last panel is filled up. `address` is asked for no other columns than the first of a tile's.
-  int64_t panel;
-};
-
-template <class T> struct Product {
-  int64_t batches, m, n, k;
-  Factor<T> left, right;
-  const void *context;
-  // Computes the results of a tile at (row, column) from sums[r * pitch + c].
-  void (*finish)(const void *context, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *sums, int64_t pitch);
-  int64_t rows;    // Of a tile.
-  int64_t narrow;  // Columns of a narrow one.
-  // Tiles of TILE_VECTORS vectors and of fewer, and the same with as few rows as the last ones have.
-  void (*wide)(const Tile<T> &, const T *, int64_t, int64_t, T *, bool), (*last_wide)(const Tile<T> &, const T *, int64_t, int64_t, T *, bool);
-  void (*slim)(const Tile<T> &, const T *, int64_t, int64_t, T *, bool), (*last_slim)(const Tile<T> &, const T *, int64_t, int64_t, T *, bool);
-  int32_t (*dots)(const Product &);  // Where there may be few rows.
-};
-
 // Whether all of a factor's sums lie along memory.
 template <class T> INLINE bool lies_along(const Factor<T> &f, int64_t k) { return f.address && f.step == 1 && f.stretch >= k; }
 
-template <class F, class T>
-static void fill_with(const void *f, int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, T *to, int64_t pitch) {
-  (*(const F *)f)(batch, first, count, from, depth, to, pitch);
-}
-template <class F, class T>
-static const T *address_with(const void *f, int64_t batch, int64_t first, int64_t from) {
-  return (*(const F *)f)(batch, first, from);
-}
-template <class F, class T>
-static void finish_with(const void *f, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *sums, int64_t pitch) {
-  (*(const F *)f)(batch, row, rows, column, columns, sums, pitch);
-}
-
-// Rows of a tile, and of the last one, where the number of rows is known: those that compute least in vain. A tile of fewer than
+// Rows of a tile, and of the last one: those that compute least in vain. A tile of fewer than
 // three rows waits for its columns.
 constexpr int last_of(int64_t m, int rows) { return (int)(m - (m - 1) / rows * rows); }
 constexpr int64_t cost_of(int64_t m, int rows) {
@@ -217,30 +126,46 @@ constexpr int tile_rows(int64_t m) {
   return best;
 }
 constexpr int last_rows(int64_t m) { return m <= 0 ? 1 : last_of(m, tile_rows(m)); }
-// Products of few rows (dots.h).
-enum : int64_t { FEW_ROWS = 64 };
-template <class T> static bool is_for_dots(const Product<T> &p);
-template <class T> static int32_t dot_matrix_product(const Product<T> &p);
-// Tiles for m rows and n columns, -1 where that is known only at run time.
-template <int64_t M, int64_t N, class T> static void use_tiles(Product<T> &p) {
-  constexpr int rows = tile_rows(M), last = last_rows(M), width = TILE_VECTORS * Lane<T>::COUNT;
-  constexpr int slim = N < 0 ? TILE_VECTORS / 2 : (int)((N % width + Lane<T>::COUNT - 1) / Lane<T>::COUNT);
-  if constexpr (M <= FEW_ROWS) p.dots = dot_matrix_product<T>;
-  p.rows = rows, p.wide = tile_product<T, rows, TILE_VECTORS>, p.last_wide = tile_product<T, last, TILE_VECTORS>;
-  if constexpr (slim > 0 && slim < TILE_VECTORS) {
-    p.narrow = slim * Lane<T>::COUNT;
-    p.slim = tile_product<T, rows, slim>, p.last_slim = tile_product<T, last, slim>;
-  }
-}
-// The tile that wastes least, for a number of rows known only at run time.
-template <int64_t N, class T> static void choose_tiles(Product<T> &p) {
-  constexpr int64_t medium = (TILE_ROWS * 2 + 2) / 3, small = (TILE_ROWS + 2) / 3;
-  if (p.m <= small) use_tiles<small, N>(p);
-  else if (p.m <= medium || (p.m > TILE_ROWS && p.m <= 2 * medium)) use_tiles<medium, N>(p);
-  else use_tiles<TILE_ROWS, N>(p);
+
+template <class T> struct Tiles {
+  TileProduct<T> of[TILE_ROWS * TILE_VECTORS];  // By rows and vectors.
+  template <int... I> constexpr explicit Tiles(Lanes<I...>) : of{tile_product<T, I / TILE_VECTORS + 1, I % TILE_VECTORS + 1>...} {}
+  TileProduct<T> get(int64_t rows, int64_t vectors) const { return of[(rows - 1) * TILE_VECTORS + vectors - 1]; }
+};
+// The tiles that waste least, for results of so many columns.
+template <class T> static void fitting_tiles(Product<T> &p, int64_t columns) {
+  enum { L = Lane<T>::COUNT, WIDTH = L * TILE_VECTORS };
+  static constexpr Tiles<T> tiles(typename CountLanes<TILE_ROWS * TILE_VECTORS>::Type{});
+  const int64_t last = last_rows(p.m), slim = parts(columns % WIDTH, L);
+  p.rows = tile_rows(p.m), p.narrow = slim < TILE_VECTORS ? slim * L : 0;
+  p.wide = tiles.get(p.rows, TILE_VECTORS), p.last_wide = tiles.get(last, TILE_VECTORS);
+  if (p.narrow) p.slim = tiles.get(p.rows, slim), p.last_slim = tiles.get(last, slim);
 }
 
-INLINE int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+// A factor that lies in memory, copied as `Factor::fill` would.
+template <class T>
+static __attribute__((noinline)) void copy_block(const Factor<T> &f, int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, T *to, int64_t pitch) {
+  typedef T Unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(T))));
+  enum { L = Lane<T>::COUNT };
+  const int64_t next = f.along ? f.row : f.step, lane = f.along ? f.step : f.row;
+  for (int64_t done = 0, run; done < depth; done += run) {
+    run = min_int(depth - done, f.stretch - (from + done) % f.stretch);
+    const T *source = f.address(f.address_context, batch, first, from + done);
+    T *target = to + (f.along ? done : done * pitch);
+    const int64_t lines = f.along ? count : run, length = f.along ? run : count;
+    for (int64_t line = 0; line < lines; ++line, source += next, target += pitch) {
+      int64_t i = 0;
+      if (lane == 1)
+        for (; i + L <= length; i += L) *(Unaligned *)(target + i) = *(const Unaligned *)(source + i);
+      for (; i < length; ++i) target[i] = source[i * lane];
+    }
+  }
+}
+template <class T>
+INLINE void fill_block(const Factor<T> &f, int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, T *to, int64_t pitch) {
+  if (f.fill) f.fill(f.context, batch, first, count, from, depth, to, pitch);
+  else copy_block(f, batch, first, count, from, depth, to, pitch);
+}
 
 enum : int64_t {
   DEPTH = 256,                  // Steps of the sum in one block of the right factor.
@@ -260,7 +185,7 @@ static __attribute__((noinline)) void pack(const Factor<T> &factor, int64_t batc
   enum { L = Lane<T>::COUNT };
   if (!factor.along) {
     if (count < width) __builtin_memset(to, 0, depth * width * sizeof(T));
-    factor.fill(factor.context, batch, first, count, from, depth, to, width);
+    fill_block(factor, batch, first, count, from, depth, to, width);
     return;
   }
   T strip[L * STRIP] __attribute__((aligned(64)));
@@ -281,7 +206,7 @@ static __attribute__((noinline)) void pack(const Factor<T> &factor, int64_t batc
     if (rows < L) __builtin_memset(strip, 0, sizeof strip);
     for (; start < depth; start += STRIP) {
       const int64_t length = min_int(STRIP, depth - start);
-      if (rows) factor.fill(factor.context, batch, first + group, rows, from + start, length, strip, STRIP);
+      if (rows) fill_block(factor, batch, first + group, rows, from + start, length, strip, STRIP);
       for (int64_t step = 0; step < length; step += L) {
         V block[L];
 #pragma GCC unroll 64
@@ -430,9 +355,14 @@ struct Shared {
 
 INLINE char *aligned_to_line(void *memory) { return (char *)(((__UINTPTR_TYPE__)memory + 63) / 64 * 64); }
 
-template <class T> static int32_t matrix_product(const Product<T> &p) {
-  if (p.batches <= 0 || p.m <= 0 || p.n <= 0) return OK;
-  if (p.dots && is_for_dots(p)) return p.dots(p);
+template <class T> static bool is_for_dots(const Product<T> &p);  // dots.h
+template <class T> static int32_t dot_matrix_product(const Product<T> &p);
+
+template <class T> static int32_t product_of_matrices(const Product<T> &given) {
+  if (given.batches <= 0 || given.m <= 0 || given.n <= 0) return OK;
+  if (is_for_dots(given)) return dot_matrix_product(given);
+  Product<T> p = given;
+  fitting_tiles(p, p.n);
   const int64_t work = p.m * p.n * max_int(p.k, 1);
   const int64_t threads = work * p.batches < PARALLEL_PRODUCTS ? 1 : omp_get_max_threads();
   // Where batches alone keep the threads busy, each takes whole ones and never waits for another.
@@ -464,20 +394,6 @@ template <class T> static int32_t matrix_product(const Product<T> &p) {
   return OK;
 }
 
-// A matrix and a vector: every element of the matrix is used once, so it is not packed but summed as it is filled.
-template <class T> struct VectorProduct {
-  int64_t batches, n, k;
-  Factor<T> vector, matrix;
-  const void *context;
-  // Computes results [first, first + count) from their sums.
-  void (*finish)(const void *context, int64_t batch, int64_t first, int64_t count, const T *sums);
-};
-
-template <class F, class T>
-static void finish_line_with(const void *f, int64_t batch, int64_t first, int64_t count, const T *sums) {
-  (*(const F *)f)(batch, first, count, sums);
-}
-
 enum : int64_t {
   LINE = 64,        // Results that one task computes where steps of the sum lie together in memory,
   LINE_ACROSS = 256,  // and where results do.
@@ -498,7 +414,7 @@ static void line_along(const VectorProduct<T> &p, int64_t batch, int64_t first, 
     V sum[ROWS] = {};
     for (int64_t from = 0; from < p.k; from += LINE_STEPS) {
       const int64_t depth = min_int(LINE_STEPS, p.k - from), whole = parts(depth, L) * L;
-      p.matrix.fill(p.matrix.context, batch, first + row, rows, from, depth, block, LINE_STEPS);
+      fill_block(p.matrix, batch, first + row, rows, from, depth, block, LINE_STEPS);
       // The vector is zero beyond its end; what it is multiplied with there must not be NaN.
       for (int r = 0; r < ROWS; ++r)
         for (int64_t i = depth; i < whole; ++i) block[r * LINE_STEPS + i] = 0;
@@ -527,7 +443,7 @@ static void line_across(const VectorProduct<T> &p, int64_t batch, int64_t first,
   if (count < LINE_ACROSS) __builtin_memset(block, 0, sizeof block);
   for (int64_t from = 0; from < p.k; from += LINE_STEPS_ACROSS) {
     const int64_t depth = min_int(LINE_STEPS_ACROSS, p.k - from);
-    p.matrix.fill(p.matrix.context, batch, first, count, from, depth, block, LINE_ACROSS);
+    fill_block(p.matrix, batch, first, count, from, depth, block, LINE_ACROSS);
     for (int64_t i = 0; i < count; i += L) {
       V sum = *(const V *)(sums + i);
       for (int64_t step = 0; step < depth; ++step)
@@ -537,7 +453,7 @@ static void line_across(const VectorProduct<T> &p, int64_t batch, int64_t first,
   }
 }
 
-template <class T> static int32_t vector_product(const VectorProduct<T> &p) {
+template <class T> static int32_t product_of_vector(const VectorProduct<T> &p) {
   if (p.batches <= 0 || p.n <= 0) return OK;
   const int64_t padded = parts(p.k, Lane<T>::COUNT) * Lane<T>::COUNT;
   const Shared shared(p.batches * padded * (int64_t)sizeof(T));
@@ -551,7 +467,7 @@ template <class T> static int32_t vector_product(const VectorProduct<T> &p) {
 #pragma omp for schedule(static)
     for (int64_t batch = 0; batch < p.batches; ++batch) {
       T *const vector = vectors + batch * padded;
-      if (p.k) p.vector.fill(p.vector.context, batch, 0, 1, 0, p.k, vector, p.k);
+      if (p.k) fill_block(p.vector, batch, 0, 1, 0, p.k, vector, p.k);
       for (int64_t i = p.k; i < padded; ++i) vector[i] = 0;
     }
     // Threads take the same rows at every call: they may still be in their caches.

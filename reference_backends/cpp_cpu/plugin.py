@@ -79,8 +79,8 @@ def supports(node: NodeContext) -> Supported | Decline:
     if node.prim == "_embedding_bag_backward" and node.args[9]:
         return Decline("a sparse gradient")
     declined = attention.declined(node)
-    if declined is None:
-        attention.prepare(node)
+    if declined is None and node.prim in attention.COMPOSITES:
+        attention.prepare(node.prim, node.outputs[0].dtype)
     return declined or Supported()
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reference_backends.cpp_cpu import compiler, machine
+from reference_backends.cpp_cpu import compiler, machine, products
 from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.table import CTYPES, SPECIAL
 from vendor_sdk import LoopKernel, loop
@@ -25,27 +25,21 @@ UNIT_WEIGHT = 2000
 (0.08 s with g++ 12, which compiles 1000 characters in 0.04 s)."""
 HEADER_WEIGHT = {
     "special.h": 500,
-    "gemm.h": 6000,
-    "dots.h": 500,
-    "winograd.h": 3000,
-    "winograd_weights.h": 3000,
+    "products.h": 300,
     "tiles.h": 1000,
     "scans.h": 500,
 }
 """What a header adds to the first kernel of a unit that needs it: instantiating its templates."""
 WORTH = 0.8
 """Part of the time that another process must leave to be started: the other cores may be busy."""
-_PRODUCTS = ("matrix_product(", "vector_product(", "convolution<", "weight_gradient<")
 _CALLED = {
-    "gemm.h": _PRODUCTS,
-    "dots.h": _PRODUCTS,
-    "winograd.h": ("convolution<", "weight_gradient<"),
-    "winograd_weights.h": ("weight_gradient<",),
+    "products.h": ("Product<",),
     "tiles.h": ("transpose(",),
     "scans.h": ("prefix<",),
 }
-"""Headers by the calls that need them."""
+"""Headers by what needs them."""
 _INDEX = ".kernel"
+"""Entries of kernels: the key of the library that each is in, and on further lines the libraries which that calls."""
 _PLACE = "KERNEL_NAME_HERE"
 _FILES = ("base.h", "vector.h", "piecewise.h", "math.h")
 
@@ -58,12 +52,14 @@ class Unit:
         key: of its entry, which says the library.
         text: its C++, and that of the function through which programs call it.
         more: headers that it needs beside those that all need.
+        calls: libraries that it calls.
     """
 
     key: str
     kernel: LoopKernel
     text: str
     more: tuple[str, ...]
+    calls: tuple[products.Need, ...] = ()
 
 
 def library(name: str) -> str:
@@ -91,17 +87,26 @@ def _unit(kernel: LoopKernel, text: str) -> Unit:
     more += [header for header, calls in _CALLED.items() if any(call in text for call in calls)]
     key = compiler.ARTIFACTS.key("kernel", _digest(tuple(more)), whole)
     name = f"kernel_{key}"
-    return Unit(key, replace(kernel, name=name), whole.replace(_PLACE, name), tuple(more))
+    return Unit(key, replace(kernel, name=name), whole.replace(_PLACE, name), tuple(more), products.needs(text))
 
 
-@functools.cache
 def _prelude(more: tuple[str, ...]) -> str:
-    return "\n".join((f"#define CACHE_BYTES {machine.cache_bytes(3)}LL", *map(library, (*_FILES, *more))))
+    values = (f"#define CACHE_BYTES {machine.cache_bytes(3)}LL", f"#define PRODUCTS_KEY {products.key()}")
+    return "\n".join((*values, _headers_text(more)))
 
 
 @functools.cache
+def _headers_text(more: tuple[str, ...]) -> str:
+    return "\n".join(map(library, (*_FILES, *more)))
+
+
 def _digest(more: tuple[str, ...]) -> str:
-    return hashlib.sha256(_prelude(more).encode()).hexdigest()
+    return _digest_of(_prelude(more))
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 _loaded: dict[str, ctypes.CDLL] = {}
@@ -113,6 +118,8 @@ _home: dict[str, Callable[[], ctypes.CDLL]] = {}
 def _libraries(units: Sequence[Unit]) -> dict[str, Callable[[], ctypes.CDLL]]:
     """What gives the library of each unit's key."""
     homes, missing = {}, {}
+    for need in {need: None for unit in units for need in unit.calls}:
+        products.start(need)
     for unit in units:
         home = _home.get(unit.key) or _recorded(unit.key)
         if home is None:
@@ -122,7 +129,7 @@ def _libraries(units: Sequence[Unit]) -> dict[str, Callable[[], ctypes.CDLL]]:
     for group in _split(list(missing.values())):
         source = _source(group)
         compiler.start(source)
-        homes.update(dict.fromkeys((unit.key for unit in group), _Built(source, tuple(unit.key for unit in group))))
+        homes.update(dict.fromkeys((unit.key for unit in group), _Built(source, group)))
     _home.update(homes)
     return homes
 
@@ -130,15 +137,19 @@ def _libraries(units: Sequence[Unit]) -> dict[str, Callable[[], ctypes.CDLL]]:
 class _Built:
     """Gives the library of a translation unit that is being compiled: the first call waits for it and records its kernels."""
 
-    def __init__(self, source: str, kernels: tuple[str, ...]) -> None:
-        self.source, self.kernels = source, kernels
+    def __init__(self, source: str, units: Sequence[Unit]) -> None:
+        self.source, self.kernels = source, [unit.key for unit in units]
+        self.calls = dict.fromkeys(need for unit in units for need in unit.calls)
 
     def __call__(self) -> ctypes.CDLL:
         home = compiler.key_of(self.source)
         if home not in _loaded:
+            for need in self.calls:
+                products.load(need)
             _loaded[home] = compiler.load(self.source)
+            entry = "\n".join((home, *map(" ".join, self.calls)))
             for kernel in self.kernels:
-                compiler.ARTIFACTS.keep(kernel, home.encode(), _INDEX)
+                compiler.ARTIFACTS.keep(kernel, entry.encode(), _INDEX)
         return _loaded[home]
 
 
@@ -147,11 +158,14 @@ def _recorded(key: str) -> Callable[[], ctypes.CDLL] | None:
     entry = compiler.ARTIFACTS.read(key, _INDEX)
     if entry is None:
         return None
-    home = entry.decode()
+    home, *calls = entry.decode().splitlines()
     if home not in _loaded:
         path = compiler.found(home)
         if path is None:
             return None
+        for call in calls:
+            which, kind = call.split()
+            products.load((which, kind))
         _loaded[home] = compiler.loaded(path)
     return functools.partial(_loaded.__getitem__, home)
 

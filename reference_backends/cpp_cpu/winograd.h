@@ -24,13 +24,6 @@ enum : int64_t {
   CHANNELS = 16,                   // That are transformed together.
 };
 
-// What slides under the windows of a product's left factor. Its columns are (images, height, width), and its steps (channels, 3, 3).
-template <class T> struct Windows {
-  int64_t images, height, width;
-  bool down, across;  // Whether the offset in a window is added to the position of the result; otherwise it is subtracted.
-  Factor<T> elements;  // Of (images, height + 2, width + 2) rows and the channels as steps.
-};
-
 // The work of both ways in products of one lane, transformations by the instructions they take.
 constexpr bool filters_minimally(int64_t images, int64_t height, int64_t width, int64_t channels, int64_t outputs) {
   const int64_t tiles = images * ((height + 1) / 2) * ((width + 1) / 2);
@@ -386,22 +379,11 @@ template <class METHOD, class T, class W> static int32_t by_points(const Product
   return OK;
 }
 
-// The product of weights and windows, whichever way is faster. M rows and IMAGES, HEIGHT, WIDTH of the columns, STEPS of the sum:
-// -1 where that is known only at run time.
-template <int64_t M, int64_t IMAGES, int64_t HEIGHT, int64_t WIDTH, int64_t STEPS, class T>
-static int32_t convolution(Product<T> &p, const Windows<T> &w) {
-  constexpr bool known = M >= 0 && IMAGES >= 0 && HEIGHT >= 0 && WIDTH >= 0 && STEPS >= 0;
-  constexpr int64_t most = Filtering<T>::MOST, across = (WIDTH + 1) / 2, lines = IMAGES * ((HEIGHT + 1) / 2);
-  constexpr int64_t tiles = across > most ? line_part(across, most) : panel_lines(lines, across, most) * across;
-  constexpr bool minimal = filters_minimally(IMAGES, HEIGHT, WIDTH, STEPS / 9, M);
-  if constexpr (known && !minimal) {
-    use_tiles<M, IMAGES * HEIGHT * WIDTH>(p);
-    return matrix_product(p);
-  } else {
-    constexpr int64_t columns = known ? tiles : -1;
-    if constexpr (M >= 0) use_tiles<M, columns>(p);
-    else choose_tiles<columns>(p);
-    if (known || filters_minimally(w.images, w.height, w.width, p.k / 9, p.m)) return by_points<Filtering<T>>(p, w);
-    return matrix_product(p);
-  }
+// The product of weights and windows, whichever way is faster.
+template <class T> static int32_t product_of_windows(const Product<T> &given, const Windows<T> &w) {
+  if (!filters_minimally(w.images, w.height, w.width, given.k / 9, given.m)) return matrix_product(given);
+  const int64_t most = Filtering<T>::MOST, across = (w.width + 1) / 2, lines = w.images * ((w.height + 1) / 2);
+  Product<T> p = given;
+  choose_tiles(p, across > most ? line_part(across, most) : panel_lines(lines, across, most) * across);
+  return by_points<Filtering<T>>(p, w);
 }

@@ -6,13 +6,6 @@
 // where y are 2x2 elements of the left factor, and x the 4x4 elements that their windows cover. At every one of the 16 points, the
 // sum over the tiles is a matrix product.
 
-// What slides under the windows of a product's right factor, whose columns are (channels, 3, 3) and whose steps are (images, height,
-// width): rows are the channels, steps (images, height + 2, width + 2).
-template <class T> struct Overlaps {
-  int64_t images, height, width;
-  Factor<T> elements;
-};
-
 enum : int64_t {
   GRADIENT_TILES = 128,             // In a panel, about.
   GRADIENT_BYTES = 8 << 20,         // Of transformed factors, which all threads share.
@@ -228,16 +221,10 @@ template <class T> struct Gathering {
   }
 };
 
-// The product of a gradient and windows, whichever way is faster. M rows and N columns, IMAGES, HEIGHT and WIDTH of the steps: -1
-// where that is known only at run time.
-template <int64_t M, int64_t IMAGES, int64_t HEIGHT, int64_t WIDTH, int64_t N, class T>
-static int32_t weight_gradient(Product<T> &p, const Overlaps<T> &o) {
-  constexpr bool known = M >= 0 && IMAGES >= 0 && HEIGHT >= 0 && WIDTH >= 0 && N >= 0;
-  constexpr bool minimal = filters_minimally(IMAGES, HEIGHT, WIDTH, N / 9, M);
-  constexpr int64_t columns = N < 0 ? -1 : known && !minimal ? N : N / 9;
-  if constexpr (M >= 0) use_tiles<M, columns>(p);
-  else choose_tiles<columns>(p);
-  if constexpr (!known || minimal)
-    if (known || filters_minimally(o.images, o.height, o.width, p.n / 9, p.m)) return by_points<Gathering<T>>(p, o);
-  return matrix_product(p);
+// The product of a gradient and windows, whichever way is faster.
+template <class T> static int32_t product_of_overlaps(const Product<T> &given, const Overlaps<T> &o) {
+  if (!filters_minimally(o.images, o.height, o.width, given.n / 9, given.m)) return matrix_product(given);
+  Product<T> p = given;
+  choose_tiles(p, p.n / 9);
+  return by_points<Gathering<T>>(p, o);
 }

@@ -88,6 +88,14 @@ class Emitter(abc.ABC):
         Compilers may still be at work when it returns, while the SDK goes on with the backward graph: then the first launch
         waits for them, and raises what they say."""
 
+    def foresee(self, prims: Mapping[str, frozenset[torch.dtype]]) -> None:  # noqa: B027
+        """Told, before a graph is traced, of prims and composites that it will likely contain: what these need beside the
+        graph's own kernels may begin to compile in the background. Products of matrices are all called ``mm``.
+
+        Args:
+            prims: names to the dtypes of their results. It may name too much, or too little.
+        """
+
     def takes_over(self, node: NodeContext, saved_bytes: int, saved_launches: int) -> Support:
         """Whether a fused kernel runs ``node``, rather than the backend's kernel for it, which yields (``Kernel.yields``).
 

@@ -1,0 +1,40 @@
+"""What a graph of Dynamo will need, seen before it is traced: prims for which a backend's compilers may already start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+_PRIMS = {
+    **dict.fromkeys(("linear", "matmul", "mm", "addmm", "addmv", "bmm", "baddbmm", "bilinear", "einsum"), "mm"),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), "convolution"),
+    "scaled_dot_product_attention": "scaled_dot_product_attention",
+}
+"""Names of torch's functions and methods to the prim or composite that they become."""
+_DIFFERENTIATED = {
+    "convolution": "convolution_backward",
+    "scaled_dot_product_attention": "scaled_dot_product_attention_backward",
+}
+
+
+def foreseen(module: fx.GraphModule) -> Mapping[str, frozenset[torch.dtype]]:
+    """The costly prims and composites that a graph of Dynamo will likely contain, with the dtypes of their results; of its
+    backward graph too. Batched and plain matrix products are all called ``mm``."""
+    found: dict[str, set[torch.dtype]] = {}
+    for node in module.graph.nodes:
+        prim = _PRIMS.get(_name(node.target)) if node.op in ("call_function", "call_method") else None
+        value = node.meta.get("example_value")
+        if prim is None or not isinstance(value, torch.Tensor):
+            continue
+        found.setdefault(prim, set()).add(value.dtype)
+        if prim in _DIFFERENTIATED and value.requires_grad and torch.is_grad_enabled():
+            found.setdefault(f"{prim}_backward", set()).add(value.dtype)
+    return {prim: frozenset(dtypes) for prim, dtypes in found.items()}
+
+
+def _name(target: Any) -> str:
+    name: str = target if isinstance(target, str) else getattr(target, "__name__", "")
+    return name.strip("_")
