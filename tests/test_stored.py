@@ -281,6 +281,18 @@ def test_small_graphs_are_compiled_without_asking_torch(monkeypatch: pytest.Monk
     assert not counters["aot_autograd"]["autograd_cache_miss"]
 
 
+def test_small_graphs_that_are_differentiated_are_stored(monkeypatch: pytest.MonkeyPatch, decided: list[bool]) -> None:
+    monkeypatch.setattr(aot, "WORTH_STORING", 2 * aot.DIFFERENTIATED)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    for _ in range(2):
+        fresh(model)[0](torch.randn(2, 4)).sum().backward()
+    assert decided == [False, True]
+    with torch.no_grad():
+        for _ in range(2):
+            fresh(model)[0](torch.randn(2, 4))
+    assert decided == [False, True, False, False]
+
+
 def test_the_garbage_collector_rests_while_dynamo_traces() -> None:
     seen: list[bool] = []
 

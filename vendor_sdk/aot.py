@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from vendor_sdk import debug, pipeline, resting, torch_private
@@ -37,7 +38,7 @@ def compile_dynamo(
     keep_attention(module, session.loaded.backend.composites)
     if session.emitter is not None:
         session.emitter.foresee(foreseen(module))
-    key = _stored_key(session) if _worth_storing(module) else None
+    key = _stored_key(session) if _worth_storing(module, example_inputs) else None
     activations = Activations()
 
     def capture(
@@ -91,12 +92,16 @@ def compile_dynamo(
 WORTH_STORING = 30
 """Calls in a graph of Dynamo from which AOTAutograd's cache is asked: a smaller graph goes through the stages in the time that
 torch takes for its key and entry."""
+DIFFERENTIATED = 5
+"""A call that is differentiated counts as so many: it is traced three times, and goes through the stages in two graphs."""
 _ENTRY = ".graph"
 
 
-def _worth_storing(module: fx.GraphModule) -> bool:
+def _worth_storing(module: fx.GraphModule, inputs: Sequence[Any]) -> bool:
     """Whether a graph is large enough to be kept, and its key says everything about it."""
     calls = sum(node.op in ("call_function", "call_method") for node in module.graph.nodes)
+    if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs):
+        calls *= DIFFERENTIATED
     return calls >= WORTH_STORING and not torch_private.own_tensors(module)
 
 
