@@ -16,7 +16,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 
 import vendor_sdk
-from reference_backends.triton_gpu import attention, compiler, plugin, products, tuning
+from reference_backends.triton_gpu import attention, compiler, flash_launch, plugin, products, tuning
 from tests.test_triton_gpu import OnPaper
 from vendor_sdk import ALL, COMPOSITES, Backend, Decline, Kernel, Supported, hookimpl
 from vendor_sdk.capture.attention import keep_attention
@@ -236,21 +236,29 @@ def test_products_compile_without_spills(
     assert binary.shared_bytes <= products.Machine().shared
 
 
-@needs_triton
-@pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
-@pytest.mark.parametrize(("width", "causal", "mask"), [(64, True, 0), (64, False, 1), (128, True, 0), (128, False, 1)])
-def test_attention_compiles_without_spills(width: int, causal: bool, mask: int, target: str) -> None:
-    from reference_backends.triton_gpu import flash
+def attention_launchers(form: flash_launch.Form) -> list[flash_launch.FlashLauncher]:
+    return [flash_launch.forward_launcher(form), *flash_launch.backward_launchers(form)]
 
-    launcher = attention.launcher(HALF, width, width, causal, mask, width**-0.5)
-    names = flash.forward.arg_names
-    types = ["*bf16", "*bf16", "*bf16", "*i1" if mask else "*bf16", "*bf16", "*fp32", *["i32"] * 22]
-    ones = {i for i, name in enumerate(names) if name.endswith("_step") or name == "mask_column"}
-    sizes = {"rows", "keys", "width", "depth"}
-    even = {i for i, name in enumerate(names) if name in sizes or name.endswith(("_batch", "_head", "_row"))}
-    binary = compiler.machine_code(flash.forward, types, launcher.plan(64, 4096, (4096,), 0), target, even, ones)
-    assert binary.stack_bytes == 0
-    assert binary.shared_bytes <= products.Machine().shared
+
+@needs_triton
+@pytest.mark.parametrize(("target", "shared"), [("cuda:80", 163 * 1024), ("cuda:90", 227 * 1024)])
+@pytest.mark.parametrize(("width", "causal", "mask"), [(64, True, 0), (64, False, 1), (128, True, 0), (128, False, 1)])
+def test_attention_compiles_without_spills(
+    width: int, causal: bool, mask: int, target: str, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flash_launch, "machine", lambda: products.Machine(shared=shared))
+    form = flash_launch.Form(HALF, width, width, causal, mask, alike=width == 64, scale=width**-0.5)
+    for launcher in attention_launchers(form):
+        names = launcher.kernel.arg_names
+        names = names[: names.index("FACTOR")]
+        buffers = {"mask": "*i1" if mask else "*bf16", "logsumexp": "*fp32", "inner": "*fp32"}
+        types = [buffers.get(name, "*bf16" if i < names.index("heads") else "i32") for i, name in enumerate(names)]
+        ones = {i for i, name in enumerate(names) if name.endswith("_step") or name == "mask_column"}
+        sizes = {"rows", "keys", "width", "depth"}
+        even = {i for i, name in enumerate(names) if name in sizes or name.endswith(("_batch", "_head", "_row"))}
+        binary = compiler.machine_code(launcher.kernel, types, launcher.plan(64, 4096, (4096,), 0), target, even, ones)
+        assert binary.stack_bytes == 0, binary.name
+        assert binary.shared_bytes <= shared
 
 
 # Who computes attention
@@ -266,9 +274,13 @@ def test_libraries_compute_what_they_are_for() -> None:
     assert attention.ways(problem(*plain), 9)[0] == "cudnn"
     assert attention.ways(problem(*plain), 8)[0] == "flash"
     assert attention.ways(problem(*plain), 0) == ("triton", "scores")
-    assert attention.ways(problem(*plain, backward=True), 9) == ("cudnn", "flash", "scores")
+    assert attention.ways(problem(*plain, backward=True), 9) == ("cudnn", "flash", "triton", "scores")
     assert attention.ways(problem(*plain, mask=torch.bool), 9)[0] == "triton"
-    assert attention.ways(problem(2, 8, 2, 512, 512, 64, 64), 9)[0] == "triton"
+    assert attention.ways(problem(*plain, mask=torch.bool, backward=True), 9) == ("triton", "scores")
+    assert attention.ways(problem(*plain, dtype=torch.float32, backward=True), 9) == ("triton", "scores")
+    shared = 2, 8, 2, 512, 512, 64, 64
+    assert attention.ways(problem(*shared), 9)[:2] == ("cudnn", "triton")
+    assert attention.ways(problem(*shared, backward=True), 8) == ("triton", "scores")
     assert attention.ways(problem(2, 8, 8, 512, 400, 64, 64), 9)[0] == "triton"
     assert attention.ways(problem(*plain, dtype=torch.float32), 9)[0] == "efficient"
     assert attention.ways(problem(2, 8, 8, 512, 512, 320, 320), 9)[-1] == "scores"

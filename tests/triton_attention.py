@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 
-from reference_backends.triton_gpu import attention
+from reference_backends.triton_gpu import attention, flash_launch
 from vendor_sdk import COMPOSITES
 
 Tensor = torch.Tensor
@@ -88,12 +88,20 @@ def wrong(device: str = "cpu") -> dict[str, str]:
     found = {}
     for what, case in CASES.items():
         tensors, mask = drawn(case, device)
-        result = attention.generated(*tensors, case.causal, mask, case.scale)
-        exact = reference(case, tensors, mask)
+        result = flash_launch.forward(*tensors, case.causal, mask, case.scale)
+        leaves = [t.double().requires_grad_() for t in tensors]
+        exact = reference(case, leaves, mask)
+        grad = (torch.randn(*exact[0].shape[:2], exact[0].shape[3], exact[0].shape[2], device=device).mT).to(case.dtype)
+        gradients = torch.autograd.grad(exact[0], leaves, grad.double())
         rough = ROUGH[case.dtype]
         try:
-            torch.testing.assert_close(result[0].double(), exact[0], rtol=rough, atol=rough)
-            torch.testing.assert_close(result[1].double(), exact[1].double(), rtol=4e-6, atol=4e-6)
+            given = exact[0].detach().to(case.dtype), exact[1].detach().float()
+            own = flash_launch.backward(grad, *tensors, *given, case.causal, mask, case.scale)
+            for one, expected in zip(own, gradients, strict=True):
+                size = float(expected.abs().max())
+                torch.testing.assert_close(one.double(), expected, rtol=rough, atol=rough * size)
+            torch.testing.assert_close(result[0].double(), exact[0].detach(), rtol=rough, atol=rough)
+            torch.testing.assert_close(result[1].double(), exact[1].detach().double(), rtol=4e-6, atol=4e-6)
         except AssertionError as error:
             found[what] = str(error)
     return found

@@ -1,11 +1,10 @@
 """Attention: who computes it, forward and backward.
 
-Forward, generated Triton (``flash.py``) takes everything: any strides, masks of bools or numbers, heads shared by groups of
-queries, rows that see no key. A library's kernel takes what it is faster at: cuDNN's on compute capability 9 and later, torch's
-flash kernel before, its memory-efficient one for float32, whose products generated code does not have on tensor cores. Backward
-is cuDNN's or the flash kernel's; the memory-efficient one, called so, gave wrong gradients on an H200. All
-save the natural logarithm of each row's sum of exponentials, in float32, so that each differentiates what another computed.
-What none takes is computed with all scores in memory.
+Generated Triton (``flash.py``, ``flash_backward.py``) takes everything: any strides, masks of bools or numbers, heads shared by
+groups of queries, rows that see no key. A library's kernel takes what it is faster at: cuDNN's on compute capability 9 and
+later (which shares heads too), torch's flash kernel before, its memory-efficient one for the forward of float32, whose products
+generated code does not have on tensor cores. All save the natural logarithm of each row's sum of exponentials, in float32, so
+that each differentiates what another computed. Heads wider than a program has room for have all scores in memory.
 
 A library that refuses a problem is not asked again about such a one.
 """
@@ -20,8 +19,8 @@ from typing import Any, Literal
 
 import torch
 
-from reference_backends.triton_gpu.launch import Launcher, Plan
-from reference_backends.triton_gpu.products import machine
+from reference_backends.triton_gpu import flash_launch
+from reference_backends.triton_gpu.flash_launch import HALVES, WIDEST
 from vendor_sdk import COMPOSITES, Decline, NodeContext, TensorInfo
 
 Tensor = torch.Tensor
@@ -30,9 +29,6 @@ Way = Literal["triton", "cudnn", "flash", "efficient", "scores"]
 
 FORWARD, BACKWARD = "scaled_dot_product_attention", "scaled_dot_product_attention_backward"
 COMPOSITE_NAMES = frozenset((FORWARD, BACKWARD))
-HALVES = (torch.bfloat16, torch.float16)
-WIDEST = 256
-"""Width of a head up to which a program has room for a block of rows."""
 _DROPOUT = {FORWARD: 3, BACKWARD: 6}
 """Position of ``dropout_p`` in the arguments."""
 
@@ -53,11 +49,16 @@ class Problem:
     backward: bool
 
     @property
-    def plain(self) -> bool:
-        """Whether it is what the libraries' fastest kernels are for."""
-        _, heads, shared, rows, keys, width, depth = self.shape
+    def regular(self) -> bool:
+        """Whether the libraries' fastest kernels are for such heads."""
+        *_, rows, keys, width, depth = self.shape
         square = rows == keys or not self.causal
-        return self.mask is None and heads == shared and width == depth and width % 8 == 0 and square and min(self.shape) > 0
+        return self.mask is None and width == depth and width % 8 == 0 and square and min(self.shape) > 0
+
+    @property
+    def shares(self) -> bool:
+        """Whether several heads of queries have one of keys."""
+        return self.shape[1] != self.shape[2]
 
 
 def problem(query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, *, backward: bool) -> Problem:
@@ -77,15 +78,15 @@ def capability() -> int:
 def ways(p: Problem, major: int) -> tuple[Way, ...]:
     """Who may compute a problem on a GPU of this capability, the best first."""
     found: list[Way] = []
-    halves = p.dtype in HALVES
-    if major and p.plain and halves:
-        if major >= 9 and p.shape[5] <= 128:
+    halves, width = p.dtype in HALVES, max(p.shape[5:])
+    if major and halves and p.regular:
+        if major >= 9 and width <= 128:
             found.append("cudnn")
-        if p.shape[5] <= WIDEST:
+        if width <= WIDEST and not p.shares:
             found.append("flash")
     if major and not halves and not p.backward:
         found.append("efficient")
-    if not p.backward and max(p.shape[5:]) <= WIDEST:
+    if width <= WIDEST:
         found.append("triton")
     if major and halves and not p.backward and min(p.shape) > 0:
         found.append("efficient")
@@ -126,7 +127,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     p = problem(query, key, value, is_causal, attn_mask, backward=False)
     calls: dict[Way, Callable[[], Any]] = {
-        "triton": lambda: generated(query, key, value, is_causal, attn_mask, scale),
+        "triton": lambda: flash_launch.forward(query, key, value, is_causal, attn_mask, scale),
         "cudnn": lambda: _cudnn(query, key, value, is_causal, scale),
         "flash": lambda: aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)[:2],
         "efficient": lambda: _efficient(query, key, value, is_causal, attn_mask, scale),
@@ -177,73 +178,6 @@ def _decomposed(name: str) -> Callable[..., Any]:
     return rule
 
 
-# Generated
-
-
-_MASKS = {None: 0, torch.bool: 1}
-
-
-@functools.lru_cache(256)
-def launcher(dtype: torch.dtype, width: int, depth: int, causal: bool, mask: int, scale: float) -> Launcher:
-    """What launches ``flash.forward`` for heads of these widths."""
-    from reference_backends.triton_gpu import flash
-
-    return FlashLauncher(flash.forward, dtype, width, depth, causal, mask, scale)
-
-
-class FlashLauncher(Launcher):
-    def __init__(self, kernel: Any, dtype: torch.dtype, width: int, depth: int, causal: bool, mask: int, scale: float) -> None:
-        super().__init__(kernel, "fixed", 0)
-        self.dtype, self.width, self.depth, self.causal, self.mask, self.scale = dtype, width, depth, causal, mask, scale
-
-    def plan(self, leads: int, count: int, lengths: Any, largest: int) -> Plan:
-        wide, deep = (max(16, 1 << (n - 1).bit_length()) for n in (self.width, self.depth))
-        rows, keys, warps, stages = blocks(self.dtype, max(wide, deep), count, self.mask > 0, machine().shared)
-        whole = (wide, deep) == (self.width, self.depth)
-        values = self.scale * math.log2(math.e), self.mask, self.causal, rows, keys, wide, deep, whole, "ieee"
-        return Plan(leads * -(-count // rows), values, {"num_warps": warps, "num_stages": stages})
-
-
-def blocks(dtype: torch.dtype, width: int, rows: int, masked: bool, shared: int) -> tuple[int, int, int, int]:
-    """Rows and keys of a program's blocks, its warps, and the stages in which keys and values arrive."""
-    block = 128 if rows > 64 else 64 if rows > 32 else 32 if rows > 16 else 16
-    if dtype not in HALVES:
-        return min(block, 32), 32, 4, 1
-    if width > 128:
-        return min(block, 64), 32, 8, 2
-    if block < 128:
-        return block, 64, 4, 2
-    if width > 64:
-        # 128 keys in two stages beside the queries, where there is room for them. With a mask on an older GPU, whose products
-        # take registers for their operands, half as many rows.
-        room = shared >= (128 + 4 * 128) * width * 2 + 2048
-        if masked:
-            return (128, 64, 8, 2) if room else (64, 64, 4, 2)
-        return (128, 128, 8, 2) if room else (128, 64, 8, 2)
-    return 128, 64, 8 if masked else 4, 3
-
-
-def generated(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    """Attention by ``flash.forward``; both results contiguous."""
-    batch, heads, rows, width = query.shape
-    shared, keys, depth = key.shape[1], key.shape[2], value.shape[3]
-    if heads % max(shared, 1):
-        raise RuntimeError(f"attention: {heads} heads of queries do not divide among {shared} heads of keys")
-    factor = scale if scale is not None else 1 / math.sqrt(width) if width else 0.0
-    out = torch.empty((batch, heads, rows, depth), dtype=query.dtype, device=query.device)
-    saved = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
-    if not out.numel() and not saved.numel():
-        return out, saved
-    kind = 0 if mask is None else _MASKS.get(mask.dtype, 2)
-    steps = (0, 0, 0, 0) if mask is None else mask.expand(batch, heads, rows, keys).stride()
-    numbers = heads, shared, rows, keys, width, depth, *query.stride(), *key.stride(), *value.stride(), *steps
-    launch = launcher(query.dtype, width, depth, causal, kind, factor)
-    launch((query, key, value, query if mask is None else mask, out, saved), numbers, batch * heads, rows, (keys,), 0)
-    return out, saved
-
-
 # Backward
 
 
@@ -276,6 +210,7 @@ def _backward(
     calls: dict[Way, Callable[[], Any]] = {
         "flash": flash,
         "cudnn": cudnn,
+        "triton": lambda: flash_launch.backward(grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale),
         "scores": lambda: _decomposed(BACKWARD)(
             grad, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
         ),

@@ -7,14 +7,43 @@ Scores are kept in units of log 2, so that their exponentials are the hardware's
 not read; only blocks that some query sees in part are masked.
 """
 
+# ruff: noqa: RET505
 # mypy: disable-error-code="misc, no-untyped-def, no-untyped-call, untyped-decorator"
-# Triton compiles these functions itself: their parameters are blocks, which Python's types cannot name.
+# Triton compiles these functions itself: their parameters are blocks, which Python's types cannot name; and where it knows a
+# condition, it needs the ``else`` to leave out the other branch.
 
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def masked(
+    scores,
+    mask_first,
+    mask_row,
+    mask_column,
+    row,
+    key,
+    rows,
+    keys,
+    MASK: tl.constexpr,
+    ALIKE: tl.constexpr,
+):
+    """Scores in units of log 2 under a mask. ``row`` and ``key`` broadcast to their shape, whichever comes first."""
+    if MASK == 0:
+        return scores
+    else:
+        at, there = mask_first + key * mask_column, key < keys
+        if not ALIKE:
+            at, there = at + row.to(tl.int64) * mask_row, there & (row < rows)
+        given = tl.load(at, mask=there, other=0)
+        if MASK == 1:
+            return tl.where(given != 0, scores, float("-inf"))
+        else:
+            return scores + given.to(tl.float32) * LOG2E
 
 
 @triton.jit
@@ -26,9 +55,9 @@ def keys_at(
     k_first,
     v_first,
     mask_first,
-    rows,
-    row_mask,
+    row,
     start,
+    rows,
     keys,
     width,
     depth,
@@ -36,9 +65,11 @@ def keys_at(
     k_step,
     v_row,
     v_step,
+    mask_row,
     mask_column,
     FACTOR: tl.constexpr,
     MASK: tl.constexpr,
+    ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
     EDGE: tl.constexpr,
     KEYS: tl.constexpr,
@@ -70,16 +101,11 @@ def keys_at(
         scale = 1.0
     else:
         scale = FACTOR
-    if MASK > 0:
-        given = tl.load(mask_first + along[None, :] * mask_column, mask=row_mask[:, None] & there[None, :], other=0)
-        if MASK == 1:
-            scores = tl.where(given != 0, scores, float("-inf"))
-        else:
-            scores = scores + given.to(tl.float32) * LOG2E
+    scores = masked(scores, mask_first, mask_row, mask_column, row[:, None], along[None, :], rows, keys, MASK, ALIKE)
     if EDGE:
         seen = there[None, :]
         if CAUSAL:
-            seen = seen & (along[None, :] <= rows[:, None])
+            seen = seen & (along[None, :] <= row[:, None])
         scores = tl.where(seen, scores, float("-inf"))
     following = tl.maximum(peak, tl.max(scores, 1) * scale, propagate_nan=tl.PropagateNan.ALL)
     # A row that saw no key yet has no largest score to subtract.
@@ -129,6 +155,7 @@ def forward(
     mask_column,
     FACTOR: tl.constexpr,
     MASK: tl.constexpr,
+    ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
@@ -139,8 +166,8 @@ def forward(
 ):
     """Attention of one block of queries. ``out`` and ``logsumexp`` are contiguous.
 
-    MASK: 0 none, 1 of bools (true: seen), 2 of numbers that are added. FACTOR: of the scores, times log2(e). WHOLE: whether
-    width and depth are WIDTH and DEPTH.
+    MASK: 0 none, 1 of bools (true: seen), 2 of numbers that are added; ALIKE: the same ones for all rows. FACTOR: of the
+    scores, times log2(e). WHOLE: whether width and depth are WIDTH and DEPTH.
     """
     blocks = tl.cdiv(rows, ROWS)
     # Of a causal mask the longest blocks come first.
@@ -155,7 +182,7 @@ def forward(
     q = tl.load(q_at, mask=row_mask[:, None] & ((across < width) | WHOLE)[None, :], other=0)
     k_first = key + batch * k_batch + own * k_head
     v_first = value + batch * v_batch + own * v_head
-    mask_first = mask + batch * mask_batch + head * mask_head + row[:, None] * mask_row
+    mask_first = mask + batch * mask_batch + head * mask_head
     total = tl.zeros([ROWS, DEPTH], tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
@@ -166,15 +193,15 @@ def forward(
         end = min(keys, block * ROWS + ROWS)
     for start in range(0, full, KEYS):
         total, weight, peak = keys_at(
-            total, weight, peak, q, k_first, v_first, mask_first, row, row_mask, start, keys, width, depth,
-            k_row, k_step, v_row, v_step, mask_column,
-            FACTOR, MASK, CAUSAL, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            total, weight, peak, q, k_first, v_first, mask_first, row, start, rows, keys, width, depth,
+            k_row, k_step, v_row, v_step, mask_row, mask_column,
+            FACTOR, MASK, ALIKE, CAUSAL, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
         )  # fmt: skip
     for start in range(full, end, KEYS):
         total, weight, peak = keys_at(
-            total, weight, peak, q, k_first, v_first, mask_first, row, row_mask, start, keys, width, depth,
-            k_row, k_step, v_row, v_step, mask_column,
-            FACTOR, MASK, CAUSAL, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            total, weight, peak, q, k_first, v_first, mask_first, row, start, rows, keys, width, depth,
+            k_row, k_step, v_row, v_step, mask_row, mask_column,
+            FACTOR, MASK, ALIKE, CAUSAL, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
         )  # fmt: skip
     none = weight == 0
     sure = tl.where(none, 1.0, weight)

@@ -1,0 +1,318 @@
+"""Attention backward in Triton: two passes over blocks of scores, which are computed again and never in memory.
+
+Dao et al., FlashAttention-2, 2023. Importing it needs triton; ``attention.py`` launches both.
+
+With weights ``p = exp2(s - logsumexp)`` and ``d = rowsum(grad * out)``, the gradient of the scores is ``p * (grad @ v.T - d)``.
+``by_query`` sums over the keys for a block of queries, and leaves ``d``. ``by_key`` sums over the queries, those of all heads
+that share it, for a block of keys; its scores lie as (keys, queries). So no program waits for another, and equal calls give
+equal bits. Operands and masks are as ``flash.forward`` takes them; the gradients are contiguous.
+"""
+
+# ruff: noqa: RET505
+# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call, untyped-decorator"
+# Triton compiles these functions itself, see ``flash``.
+
+import triton
+import triton.language as tl
+
+from reference_backends.triton_gpu.flash import LN2, LOG2E, masked
+
+
+@triton.jit
+def block_of(
+    first,
+    start,
+    row_step,
+    step,
+    limit,
+    width,
+    EDGE: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """``SIZE`` rows of a matrix from ``start`` on, with zeros beyond ``limit`` rows (where EDGE) and ``width`` columns."""
+    down, across = tl.arange(0, SIZE), tl.arange(0, WIDTH)
+    at = first + tl.cast(start, tl.int64) * row_step + down[:, None] * row_step + across[None, :] * step
+    if EDGE:
+        return tl.load(at, mask=(start + down < limit)[:, None] & ((across < width) | WHOLE)[None, :], other=0)
+    elif WHOLE:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=(across < width)[None, :], other=0)
+
+
+@triton.jit
+def weights_of(scores, base, row, key, keys, CAUSAL: tl.constexpr, EDGE: tl.constexpr):
+    """Weights from masked scores in units of log 2. EDGE: whether some keys are beyond the last, or hidden from some row."""
+    if EDGE:
+        seen = key < keys
+        if CAUSAL:
+            seen = seen & (key <= row)
+        scores = tl.where(seen, scores, float("-inf"))
+    return tl.exp2(scores - base)
+
+
+@triton.jit
+def keys_at(
+    total,
+    q,
+    grad,
+    base,
+    inner,
+    k_first,
+    v_first,
+    mask_first,
+    row,
+    start,
+    rows,
+    keys,
+    width,
+    depth,
+    k_row,
+    k_step,
+    v_row,
+    v_step,
+    mask_row,
+    mask_column,
+    FACTOR: tl.constexpr,
+    MASK: tl.constexpr,
+    ALIKE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    EDGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Adds what ``KEYS`` keys from ``start`` on give to the queries' gradient, but for the scale."""
+    k = block_of(k_first, start, k_row, k_step, keys, width, EDGE, KEYS, WIDTH, WHOLE)
+    v = block_of(v_first, start, v_row, v_step, keys, depth, EDGE, KEYS, DEPTH, WHOLE)
+    key = (start + tl.arange(0, KEYS))[None, :]
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * FACTOR
+    scores = masked(scores, mask_first, mask_row, mask_column, row[:, None], key, rows, keys, MASK, ALIKE)
+    weights = weights_of(scores, base[:, None], row[:, None], key, keys, CAUSAL, EDGE)
+    change = weights * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - inner[:, None])
+    return tl.dot(change.to(k.dtype), k, total, input_precision=PRECISION)
+
+
+@triton.jit
+def by_query(
+    query,
+    key,
+    value,
+    mask,
+    grad,
+    out,
+    logsumexp,
+    inner,
+    grad_query,
+    heads,
+    shared,
+    rows,
+    keys,
+    width,
+    depth,
+    q_batch,
+    q_head,
+    q_row,
+    q_step,
+    k_batch,
+    k_head,
+    k_row,
+    k_step,
+    v_batch,
+    v_head,
+    v_row,
+    v_step,
+    g_batch,
+    g_head,
+    g_row,
+    g_step,
+    mask_batch,
+    mask_head,
+    mask_row,
+    mask_column,
+    FACTOR: tl.constexpr,
+    MASK: tl.constexpr,
+    ALIKE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The gradient of one block of queries, and ``inner``: the product of each row of ``grad`` and ``out``, contiguous."""
+    blocks = tl.cdiv(rows, ROWS)
+    # Of a causal mask the longest blocks come first.
+    block = blocks - 1 - tl.program_id(0) % blocks if CAUSAL else tl.program_id(0) % blocks
+    matrix = (tl.program_id(0) // blocks).to(tl.int64)
+    batch, head = matrix // heads, matrix % heads
+    own = head // (heads // shared)
+    first = block * ROWS
+    row = first + tl.arange(0, ROWS)
+    q = block_of(query + batch * q_batch + head * q_head, first, q_row, q_step, rows, width, True, ROWS, WIDTH, WHOLE)
+    g = block_of(grad + batch * g_batch + head * g_head, first, g_row, g_step, rows, depth, True, ROWS, DEPTH, WHOLE)
+    o = block_of(out + matrix * rows * depth, first, depth, 1, rows, depth, True, ROWS, DEPTH, WHOLE)
+    product = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+    tl.store(inner + matrix * rows + row, product, mask=row < rows)
+    # Rows beyond the last weigh nothing.
+    base = tl.load(logsumexp + matrix * rows + row, mask=row < rows, other=float("inf")) * LOG2E
+    k_first = key + batch * k_batch + own * k_head
+    v_first = value + batch * v_batch + own * v_head
+    mask_first = mask + batch * mask_batch + head * mask_head
+    total = tl.zeros([ROWS, WIDTH], tl.float32)
+    full = keys // KEYS * KEYS
+    end = keys
+    if CAUSAL:
+        full = min(full, first // KEYS * KEYS)
+        end = min(keys, first + ROWS)
+    for start in range(0, full, KEYS):
+        total = keys_at(
+            total, q, g, base, product, k_first, v_first, mask_first, row, start, rows, keys, width, depth,
+            k_row, k_step, v_row, v_step, mask_row, mask_column,
+            FACTOR, MASK, ALIKE, CAUSAL, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+        )  # fmt: skip
+    for start in range(full, end, KEYS):
+        total = keys_at(
+            total, q, g, base, product, k_first, v_first, mask_first, row, start, rows, keys, width, depth,
+            k_row, k_step, v_row, v_step, mask_row, mask_column,
+            FACTOR, MASK, ALIKE, CAUSAL, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+        )  # fmt: skip
+    across = tl.arange(0, WIDTH)
+    at = grad_query + (matrix * rows + row)[:, None] * width + across[None, :]
+    result = (total * (FACTOR * LN2)).to(grad_query.dtype.element_ty)
+    tl.store(at, result, mask=(row < rows)[:, None] & ((across < width) | WHOLE)[None, :])
+
+
+@triton.jit
+def rows_at(
+    by_k,
+    by_v,
+    k,
+    v,
+    q_first,
+    g_first,
+    mask_first,
+    base_first,
+    inner_first,
+    key,
+    start,
+    rows,
+    keys,
+    width,
+    depth,
+    q_row,
+    q_step,
+    g_row,
+    g_step,
+    mask_row,
+    mask_column,
+    FACTOR: tl.constexpr,
+    MASK: tl.constexpr,
+    ALIKE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Adds what ``ROWS`` queries from ``start`` on give to the gradients of keys and values, but for the keys' scale."""
+    q = block_of(q_first, start, q_row, q_step, rows, width, True, ROWS, WIDTH, WHOLE)
+    g = block_of(g_first, start, g_row, g_step, rows, depth, True, ROWS, DEPTH, WHOLE)
+    row = start + tl.arange(0, ROWS)
+    base = tl.load(base_first + row, mask=row < rows, other=float("inf")) * LOG2E
+    inner = tl.load(inner_first + row, mask=row < rows, other=0)
+    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * FACTOR
+    scores = masked(scores, mask_first, mask_row, mask_column, row[None, :], key, rows, keys, MASK, ALIKE)
+    # What keys beyond the last get is not stored. One loop does for all rows: two, of which one is without the comparison, take
+    # more registers than there are.
+    weights = weights_of(scores, base[None, :], row[None, :], key, keys, CAUSAL, CAUSAL)
+    change = weights * (tl.dot(v, tl.trans(g), input_precision=PRECISION) - inner[None, :])
+    by_v = tl.dot(weights.to(g.dtype), g, by_v, input_precision=PRECISION)
+    by_k = tl.dot(change.to(q.dtype), q, by_k, input_precision=PRECISION)
+    return by_k, by_v
+
+
+@triton.jit
+def by_key(
+    query,
+    key,
+    value,
+    mask,
+    grad,
+    logsumexp,
+    inner,
+    grad_key,
+    grad_value,
+    heads,
+    shared,
+    rows,
+    keys,
+    width,
+    depth,
+    q_batch,
+    q_head,
+    q_row,
+    q_step,
+    k_batch,
+    k_head,
+    k_row,
+    k_step,
+    v_batch,
+    v_head,
+    v_row,
+    v_step,
+    g_batch,
+    g_head,
+    g_row,
+    g_step,
+    mask_batch,
+    mask_head,
+    mask_row,
+    mask_column,
+    FACTOR: tl.constexpr,
+    MASK: tl.constexpr,
+    ALIKE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """The gradients of one block of keys and values, from ``inner`` as ``by_query`` left it."""
+    blocks = tl.cdiv(keys, KEYS)
+    first = tl.program_id(0) % blocks * KEYS
+    matrix = (tl.program_id(0) // blocks).to(tl.int64)
+    batch, own = matrix // shared, matrix % shared
+    group = heads // shared
+    along = first + tl.arange(0, KEYS)
+    k = block_of(key + batch * k_batch + own * k_head, first, k_row, k_step, keys, width, True, KEYS, WIDTH, WHOLE)
+    v = block_of(value + batch * v_batch + own * v_head, first, v_row, v_step, keys, depth, True, KEYS, DEPTH, WHOLE)
+    by_k = tl.zeros([KEYS, WIDTH], tl.float32)
+    by_v = tl.zeros([KEYS, DEPTH], tl.float32)
+    begin = first // ROWS * ROWS if CAUSAL else 0
+    for member in range(group):
+        head = own * group + member
+        q_first = query + batch * q_batch + head * q_head
+        g_first = grad + batch * g_batch + head * g_head
+        mask_first = mask + batch * mask_batch + head * mask_head
+        place = (batch * heads + head) * rows
+        for start in range(begin, rows, ROWS):
+            by_k, by_v = rows_at(
+                by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, along[:, None], start,
+                rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
+                FACTOR, MASK, ALIKE, CAUSAL, ROWS, WIDTH, DEPTH, WHOLE, PRECISION,
+            )  # fmt: skip
+    across, deep = tl.arange(0, WIDTH), tl.arange(0, DEPTH)
+    place = (matrix * keys + along)[:, None]
+    there = (along < keys)[:, None]
+    k_result, v_result = (by_k * (FACTOR * LN2)).to(grad_key.dtype.element_ty), by_v.to(grad_value.dtype.element_ty)
+    tl.store(grad_key + place * width + across[None, :], k_result, mask=there & ((across < width) | WHOLE)[None, :])
+    tl.store(grad_value + place * depth + deep[None, :], v_result, mask=there & ((deep < depth) | WHOLE)[None, :])

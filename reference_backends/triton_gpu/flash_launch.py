@@ -1,0 +1,200 @@
+"""How generated attention (``flash.py``, ``flash_backward.py``) is launched: sizes of blocks, buffers of results."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from reference_backends.triton_gpu.launch import Launcher, Plan
+from reference_backends.triton_gpu.products import machine
+
+Tensor = torch.Tensor
+HALVES = (torch.bfloat16, torch.float16)
+WIDEST = 256
+"""Width of a head up to which a program has room for a block of rows."""
+ROOM = 200 * 1024
+"""Shared memory from which the tensor cores read their operands there (compute capability 9.0): registers are left for more."""
+_MASKS = {None: 0, torch.bool: 1}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a function is compiled for.
+
+    Attributes:
+        mask: 0 none, 1 of bools, 2 of numbers.
+        alike: whether the mask is the same for all rows.
+    """
+
+    dtype: torch.dtype
+    width: int
+    depth: int
+    causal: bool
+    mask: int
+    alike: bool
+    scale: float
+
+    @property
+    def powers(self) -> tuple[int, int]:
+        """Width and depth of the blocks that hold a head."""
+        wide, deep = (max(16, 1 << (n - 1).bit_length()) for n in (self.width, self.depth))
+        return wide, deep
+
+
+Blocks = tuple[int, int, int, int]
+"""Rows and keys of a program's blocks, its warps, and the stages in which operands arrive."""
+
+
+class FlashLauncher(Launcher):
+    """Launches one of the functions, for ``leads`` matrices of ``count`` rows (``along`` 0) or keys (1) each."""
+
+    def __init__(self, kernel: Any, form: Form, blocks: Callable[[Form, int, int], Blocks], along: int) -> None:
+        super().__init__(kernel, "fixed", 0)
+        self.form, self.blocks, self.along = form, blocks, along
+
+    def plan(self, leads: int, count: int, lengths: Any, largest: int) -> Plan:
+        f = self.form
+        *sizes, warps, stages = self.blocks(f, count, machine().shared)
+        # Products of float32 on the tensor cores, as exact as without: three of TF32.
+        precision = "ieee" if f.dtype in HALVES or self.kernel.__name__ == "forward" else "tf32x3"
+        values = (
+            f.scale * math.log2(math.e),
+            f.mask,
+            f.alike,
+            f.causal,
+            *sizes,
+            *f.powers,
+            f.powers == (f.width, f.depth),
+            precision,
+        )
+        return Plan(leads * -(-count // sizes[self.along]), values, {"num_warps": warps, "num_stages": stages})
+
+
+def forward_blocks(f: Form, rows: int, shared: int) -> Blocks:
+    """Of ``flash.forward``."""
+    width = max(f.powers)
+    block = _block(rows)
+    if f.dtype not in HALVES:
+        return min(block, 32), 32, 4, 1
+    if width > 128:
+        return min(block, 64), 32, 8, 2
+    if block < 128:
+        return block, 64, 4, 2
+    if width > 64:
+        if f.mask:
+            return (128, 64, 8, 2) if shared >= ROOM else (64, 64, 4, 2)
+        return (128, 128, 8, 2) if shared >= ROOM else (128, 64, 8, 2)
+    return 128, 64, 8 if f.mask else 4, 3
+
+
+def query_blocks(f: Form, rows: int, shared: int) -> Blocks:
+    """Of ``flash_backward.by_query``."""
+    width, block = max(f.powers), _block(rows)
+    if f.dtype not in HALVES:
+        return min(block, 32), 32, 4, 1
+    if width > 128:
+        return min(block, 64), 32, 8, 1
+    return min(block, 128 if shared >= ROOM else 64), 64, 8 if block >= 64 else 4, 2
+
+
+def key_blocks(f: Form, keys: int, shared: int) -> Blocks:
+    """Of ``flash_backward.by_key``."""
+    width, block = max(f.powers), _block(keys)
+    if f.dtype not in HALVES:
+        return 32, min(block, 32), 4, 1
+    if width > 128:
+        return 32, min(block, 64), 8, 1
+    room = shared >= ROOM
+    most = 128 if room and (width <= 64 or not f.mask) else 64
+    stages = 1 if width > 64 and f.mask and not room else 2
+    return (64 if room and width <= 64 else 32), min(block, most), 8 if block >= 64 else 4, stages
+
+
+def _block(count: int) -> int:
+    """A program's share of so many rows."""
+    return 128 if count > 64 else 64 if count > 32 else 32 if count > 16 else 16
+
+
+@functools.lru_cache(256)
+def forward_launcher(form: Form) -> FlashLauncher:
+    from reference_backends.triton_gpu import flash
+
+    return FlashLauncher(flash.forward, form, forward_blocks, 0)
+
+
+@functools.lru_cache(256)
+def backward_launchers(form: Form) -> tuple[FlashLauncher, FlashLauncher]:
+    """Of ``by_query`` and ``by_key``, in the order in which they run."""
+    from reference_backends.triton_gpu import flash_backward
+
+    return (
+        FlashLauncher(flash_backward.by_query, form, query_blocks, 0),
+        FlashLauncher(flash_backward.by_key, form, key_blocks, 1),
+    )
+
+
+def _form(query: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> Form:
+    width = query.shape[3]
+    factor = scale if scale is not None else 1 / math.sqrt(width) if width else 0.0
+    kind = 0 if mask is None else _MASKS.get(mask.dtype, 2)
+    alike = mask is not None and (mask.shape[2] == 1 or mask.stride(2) == 0)
+    return Form(query.dtype, width, value.shape[3], causal, kind, alike, factor)
+
+
+def _sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
+    heads, shared = query.shape[1], key.shape[1]
+    if heads % max(shared, 1):
+        raise RuntimeError(f"attention: {heads} heads of queries do not divide among {shared} heads of keys")
+    return heads, shared, query.shape[2], key.shape[2], query.shape[3], value.shape[3]
+
+
+def _steps(mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[int, ...]:
+    return (0, 0, 0, 0) if mask is None else mask.expand(*query.shape[:3], key.shape[2]).stride()
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention and the logarithms that its gradients need; both results contiguous."""
+    sizes = _sizes(query, key, value)
+    batch, heads, rows, _ = query.shape
+    keys, depth = key.shape[2], value.shape[3]
+    out = torch.empty((batch, heads, rows, depth), dtype=query.dtype, device=query.device)
+    saved = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
+    if not out.numel() and not saved.numel():
+        return out, saved
+    numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *_steps(mask, query, key)
+    launch = forward_launcher(_form(query, value, causal, mask, scale))
+    launch((query, key, value, query if mask is None else mask, out, saved), numbers, batch * heads, rows, (keys,), 0)
+    return out, saved
+
+
+def backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients by query, key and value, contiguous."""
+    sizes = _sizes(query, key, value)
+    batch, heads, rows, _ = query.shape
+    shared, keys = key.shape[1], key.shape[2]
+    by_query, by_key, by_value = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
+    inner = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
+    numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *grad.stride(), *_steps(mask, query, key)
+    over_queries, over_keys = backward_launchers(_form(query, value, causal, mask, scale))
+    given = query, key, value, query if mask is None else mask, grad
+    saved = logsumexp.contiguous()
+    over_queries((*given, out.contiguous(), saved, inner, by_query), numbers, batch * heads, rows, (), 0)
+    over_keys((*given, saved, inner, by_key, by_value), numbers, batch * shared, keys, (), 0)
+    return by_query, by_key, by_value
