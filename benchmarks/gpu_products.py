@@ -6,7 +6,7 @@ Products: TFLOP/s of the product alone, whatever is fused with it, so that figur
 product, ``eager`` has its epilogue after it, ``fused`` is ``triton_gpu`` made to fuse, ``triton_gpu`` chooses. Attention:
 TFLOP/s counting half of the scores of a causal mask; ``generated``, ``cudnn``, ``flash`` and ``efficient`` are called alone,
 ``sdpa`` is torch's choice and ``dispatch`` this backend's. With ``--tiles``, every size of tiles of both is timed too: what
-the constants of ``products.py`` and ``attention.blocks`` stand for. Results are first compared with eager ones in float32.
+the constants of ``products.py`` and ``flash_launch.py`` stand for. Results are first compared with eager ones in float32.
 Short tables end it.
 """
 
@@ -258,6 +258,7 @@ def _tilings(p: Product, inputs: Sequence[Tensor]) -> dict[str, Callable[[], Any
 def attend(a: Attention, rounds: int, tiles: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """TFLOP/s by contestant, forward and backward."""
     from reference_backends.triton_gpu import attention as own
+    from reference_backends.triton_gpu import flash_launch
 
     query, key, value, mask = a.inputs()
     grouped = {"enable_gqa": True} if a.shared else {}
@@ -268,7 +269,7 @@ def attend(a: Attention, rounds: int, tiles: bool) -> tuple[dict[str, Any], dict
     back: dict[str, Any] = {}
     kwargs = {"attn_mask": mask}
     calls: dict[str, Callable[[], Any]] = {
-        "generated": lambda: own.generated(query, key, value, a.causal, mask, None),
+        "generated": lambda: flash_launch.forward(query, key, value, a.causal, mask, None),
         "sdpa": lambda: F.scaled_dot_product_attention(query, key, value, **given),  # type: ignore[arg-type]
         "dispatch": lambda: own.KERNELS[own.FORWARD](query, key, value, 0.0, a.causal, **kwargs),
     }
@@ -287,9 +288,7 @@ def attend(a: Attention, rounds: int, tiles: bool) -> tuple[dict[str, Any], dict
             (128, 8, 3),
         ):
             for rows in (64, 128):
-                calls[f"{rows}x{keys} {warps}w {stages}s"] = _blocked(
-                    own, (rows, keys, warps, stages), a, (query, key, value, mask)
-                )
+                calls[f"{rows}x{keys} {warps}w {stages}s"] = _blocked((rows, keys, warps, stages), a, (query, key, value, mask))
     calls = kept(calls, exact, row)
     del exact, wide
     for name, time in measure(calls, rounds).items():
@@ -302,6 +301,7 @@ def attend(a: Attention, rounds: int, tiles: bool) -> tuple[dict[str, Any], dict
     expected = torch.autograd.grad(out, leaves, grad, retain_graph=True)
     backward: dict[str, Callable[[], Any]] = {
         "sdpa": lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True),
+        "generated": lambda: flash_launch.backward(*arguments[:6], a.causal, mask, None),
         "dispatch": lambda: own.KERNELS[own.BACKWARD](*arguments, **kwargs),
     }
     ways = own.ways(own.problem(query, key, value, a.causal, mask, backward=True), own.capability())
@@ -318,16 +318,16 @@ def _alone(own: Any, way: str, composite: str, arguments: Sequence[Any], kwargs:
         return own.KERNELS[composite](*arguments, **kwargs)
 
 
-def _blocked(own: Any, blocks: tuple[int, int, int, int], a: Attention, given: Sequence[Any]) -> Callable[[], Any]:
-    from reference_backends.triton_gpu import flash
+def _blocked(blocks: tuple[int, int, int, int], a: Attention, given: Sequence[Any]) -> Callable[[], Any]:
+    from reference_backends.triton_gpu import flash, flash_launch
 
     query, key, value, mask = given
-    kind = 0 if mask is None else 1 if mask.dtype == torch.bool else 2
-    made = own.FlashLauncher(flash.forward, query.dtype, a.width, a.width, a.causal, kind, a.width**-0.5)
+    form = flash_launch.form_of(query, value, a.causal, mask, None)
+    made = flash_launch.FlashLauncher(flash.forward, form, lambda *_: blocks, 0)
 
     def call() -> Any:
-        with mock.patch.object(own, "blocks", return_value=blocks), mock.patch.object(own, "launcher", return_value=made):
-            return own.generated(query, key, value, a.causal, mask, None)
+        with mock.patch.object(flash_launch, "forward_launcher", return_value=made):
+            return flash_launch.forward(query, key, value, a.causal, mask, None)
 
     return call
 
@@ -395,7 +395,7 @@ def main(only: tuple[str, ...], peers: str, rounds: int, tiles: bool, json_path:
     libraries = ("sdpa", "cudnn", "flash", "efficient")
     lines = table("products, TFLOP/s", results["products"], ("cublas", *others, "fused", "triton_gpu"))
     lines += table("attention forward, TFLOP/s", results["forward"], (*libraries, "generated", "dispatch"))
-    lines += table("attention backward, TFLOP/s", results["backward"], (*libraries, "dispatch"))
+    lines += table("attention backward, TFLOP/s", results["backward"], (*libraries, "generated", "dispatch"))
     lines += [
         ratios(results["products"], "triton_gpu", others),
         ratios(results["products"], "triton_gpu", ("cublas",)),

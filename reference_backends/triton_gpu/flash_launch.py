@@ -138,7 +138,8 @@ def backward_launchers(form: Form) -> tuple[FlashLauncher, FlashLauncher]:
     )
 
 
-def _form(query: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> Form:
+def form_of(query: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> Form:
+    """What the functions for these operands are compiled for."""
     width = query.shape[3]
     factor = scale if scale is not None else 1 / math.sqrt(width) if width else 0.0
     kind = 0 if mask is None else _MASKS.get(mask.dtype, 2)
@@ -169,7 +170,7 @@ def forward(
     if not out.numel() and not saved.numel():
         return out, saved
     numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *_steps(mask, query, key)
-    launch = forward_launcher(_form(query, value, causal, mask, scale))
+    launch = forward_launcher(form_of(query, value, causal, mask, scale))
     launch((query, key, value, query if mask is None else mask, out, saved), numbers, batch * heads, rows, (keys,), 0)
     return out, saved
 
@@ -192,7 +193,7 @@ def backward(
     by_query, by_key, by_value = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
     inner = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
     numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *grad.stride(), *_steps(mask, query, key)
-    over_queries, over_keys = backward_launchers(_form(query, value, causal, mask, scale))
+    over_queries, over_keys = backward_launchers(form_of(query, value, causal, mask, scale))
     given = query, key, value, query if mask is None else mask, grad
     saved = logsumexp.contiguous()
     over_queries((*given, out.contiguous(), saved, inner, by_query), numbers, batch * heads, rows, (), 0)
