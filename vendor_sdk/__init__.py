@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from vendor_sdk.contract.loader import LoadedBackend, Session, extend, load, register, unregister
     from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
     from vendor_sdk.contract.program import Entry, Program, StepError
+    from vendor_sdk.contract.recording import Recorder, Recording
     from vendor_sdk.contract.table import TableEmitter
     from vendor_sdk.errors import (
         BackendNameCollisionError,
@@ -84,6 +85,7 @@ _HOMES = {
     "vendor_sdk.contract.loader": "LoadedBackend Session extend load register unregister",
     "vendor_sdk.contract.placement": "Kind NodePlacement Placement Route",
     "vendor_sdk.contract.program": "Entry Program StepError",
+    "vendor_sdk.contract.recording": "Recorder Recording",
     "vendor_sdk.contract.table": "TableEmitter",
     "vendor_sdk.model_file": "export",
     "vendor_sdk.errors": (
@@ -183,6 +185,8 @@ __all__ = [
     "Profile",
     "Program",
     "Property",
+    "Recorder",
+    "Recording",
     "Result",
     "Route",
     "Sample",

@@ -48,6 +48,7 @@ class GraphReport:
         traffic: bytes that cross.
         source: the generated wrapper.
         kernels: what each kernel fuses and moves, the memory plan's peak, and why neighbours were not fused.
+        launching: whether launches are recorded and replayed, or why not; ``""`` on devices that do not record.
     """
 
     name: str
@@ -55,6 +56,7 @@ class GraphReport:
     traffic: Traffic
     source: str
     kernels: Kernels
+    launching: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Explanation:
                         "planned_peak_bytes": graph.kernels.peak,
                         "lower_bound_bytes": graph.kernels.bound,
                         "sizes": graph.kernels.sizes,
+                        "launching": graph.launching,
                         "not_fused": [vars(each) for each in graph.kernels.apart],
                     }
                     for graph in self.graphs
@@ -134,6 +137,9 @@ class Explanation:
         if apart.row_count:
             console.print(apart)
         console.print(self._graph_table())
+        for graph in self.graphs:
+            if graph.launching:
+                console.print(f"Launches of {graph.name}: {graph.launching}", markup=False, highlight=False)
         for title, lines in (("Graph breaks", self.graph_breaks), ("Recompilations", self.recompiles)):
             console.print(f"{title}: {len(lines)}")
             for line in lines:
@@ -251,7 +257,7 @@ def explain(
 def _report(graph: CompiledGraph, index: int, compiler: GraphCompiler | None) -> GraphReport:
     direction = "backward" if graph.graph.backward else "forward"
     placements = graph.placements if compiler is None else tuple(_remarked(graph, compiler))
-    return GraphReport(f"{direction} ({index})", placements, _traffic(graph), graph.source, kernels_of(graph))
+    return GraphReport(f"{direction} ({index})", placements, _traffic(graph), graph.source, kernels_of(graph), graph.launching)
 
 
 def _remarked(graph: CompiledGraph, compiler: GraphCompiler) -> Iterator[NodePlacement]:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.graph import trace
-from vendor_sdk.contract import backend, device, emitter, graph, hookspecs, kernel, table
+from vendor_sdk.contract import backend, device, emitter, graph, hookspecs, kernel, recording, table
 from vendor_sdk.errors import LoweringError
 from vendor_sdk.ir import loop, loop_ops
 from vendor_sdk.ir.loop import required_ops
@@ -47,6 +47,7 @@ CLASSES = (
     device.DeviceTensor,
     device.DeviceProperties,
     device.MemoryStats,
+    recording.Recorder,
     emitter.Emitter,
     emitter.Limits,
     table.TableEmitter,

@@ -53,6 +53,7 @@ from vendor_sdk.normalize.products import join_products
 from vendor_sdk.partition.outputs import store_as_promised
 from vendor_sdk.partition.parameters import make_panels
 from vendor_sdk.partition.place import context, place, placement_of
+from vendor_sdk.partition.recordable import why_not_recorded
 from vendor_sdk.partition.segments import Partition, join_segments
 from vendor_sdk.partition.transfers import insert_transfers
 from vendor_sdk.plan.activations import Activations
@@ -69,6 +70,7 @@ from vendor_sdk.run.bank import Bank
 from vendor_sdk.run.compiled import CompiledGraph
 from vendor_sdk.run.kept import kept
 from vendor_sdk.run.memory import DeviceMemory
+from vendor_sdk.run.recorded import Recorded, Run, Traits
 from vendor_sdk.run.steps import OwnMemoryRuntime, Runtime, TorchRuntime
 from vendor_sdk.schedule import Refusal, Schedule, schedule, usable
 from vendor_sdk.watch import Watch
@@ -158,6 +160,7 @@ def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
     """Compiles the kernels, which the backend may have from before, and writes the wrapper."""
     state = _state(session)
     wrapper, frames, loops = _wrap(decided, session, state, watch)
+    not_recorded, recorded = _recording(decided, session, state, watch, wrapper)
     compiled = CompiledGraph(
         decided.graph,
         decided.placements,
@@ -167,12 +170,45 @@ def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
         state.memory,
         loops=loops,
         refusals=decided.refusals,
+        not_recorded=not_recorded,
+        recorded=recorded,
         examined=watch.examined,
         tell=watch.tell,
     )
     for sink in list(_sinks):
         sink(compiled)
     return compiled
+
+
+def _recording(
+    decided: Decided, session: Session, state: _State, watch: Watch, wrapper: Wrapper
+) -> tuple[str | None, Callable[[Run], Recorded] | None]:
+    """Why launches are not recorded (None: the device does not record), and what records them."""
+    if state.recorder is None:
+        return None, None
+    assert isinstance(state.runtime, TorchRuntime)
+    graph = decided.graph
+    why = why_not_recorded(graph, _known_symbols(graph), state.runtime.device.type, wrapper.launches[0])
+    if not why and wrapper.seeds and not state.runtime.seeds_in_memory:
+        why = "seeds of random numbers are arguments of launches"
+    if not why and (watch.active or _observers):
+        why = "somebody watches each launch"
+    if why:
+        return why, None
+    passed = [node for node in graph.placeholders if node.name not in graph.constants]
+    numbers = {node: index for index, node in enumerate(passed)}
+    traits = Traits(
+        static=frozenset(numbers[graph.placeholders[i]] for i in graph.static_inputs),
+        sized=tuple(i for node, i in numbers.items() if _has_open_sizes(node.meta["val"])),
+        written=tuple(numbers[node] for node, _ in graph.written),
+        saved=frozenset(graph.saved_outputs),
+        seeds=wrapper.seeds,
+    )
+    return "", functools.partial(Recorded, recorder=state.recorder, traits=traits, seeds=state.runtime, device=state.arena)
+
+
+def _has_open_sizes(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in (*value.shape, *value.stride()))
 
 
 @contextmanager
@@ -427,7 +463,8 @@ def _plan(
     )
     if not plan.symbols:
         sizes = plan.sizes({})
-        banks = arena and state.arena.type == "cpu"
+        # Recorded results lie where they lay.
+        banks = arena and state.arena.type == "cpu" and state.recorder is None
         if graph.backward and banks:
             plan.lender = activations.lender(graph, last_reads(graph, steps, in_place))
             together = bank_of(plan, sizes, policy.bank)
@@ -454,7 +491,7 @@ def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tu
             emitted[node] = EmittedCall(launch, kernel, inputs)
     native = _native_calls(graph, session) if decided.native is None else decided.native
     # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
-    frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena)
+    frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena, pooled=state.recorder is not None)
     if emitter is not None:
         keepers.update((emitter.release, kept.release))
     observed = functools.partial(_observed, session)
@@ -582,8 +619,10 @@ class _State:
         self.memory: DeviceMemory | None = None
         self.runtime: Runtime
         self.arena = torch.device(session.device.type if isinstance(session.device, TorchDevice) else "cpu")
+        self.recorder = session.device.recorder if isinstance(session.device, TorchDevice) else None
         if isinstance(session.device, TorchDevice):
-            self.runtime = TorchRuntime(torch.device(session.device.type), wants.contiguous_inputs)
+            in_memory = session.emitter is not None and session.emitter.seeds_in_memory
+            self.runtime = TorchRuntime(torch.device(session.device.type), wants.contiguous_inputs, in_memory)
         else:
             self.memory = DeviceMemory(session.device)
             kernel = session.loaded.kernels.get("clone")

@@ -595,6 +595,11 @@ def flash_statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return statistics.dtype
 
 
+def storage_uses(storage: torch.UntypedStorage) -> int:
+    """How many tensors, and Python objects of storages, refer to a storage."""
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
 def size_text(size: torch.SymInt | torch.SymFloat) -> tuple[set[str], str]:
     """The symbols of a symbolic size, and Python text that computes it from them with the ``math`` module."""
     expression = sympy_of(size)

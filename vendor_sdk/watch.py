@@ -30,6 +30,11 @@ class Watch:
         self.dump = None if root is None else Dump(root, f"{backend}_{'backward' if backward else 'forward'}")
         self.checked = Checked(backend) if debug.checking() else None
 
+    @property
+    def active(self) -> bool:
+        """Whether dumps or checks are on."""
+        return self.dump is not None or self.checked is not None
+
     @contextmanager
     def failures(self) -> Iterator[None]:
         """Errors inside say where the dump is."""

@@ -127,7 +127,8 @@ def compile_offline(kernel: LoopKernel, text: str, target: str = "cuda:90") -> l
     module = load(f"{HEADER}\n\n{text}")
     kernel = divided(kernel)
     types = [SIGNATURE[p.dtype] for p in (*kernel.params, *kernel.scratch)]
-    types += ["i32" if s.role == "size" else "i64" for s in kernel.symbols]
+    types += ["*i64" for s in kernel.symbols if s.role == "seed"]
+    types += ["i32" if s.role == "size" else "i64" for s in kernel.symbols if s.role != "seed"]
     binaries = []
     for nest in (nest for position in range(len(kernel.body)) for _, nest in variants(kernel, position)):
         leads, count, lengths = nest.sizes()

@@ -122,6 +122,7 @@ class TritonEmitter(Emitter):
 
     ops = OPS
     limits = Limits(chunk=CHUNK, narrow_chunk=1, total_width=LONGEST, chunks=CHUNKS, chunk_apart=True)
+    seeds_in_memory = True
     tune = False
 
     def __init__(self, *, tune: bool = False) -> None:

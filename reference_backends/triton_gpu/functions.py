@@ -15,8 +15,10 @@ def symbol_name(s: loop.Symbol) -> str:
 
 
 def argument_names(kernel: LoopKernel) -> tuple[list[str], list[str]]:
-    """What the function of each nest takes: buffers and numbers."""
-    return [p.name for p in (*kernel.params, *kernel.scratch)], list(map(symbol_name, kernel.symbols))
+    """What the function of each nest takes: buffers, with seeds of random numbers among them, and numbers."""
+    seeds = [symbol_name(s) for s in kernel.symbols if s.role == "seed"]
+    numbers = [symbol_name(s) for s in kernel.symbols if s.role != "seed"]
+    return [*(p.name for p in (*kernel.params, *kernel.scratch)), *seeds], numbers
 
 
 def given(kernel: LoopKernel) -> list[str]:
@@ -31,6 +33,8 @@ def numbers_text(kernel: LoopKernel) -> list[str]:
     for s in kernel.symbols:
         if s.role == "size":
             lines.append(f"{s.name} = tl.cast({s.name}, INDEX)")
+        elif s.role == "seed":
+            lines.append(f"arg_{s.name} = tl.load(arg_{s.name})")
         elif s.dtype == torch.float64:
             lines.append(f"arg_{s.name} = tl.cast(arg_{s.name}, tl.int64).to(tl.float64, bitcast=True)")
         else:

@@ -10,6 +10,7 @@ import torch
 
 from reference_backends.triton_gpu import attention, compiler
 from reference_backends.triton_gpu.emitter import TritonEmitter
+from reference_backends.triton_gpu.graphs import CudaRecorder
 from reference_backends.triton_gpu.kernels import KERNELS
 from reference_backends.triton_gpu.library import COMPLEX, TAKES_COMPLEX
 from vendor_sdk import ALL, Backend, Decline, Emitter, Kernel, NodeContext, Option, Support, TensorInfo, TorchDevice, hookimpl
@@ -26,8 +27,9 @@ def backend() -> Backend:
         options={
             "mode": Option(
                 default="default",
-                choices=("default", "max-autotune"),
-                help="max-autotune measures each shape of matrix products that could be fused, and remembers it on disk",
+                choices=("default", "reduce-overhead", "max-autotune"),
+                help="reduce-overhead records a graph's launches as a CUDA graph and replays them; max-autotune "
+                "measures each shape of matrix products that could be fused, and remembers it on disk",
             )
         },
         deterministic=False,
@@ -48,7 +50,7 @@ def backend() -> Backend:
 
 @hookimpl
 def device(options: Mapping[str, Any]) -> TorchDevice:
-    return TorchDevice("cuda")
+    return TorchDevice("cuda", CudaRecorder() if options.get("mode") == "reduce-overhead" else None)
 
 
 @hookimpl

@@ -277,7 +277,9 @@ class _Kernels:
         if call is None:
             interpret_loops(kernel, [*flats, *(r.reshape(-1) for r in results)], numbers)
         else:
-            call.launch((*flats, *results), numbers)
+            seeds = [s.role == "seed" for s in kernel.symbols]
+            taken = [self.runtime.seed(n) if seed else n for n, seed in zip(numbers, seeds, strict=True)]
+            call.launch((*flats, *results), taken)
         return [self._back(result, fakes[slot]) for result, slot in zip(results, slots, strict=True)]
 
     def _old(self, node: fx.Node, slot: Slot) -> torch.Tensor:

@@ -91,12 +91,14 @@ class Wrapper:
         nodes: line number to the nodes it runs: one, or those of a native segment in the order of its launches.
         namespace: globals of the function.
         launches: how many kernel launches one call makes, and in how many native calls the emitted ones among them run.
+        seeds: how many a call draws.
     """
 
     source: str
     nodes: Mapping[int, Sequence[fx.Node]]
     namespace: dict[str, Any]
     launches: tuple[int, int] = (0, 0)
+    seeds: int = 0
     filename: str = field(default="")
 
     def compile(self, failed: Callable[[Exception], None]) -> Callable[[list[Any]], list[Any]]:
@@ -189,7 +191,11 @@ class _Writer:
         launches = sum(1 for node in self.order if _launches(node))
         native = sum(1 for s in segments if isinstance(s, Segment) and s.entry is not None)
         return Wrapper(
-            source, {index + 3: nodes for index, nodes in self.nodes.items()}, self.text.namespace, (launches, native)
+            source,
+            {index + 3: nodes for index, nodes in self.nodes.items()},
+            self.text.namespace,
+            (launches, native),
+            len(self.seeds),
         )
 
     # Segments, and who needs what as a tensor

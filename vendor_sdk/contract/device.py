@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from vendor_sdk.contract.recording import Recorder
+
 
 @dataclass(frozen=True)
 class MemoryStats:
@@ -81,9 +83,14 @@ class Device(abc.ABC):
 
 @dataclass(frozen=True)
 class TorchDevice:
-    """Memory that torch itself owns (``"cpu"``, ``"cuda"``): tensors pass to kernels as ``torch.Tensor``, with no copies."""
+    """Memory that torch itself owns (``"cpu"``, ``"cuda"``): tensors pass to kernels as ``torch.Tensor``, with no copies.
+
+    Attributes:
+        recorder: records the launches of a graph, to replay them as one; None: each is launched at every call.
+    """
 
     type: str = "cpu"
+    recorder: Recorder | None = None
 
 
 @dataclass(frozen=True, eq=False)

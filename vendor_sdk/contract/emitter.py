@@ -76,6 +76,9 @@ class Emitter(abc.ABC):
     """Types of the values that kernels may compute with; ``None``: any. Some loops need more than their prim's own type: a
     table of float32 alone has no ``arange`` in fractions, which is computed in float64."""
     limits: Limits = Limits()
+    seeds_in_memory: bool = False
+    """Whether a launch gets each seed as a tensor of one int64 on the device, instead of a number: then launches that are
+    recorded (``TorchDevice.recorder``) draw other random numbers at each replay. For emitters that do not ``link``."""
 
     @abc.abstractmethod
     def emit(self, kernel: LoopKernel) -> str:

@@ -7,11 +7,12 @@ together hold what the largest of them needs, times the calls that run at once. 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,22 +76,25 @@ class Frames:
         plan: its memory plan.
         lay_out: offsets for sizes of the plan's buffers.
         device: where the arena is.
+        pooled: whether memory comes from the pool, however little it is.
 
     Attributes:
         symbols: names of the shape symbols whose values ``take`` gets.
         idle: frames that keep their memory, where one size serves all calls and is small; else None.
     """
 
-    def __init__(self, plan: MemoryPlan, lay_out: Callable[[Sequence[int]], Layout], device: torch.device) -> None:
+    def __init__(
+        self, plan: MemoryPlan, lay_out: Callable[[Sequence[int]], Layout], device: torch.device, *, pooled: bool = False
+    ) -> None:
         self.plan, self.device = plan, device
         self.symbols: tuple[str, ...] = plan.symbols if plan.fixed is None else ()
         self._lay_out = lay_out
         self._wanted: list[tuple[int, tuple[Int, ...], torch.dtype]] = []
         self._layouts: OrderedDict[tuple[int, ...], _Numbers] = OrderedDict()
         self._lock = threading.Lock()
-        small = plan.fixed is not None and plan.fixed.arena_bytes <= SMALL and device.type == "cpu"
+        small = plan.fixed is not None and plan.fixed.arena_bytes <= SMALL and device.type == "cpu" and not pooled
         self.idle: list[Frame] | None = [] if small else None
-        _everyone.add(self)
+        notify(self)
 
     def want(self, tensors: Sequence[FrameTensor]) -> None:
         """Says which tensors each frame holds; once, before the first call."""
@@ -109,6 +113,8 @@ class Frames:
         if self.idle is not None:
             return self._frame(numbers, _fresh(nbytes, self.device, self.plan.alignment))
         memory = _pool(self.device).take(nbytes, self.plan.alignment)
+        if (lent := getattr(_thread, "lent", None)) is not None:
+            lent.append((_pool(self.device), memory))
         base = memory.data_ptr()
         try:
             frame = numbers.idle.pop()
@@ -195,6 +201,15 @@ class Pool:
         with self._lock:
             self._idle.append(memory)
 
+    def claim(self, memory: torch.Tensor) -> bool:
+        """Takes this very memory, if it is idle here; ``give`` ends it."""
+        with self._lock:
+            for index, idle in enumerate(self._idle):
+                if idle is memory:
+                    del self._idle[index]
+                    return True
+        return False
+
     def release(self) -> int:
         with self._lock:
             # Large memory of the host goes back to the pool of blocks, which counts it.
@@ -217,6 +232,9 @@ def _fresh(nbytes: int, device: torch.device, alignment: int) -> torch.Tensor:
 
 def _stream(device: torch.device) -> int:
     """What orders the work of one call before that of the next: memory serves calls on one stream only."""
+    stream = getattr(_thread, "stream", None)
+    if stream is not None:
+        return int(stream)
     if device.type == "cpu":
         return 0
     return hash(torch.accelerator.current_stream(device))
@@ -228,13 +246,37 @@ def _pool(device: torch.device) -> Pool:
     return pool if pool is not None else _pools.setdefault(key, Pool(device))
 
 
+@contextlib.contextmanager
+def lending(device: torch.device) -> Iterator[list[tuple[Pool, torch.Tensor]]]:
+    """What this thread's calls take meanwhile, with the pools it comes from: those of the current stream, even where calls are
+    recorded on another."""
+    _thread.stream = _stream(device)
+    _thread.lent = []
+    try:
+        yield _thread.lent
+    finally:
+        _thread.lent = _thread.stream = None
+
+
+class Forgetful(Protocol):
+    """What refers to idle memory."""
+
+    def forget(self) -> None: ...
+
+
+def notify(who: Forgetful) -> None:
+    """Asks ``who``, as long as it exists, to forget idle memory when that goes."""
+    _everyone.add(who)
+
+
 def _forget_all() -> None:
-    for frames in list(_everyone):
-        frames.forget()
+    for each in list(_everyone):
+        each.forget()
 
 
+_thread = threading.local()
 _pools: dict[tuple[torch.device, int], Pool] = {}
-_everyone: weakref.WeakSet[Frames] = weakref.WeakSet()
+_everyone: weakref.WeakSet[Forgetful] = weakref.WeakSet()
 keepers: set[Callable[[], int]] = set()
 """what else frees memory kept between calls (``Emitter.release``)"""
 

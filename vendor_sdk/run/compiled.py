@@ -18,6 +18,7 @@ from vendor_sdk.ir.primgraph import PrimGraph, describe, prim_name, user_line
 from vendor_sdk.ir.transfer import TRANSFERS
 from vendor_sdk.run.arena import Frames
 from vendor_sdk.run.memory import DeviceMemory
+from vendor_sdk.run.recorded import Recorded
 
 
 class WrapperCode(Protocol):
@@ -58,6 +59,8 @@ class CompiledGraph:
         frames: arenas of its calls.
         loops: the emitted kernels, as they run, by node.
         refusals: neighbours that the scheduler kept apart.
+        not_recorded: why its launches are not recorded; None: nobody asked for that.
+        recorded: makes of the function that runs the graph one that replays its launches, where they can be recorded.
         examined: what debugging makes of the function that runs the graph.
         tell: what debugging adds to errors.
     """
@@ -70,12 +73,23 @@ class CompiledGraph:
     memory: DeviceMemory | None = None
     loops: Mapping[fx.Node, LoopKernel] = field(default_factory=dict, repr=False)
     refusals: Sequence[Refusal] = field(default=(), repr=False)
+    not_recorded: str | None = None
+    recorded: Callable[[Run], Recorded] | None = field(default=None, repr=False)
     examined: Callable[[Run], Run] = field(default=lambda run: run, repr=False)
     tell: Callable[[Exception], None] = field(default=lambda error: None, repr=False)
     _run: Run = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._run = self.examined(self.wrapper.compile(self._failed))
+        if self.recorded is not None:
+            self._run = self.recorded(self._run)
+
+    @property
+    def launching(self) -> str:
+        """How a call launches, in words; ``""`` where nobody asked for recordings."""
+        if isinstance(self._run, Recorded):
+            return f"one by one: {self._run.declined}" if self._run.declined else "recorded, replayed from the third call on"
+        return "" if self.not_recorded is None else f"one by one: {self.not_recorded}"
 
     @property
     def source(self) -> str:

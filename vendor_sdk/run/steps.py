@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -38,7 +40,8 @@ class Runtime(Protocol):
     def part(self, owner: torch.Tensor, offset: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor: ...
     def lying(self, value: torch.Tensor, shape: Shape, strides: Shape) -> torch.Tensor: ...
     def own(self, value: Any, *operands: torch.Tensor) -> Any: ...
-    def seeds(self, count: int) -> list[int]: ...
+    def seeds(self, count: int) -> Sequence[Any]: ...
+    def seed(self, value: int) -> Any: ...
     def for_writing(self, given: Tensors, strides: Sequence[Shape]) -> Tensors: ...
     def write(self, target: torch.Tensor, value: torch.Tensor) -> None: ...
     def wrote(self, given: Tensors, written: Tensors) -> None: ...
@@ -47,9 +50,11 @@ class Runtime(Protocol):
 class TorchRuntime:
     """For backends whose memory is torch's own: values are ``torch.Tensor``, nothing is transferred."""
 
-    def __init__(self, device: torch.device, contiguous_operands: bool = False) -> None:
+    def __init__(self, device: torch.device, contiguous_operands: bool = False, seeds_in_memory: bool = False) -> None:
         self.device = device
         self.contiguous_operands = contiguous_operands
+        self.seeds_in_memory = seeds_in_memory
+        self._thread = threading.local()
 
     def empty(self, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
         if self.device.type == "cpu":
@@ -119,8 +124,37 @@ class TorchRuntime:
     def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> tuple[Any, ...]:
         return _checked_several(self.checked, values, expected)
 
-    def seeds(self, count: int) -> list[int]:
-        return draw_seeds(count)
+    def seeds(self, count: int) -> Sequence[Any]:
+        """Fresh seeds: numbers, or tensors of the device (``Emitter.seeds_in_memory``)."""
+        if not self.seeds_in_memory:
+            return draw_seeds(count)
+        place = getattr(self._thread, "place", None)
+        if place is None:
+            place = self.seed_place(count)
+            self.fill_seeds(place)
+        return place.unbind()
+
+    def seed(self, value: int) -> Any:
+        """A given seed as launches take it."""
+        return torch.tensor(value, device=self.device) if self.seeds_in_memory else value
+
+    def seed_place(self, count: int) -> torch.Tensor:
+        """Memory of the device for so many seeds."""
+        return torch.empty(count, dtype=torch.int64, device=self.device)
+
+    def fill_seeds(self, place: torch.Tensor) -> None:
+        """Draws fresh seeds into ``place``."""
+        # Copies out of memory that is not pinned are staged before the call returns.
+        place.copy_(_drawn(len(place)), non_blocking=True)
+
+    @contextlib.contextmanager
+    def seeds_at(self, place: torch.Tensor | None) -> Iterator[None]:
+        """This thread's seeds are those in ``place`` meanwhile, as they will be when launches read them."""
+        self._thread.place = place
+        try:
+            yield
+        finally:
+            self._thread.place = None
 
     def for_writing(self, given: Tensors, strides: Sequence[Shape]) -> Tensors:
         """Inputs that kernels will write to, with the strides the graph was traced with: ``given`` itself where it has them."""
@@ -153,8 +187,12 @@ class TorchRuntime:
 
 def draw_seeds(count: int) -> list[int]:
     """Fresh seeds from torch's CPU generator: ``torch.manual_seed`` fixes them, and so does a restored generator state."""
-    seeds: list[int] = torch.empty(count, dtype=torch.int64).random_().tolist()
+    seeds: list[int] = _drawn(count).tolist()
     return seeds
+
+
+def _drawn(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.int64).random_()
 
 
 def _checked_several(
@@ -256,6 +294,9 @@ class OwnMemoryRuntime:
 
     def seeds(self, count: int) -> list[int]:
         return draw_seeds(count)
+
+    def seed(self, value: int) -> int:
+        return value
 
     def write(self, target: torch.Tensor, value: torch.Tensor) -> None:
         self.host.write(target, value)

@@ -1,0 +1,63 @@
+"""CUDA graphs: the launches of a compiled graph, recorded and replayed as one (``mode="reduce-overhead"``).
+
+They are captured on a stream of their own, so that nothing else of the process gets among them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Callable, Hashable, Iterator
+
+import torch
+
+from vendor_sdk import Recorder, Recording
+
+
+@functools.cache
+def _current() -> Callable[[], tuple[int, int]]:
+    """What tells the current device and stream, as launches ask for them."""
+    from triton.runtime import driver
+
+    active = driver.active
+
+    def current() -> tuple[int, int]:
+        device = active.get_current_device()
+        return device, active.get_current_stream(device)
+
+    return current
+
+
+class CudaRecorder(Recorder):
+    """Records CUDA graphs, each with a memory pool of its own: what one leaves free is no place for another's results."""
+
+    def stream(self) -> Hashable:
+        return _current()()
+
+    def record(self, run: Callable[[], None]) -> Recording:
+        graph = torch.cuda.CUDAGraph()
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside), _without_collections():
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                run()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # that of the capture, which is why
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Pauses the garbage collector: what it finds may want to wait for the device."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,360 @@
+"""Recorded graphs: the launches of a call, recorded once and replayed while operands lie where they lay.
+
+The first call of a graph runs as it is. Later ones record: a call runs (which also leaves nothing to be done by a first
+launch), and its launches are recorded for the calls that come. A recording is replayed when
+
+- every operand lies where it lay; one that has moved some times (large ones, ``MOVES``) is copied to a place of its own from
+  then on,
+- nobody holds its results any more, which lie where they lay too; small ones that users get are copied out instead,
+- its arena is idle.
+
+So results are never overwritten while somebody has them: where results of the last call live on (a forward call before
+another's backward call), a second recording is made, with results of its own, up to ``RECORDINGS``. What fits none runs as
+it is. There is one set of recordings for each stream, each tuple of numbers, and each tuple of sizes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from vendor_sdk import torch_private
+from vendor_sdk.contract.recording import Recorder, Recording
+from vendor_sdk.run import arena
+
+MOVES = 4
+"""Places of a large operand, but the first, at which it is expected again: results of recordings are operands of others."""
+LARGE = 1 << 20
+"""Bytes from which an operand is large. Others are copied when they have moved twice."""
+RECORDINGS = 4
+"""For one set of sizes."""
+SETS = 16
+"""Of sizes; the one not used for longest goes."""
+FUTILE = 24
+"""Recordings of a graph that were given up, after which no more are made."""
+SMALL = 1 << 16
+"""Bytes of a result up to which it is copied out for the user."""
+
+Run = Callable[[list[Any]], list[Any]]
+
+
+class SeedPlace(Protocol):
+    """What gives recorded launches their seeds (``vendor_sdk/run/steps.py``)."""
+
+    def seed_place(self, count: int) -> torch.Tensor: ...
+    def fill_seeds(self, place: torch.Tensor) -> None: ...
+    def seeds_at(self, place: torch.Tensor | None) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is known of a graph that is to be recorded.
+
+    Attributes:
+        static: operands that stay the same tensors, whose strides then do, too.
+        sized: operands whose sizes vary.
+        written: operands that the graph writes to.
+        saved: results that only the backward graph gets.
+        seeds: how many a call draws.
+    """
+
+    static: frozenset[int] = frozenset()
+    sized: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
+    saved: frozenset[int] = frozenset()
+    seeds: int = 0
+
+
+@dataclass(frozen=True)
+class _Aliased:
+    """A result in the memory of an operand: which one, bytes from its first element, sizes, strides and dtype."""
+
+    operand: int
+    offset: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def of(self, operands: Sequence[Any]) -> torch.Tensor:
+        owner: torch.Tensor = operands[self.operand]
+        same = owner.shape == self.shape and owner.stride() == self.strides and owner.dtype == self.dtype
+        if same and self.offset == 0:
+            return owner
+        first = owner.storage_offset() * owner.dtype.itemsize + self.offset
+        with torch.inference_mode(False):
+            empty = torch.empty(0, dtype=self.dtype, device=owner.device)
+            return empty.set_(owner.untyped_storage(), first // self.dtype.itemsize, self.shape, self.strides)
+
+
+@dataclass(eq=False)
+class _Recorded:
+    """One recording.
+
+    Attributes:
+        addresses: where operands lie; None: in a place of their own, or no tensor.
+        places: these.
+        results: what a call returns, in order: tensors of the recording, ``_Aliased``, or anything else as it is.
+        copied: results that are copied out.
+        uses: storages of the others, and how often each is referred to when nobody outside has it.
+        lent: the arena, and the pools that it comes from.
+        seeds: where launches read them.
+    """
+
+    recording: Recording
+    addresses: list[int | None]
+    strides: dict[int, tuple[int, ...]]
+    places: dict[int, torch.Tensor]
+    results: list[Any]
+    copied: frozenset[int]
+    uses: list[tuple[torch.UntypedStorage, int]]
+    lent: list[tuple[arena.Pool, torch.Tensor]]
+    seeds: torch.Tensor | None
+
+    def fits(self, operands: Sequence[Any], addresses: Sequence[int | None]) -> bool:
+        """Whether operands lie where they lay."""
+        if any(own is not None and own != given for own, given in zip(self.addresses, addresses, strict=True)):
+            return False
+        return all(operands[i].stride() == strides for i, strides in self.strides.items())
+
+    def free(self) -> bool:
+        """Whether nobody has its results."""
+        return all(torch_private.storage_uses(storage) <= count for storage, count in self.uses)
+
+
+@dataclass(eq=False)
+class _Set:
+    """Recordings for one set of sizes, with where operands lay in the calls so far."""
+
+    seen: list[set[int | None]]
+    places: dict[int, torch.Tensor] = field(default_factory=dict)
+    recordings: list[_Recorded] = field(default_factory=list)
+
+
+class Recorded:
+    """Runs a graph, by replaying it where that is possible. Thread-safe: of calls at one time, one replays.
+
+    Args:
+        run: the graph; it takes one list, which it empties.
+        device: where its arena is.
+
+    Attributes:
+        declined: why nothing is recorded any more; ``""``: it is.
+        replays: calls that were replayed.
+    """
+
+    def __init__(self, run: Run, recorder: Recorder, traits: Traits, seeds: SeedPlace, device: torch.device) -> None:
+        self.run, self.recorder, self.traits, self.seeds, self.device = run, recorder, traits, seeds, device
+        self.declined = ""
+        self.replays = self.made = 0
+        self._sets: OrderedDict[Hashable, _Set] = OrderedDict()
+        self._lock = threading.Lock()
+        arena.notify(self)
+
+    def __call__(self, operands: list[Any]) -> list[Any]:
+        if self.declined or not self._lock.acquire(blocking=False):
+            return self.run(operands)
+        try:
+            return self._call(operands)
+        finally:
+            self._lock.release()
+
+    def forget(self) -> None:
+        """Drops the recordings. Results that somebody has stay as they are."""
+        self._sets = OrderedDict()
+
+    def _call(self, operands: list[Any]) -> list[Any]:
+        tensors = [isinstance(o, torch.Tensor) for o in operands]
+        numbers = [o for o, tensor in zip(operands, tensors, strict=True) if not tensor]
+        key = (self.recorder.stream(), *numbers, *[operands[i].shape for i in self.traits.sized])
+        addresses = [o.data_ptr() if tensor else None for o, tensor in zip(operands, tensors, strict=True)]
+        known = self._sets.get(key)
+        if known is None:
+            self._sets[key] = _Set([{address} for address in addresses])
+            while len(self._sets) > SETS:
+                self.made += len(self._sets.popitem(last=False)[1].recordings)
+            self._futile()
+            return self.run(operands)
+        self._sets.move_to_end(key)
+        for recorded in known.recordings:
+            if recorded.fits(operands, addresses) and recorded.free():
+                return self._replay(recorded, operands)
+        return self._record(known, operands, addresses)
+
+    def _replay(self, recorded: _Recorded, operands: list[Any]) -> list[Any]:
+        claimed = [(pool, memory) for pool, memory in recorded.lent if pool.claim(memory)]
+        try:
+            if len(claimed) < len(recorded.lent):  # another thread's call is in the arena
+                return self.run(operands)
+            with torch.no_grad():
+                _fill(recorded.places, operands)
+                if recorded.seeds is not None:
+                    self.seeds.fill_seeds(recorded.seeds)
+                recorded.recording.replay()
+                self._wrote(operands, recorded.places)
+                results = [
+                    result.of(operands)
+                    if isinstance(result, _Aliased)
+                    else result
+                    if not isinstance(result, torch.Tensor)
+                    else result.clone()
+                    if i in recorded.copied
+                    else result.data
+                    for i, result in enumerate(recorded.results)
+                ]
+        finally:
+            for pool, memory in claimed:
+                pool.give(memory)
+        operands.clear()
+        self.replays += 1
+        return results
+
+    def _wrote(self, operands: Sequence[Any], places: dict[int, torch.Tensor]) -> None:
+        """Brings what the graph wrote to operands into them; whoever kept something made of their old values can tell."""
+        direct = []
+        for i in self.traits.written:
+            if i in places:
+                operands[i].detach().copy_(places[i])
+            else:
+                direct.append(operands[i])
+        if direct:
+            torch.autograd.graph.increment_version(direct)
+
+    # Recording
+
+    def _record(self, known: _Set, operands: list[Any], addresses: list[int | None]) -> list[Any]:
+        """Runs the graph, and records it for the calls that come."""
+        for seen, address in zip(known.seen, addresses, strict=True):
+            if len(seen) <= MOVES + 1:
+                seen.add(address)
+        moving = {i for i, o in enumerate(operands) if isinstance(o, torch.Tensor) and len(known.seen[i]) > _expected(o)}
+        if len(known.recordings) == RECORDINGS or any(r.places.keys() != moving for r in known.recordings):
+            gone = [r for r in known.recordings if r.places.keys() != moving] or [r for r in known.recordings if r.free()][:1]
+            if not gone and len(known.recordings) == RECORDINGS:
+                return self.run(operands)
+            known.recordings = [r for r in known.recordings if r not in gone]
+            self.made += len(gone)
+            if self._futile():
+                return self.run(operands)
+        for i in moving - known.places.keys():
+            known.places[i] = torch.empty_like(operands[i].detach())
+        places = {i: known.places[i] for i in moving}
+        held = list(operands)
+        operands.clear()
+        _fill(places, held)
+        given = [places.get(i, o) for i, o in enumerate(held)]
+        with arena.lending(self.device) as lent:
+            results = self.run(list(given))
+            if places:
+                with torch.no_grad():
+                    self._wrote(held, places)
+                results = [self._outside(result, held, places) for result in results]
+            lent.clear()
+            recorded = self._recording(held, places, addresses, lent)
+        if recorded is not None:
+            known.recordings.append(recorded)
+        return results
+
+    def _recording(
+        self,
+        held: Sequence[Any],
+        places: dict[int, torch.Tensor],
+        addresses: Sequence[int | None],
+        lent: list[tuple[arena.Pool, torch.Tensor]],
+    ) -> _Recorded | None:
+        """The launches of a call with these operands, none of which happens."""
+        # Tensors of their own on the same memory: what is written to those counts for nobody.
+        given = [places.get(i, o) for i, o in enumerate(held)]
+        operands = [o.data if isinstance(o, torch.Tensor) else o for o in given]
+        found: list[Any] = []
+        seeds = self.seeds.seed_place(self.traits.seeds) if self.traits.seeds else None
+
+        def run() -> None:
+            found.extend(self.run(list(operands)))
+
+        try:
+            with self.seeds.seeds_at(seeds), torch.inference_mode(False), torch.no_grad():
+                recording = self.recorder.record(run)
+        except Exception as error:
+            self.decline(f"recording failed: {error}")
+            return None
+        owners = {o.untyped_storage().data_ptr(): i for i, o in reversed([*enumerate(operands)]) if isinstance(o, torch.Tensor)}
+        results = [self._result(result, operands, owners) for result in found]
+        aliased = {result.operand for result in results if isinstance(result, _Aliased)}
+        if any(places[i].stride() != held[i].stride() for i in aliased & places.keys()):
+            self.decline("a result lies in the memory of an operand that has gaps and is another at each call")
+            return None
+        found.clear()
+        copied = frozenset(
+            i
+            for i, result in enumerate(results)
+            if isinstance(result, torch.Tensor) and i not in self.traits.saved and result.nbytes <= SMALL
+        )
+        storages = {
+            result.untyped_storage().data_ptr(): result.untyped_storage()
+            for i, result in enumerate(results)
+            if isinstance(result, torch.Tensor) and i not in copied
+        }
+        strides = {
+            i: o.stride()
+            for i, o in enumerate(operands)
+            if isinstance(o, torch.Tensor) and i not in self.traits.static and (i not in places or i in aliased)
+        }
+        return _Recorded(
+            recording,
+            [None if i in places else address for i, address in enumerate(addresses)],
+            strides,
+            places,
+            results,
+            copied,
+            [(storage, torch_private.storage_uses(storage)) for storage in storages.values()],
+            list(lent),
+            seeds,
+        )
+
+    def _result(self, result: Any, operands: Sequence[Any], owners: dict[int, int]) -> Any:
+        if not isinstance(result, torch.Tensor):
+            return result
+        owner = owners.get(result.untyped_storage().data_ptr()) if result.numel() else None
+        if owner is None:
+            return result
+        offset = result.data_ptr() - operands[owner].data_ptr()
+        return _Aliased(owner, offset, result.shape, result.stride(), result.dtype)
+
+    def _outside(self, result: Any, held: Sequence[Any], places: dict[int, torch.Tensor]) -> Any:
+        """A result that is, or lies in, the place of an operand, as memory of its own: others will write there."""
+        if not isinstance(result, torch.Tensor):
+            return result
+        for i, place in places.items():
+            if result is place:
+                return held[i]
+            if result.numel() and result.untyped_storage().data_ptr() == place.untyped_storage().data_ptr():
+                return result.clone()
+        return result
+
+    def decline(self, why: str) -> None:
+        """Records nothing from now on."""
+        self.declined = why
+        self.forget()
+
+    def _futile(self) -> bool:
+        if self.made < FUTILE:
+            return False
+        self.decline(f"{self.made} recordings fitted few calls: numbers, sizes or places of operands are others each time")
+        return True
+
+
+def _expected(operand: torch.Tensor) -> int:
+    """Places of an operand that recordings are made for."""
+    return 1 + (MOVES if operand.nbytes >= LARGE else 1)
+
+
+def _fill(places: dict[int, torch.Tensor], operands: Sequence[Any]) -> None:
+    """Copies operands to their places."""
+    if places:
+        with torch.no_grad():
+            torch._foreach_copy_(list(places.values()), [operands[i] for i in places])
