@@ -30,14 +30,21 @@ def _current() -> Callable[[], tuple[int, int]]:
 
 
 class CudaRecorder(Recorder):
-    """Records CUDA graphs, each with a memory pool of its own: what one leaves free is no place for another's results."""
+    """Records CUDA graphs, each with a memory pool of its own: what one leaves free is no place for another's results.
+
+    Graphs that are replayed on one stream are captured on one: they share the workspaces that libraries keep for it.
+    """
+
+    def __init__(self) -> None:
+        self._aside: dict[Hashable, torch.cuda.Stream] = {}
 
     def stream(self) -> Hashable:
         return _current()()
 
     def record(self, run: Callable[[], None]) -> Recording:
         graph = torch.cuda.CUDAGraph()
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        here = self.stream()
+        aside = self._aside.get(here) or self._aside.setdefault(here, torch.cuda.Stream())  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside), _without_collections():
             graph.capture_begin(capture_error_mode="thread_local")
