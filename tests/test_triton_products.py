@@ -322,7 +322,9 @@ def test_masks_are_aligned_numbers_for_the_library(mask: torch.dtype) -> None:
     torch.testing.assert_close(F.scaled_dot_product_attention(query, key, value, attn_mask=bias), expected)
 
 
-def test_gradients_with_scores_in_memory() -> None:
+def test_gradients_with_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "WIDEST", 4)
+    attention.ways.cache_clear()
     query, key, value = (torch.randn(1, 2, 6, 8, requires_grad=True) for _ in range(3))
     expected = torch.autograd.grad(F.scaled_dot_product_attention(query, key, value, is_causal=True).sum(), (query, key, value))
     (rule,) = COMPOSITES[attention.FORWARD].targets.values()
@@ -330,6 +332,7 @@ def test_gradients_with_scores_in_memory() -> None:
     backward = attention.KERNELS[attention.BACKWARD]
     for found, exact in zip(backward(torch.ones_like(out), query, key, value, out, saved, 0.0, True), expected, strict=True):
         torch.testing.assert_close(found, exact)
+    attention.ways.cache_clear()
 
 
 def test_what_attention_declines() -> None:
