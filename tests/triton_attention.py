@@ -51,6 +51,7 @@ CASES: Mapping[str, Case] = {
     "causal, odd": Case((1, 1, 150, 150, 64, 64), causal=True),
     "strides of a projection": Case((1, 1, 37, 90, 64, 64), across=True),
     "shared heads, some rows see nothing": Case((2, 1, 40, 150, 24, 40), torch.float16, mask=_seen),
+    "shared heads, causal": Case((2, 1, 70, 70, 32, 32), causal=True),
     "float32, numbers added": Case((2, 1, 70, 50, 16, 16), torch.float32, causal=True, mask=_added, scale=0.3),
     "padding, negative scale": Case((1, 1, 33, 129, 128, 128), mask=_padding, scale=-0.3),
     "fewer keys than rows": Case((1, 1, 160, 140, 72, 72), causal=True),
