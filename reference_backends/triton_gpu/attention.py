@@ -2,9 +2,9 @@
 
 Generated Triton (``flash.py``, ``flash_backward.py``) takes everything: any strides, masks of bools or numbers, heads shared by
 groups of queries, rows that see no key. A library's kernel takes what it is faster at: cuDNN's on compute capability 9 and
-later, torch's flash kernel before, its memory-efficient one for the forward of float32, whose products generated code does not
-have on tensor cores. All save the natural logarithm of each row's sum of exponentials, in float32, so that each differentiates
-what another computed. Heads wider than a program has room for have all scores in memory.
+later (which shares heads too), torch's flash kernel before, its memory-efficient one for the forward of float32, whose products
+generated code does not have on tensor cores. All save the natural logarithm of each row's sum of exponentials, in float32, so
+that each differentiates what another computed. Heads wider than a program has room for have all scores in memory.
 
 A library that refuses a problem is not asked again about such a one.
 """
@@ -49,11 +49,16 @@ class Problem:
     backward: bool
 
     @property
-    def plain(self) -> bool:
-        """Whether it is what the libraries' fastest kernels are for."""
-        _, heads, shared, rows, keys, width, depth = self.shape
+    def regular(self) -> bool:
+        """Whether the libraries' fastest kernels are for such heads."""
+        *_, rows, keys, width, depth = self.shape
         square = rows == keys or not self.causal
-        return self.mask is None and heads == shared and width == depth and width % 8 == 0 and square and min(self.shape) > 0
+        return self.mask is None and width == depth and width % 8 == 0 and square and min(self.shape) > 0
+
+    @property
+    def shares(self) -> bool:
+        """Whether several heads of queries have one of keys."""
+        return self.shape[1] != self.shape[2]
 
 
 def problem(query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, *, backward: bool) -> Problem:
@@ -74,10 +79,10 @@ def ways(p: Problem, major: int) -> tuple[Way, ...]:
     """Who may compute a problem on a GPU of this capability, the best first."""
     found: list[Way] = []
     halves, width = p.dtype in HALVES, max(p.shape[5:])
-    if major and halves and p.plain:
+    if major and halves and p.regular:
         if major >= 9 and width <= 128:
             found.append("cudnn")
-        if width <= WIDEST:
+        if width <= WIDEST and not p.shares:
             found.append("flash")
     if major and not halves and not p.backward:
         found.append("efficient")
