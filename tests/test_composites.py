@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -206,6 +207,25 @@ def test_linear_is_recognized(biased: bool) -> None:
     assert recognize(graph.module) == 1
     assert torch.ops.aten.linear.default in [node.target for node in graph.calls()]
     torch.testing.assert_close(graph.interpret(x, weight, bias)[0], F.linear(x, weight, bias if biased else None))
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0)))), 1),
+        (lambda x: x * (1 + torch.tanh(0.7978845608 * (0.044715 * x * x * x + x))) * 0.5, 1),
+        (lambda x: 0.5 * x * (1 + torch.tanh(0.79 * (x + 0.044715 * torch.pow(x, 3.0)))), 0),
+        (lambda x: 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x.relu()))), 0),
+        (lambda x: 0.5 * x.relu() * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))), 0),
+    ],
+)
+def test_gelu_spelled_out_is_recognized(function: Callable[[torch.Tensor], torch.Tensor], found: int) -> None:
+    x = torch.randn(4, 5)
+    graph = trace(function, [x], prim_table(()))
+    recognize = COMPOSITES["gelu"].recognize
+    assert recognize is not None
+    assert recognize(graph.module) == found
+    torch.testing.assert_close(graph.interpret(x)[0], function(x))
 
 
 @pytest.mark.parametrize("weighted", [True, False])

@@ -393,7 +393,7 @@ def optional(register: Any) -> loader.LoadedBackend:
 def test_options_are_completed_with_their_defaults(optional: loader.LoadedBackend) -> None:
     session = optional.session({"tile": 8, "scale": 2, "path": "x"})
     own = {"tile": 8, "scale": 2.0, "strict": False, "target": "a", "path": "x"}
-    assert session.options == {"fallback": "host", "fuse": True, "keep": False, **own}
+    assert session.options == {"fallback": "host", "fuse": True, "keep": None, **own}
     assert type(session.options["scale"]) is float
 
 

@@ -467,3 +467,26 @@ def test_symbols_become_dimension_parameters() -> None:
 class _Neg(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return -x
+
+
+def test_random_numbers_are_those_of_the_loops() -> None:
+    """The same seeds, drawn from torch's generator, give what every other backend of the SDK draws."""
+
+    def draw(chances: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        size = (chances.shape[0], 3)
+        return (
+            torch.rand(size), torch.rand(7, dtype=torch.float64), torch.rand(9, dtype=torch.float16), torch.randn(size),
+            torch.randint(-3, 10, size), torch.bernoulli(chances), torch.rand(0),
+        )  # fmt: skip
+
+    for chances in (torch.rand(5, 3), torch.rand(4, 2)):
+        torch.manual_seed(7)
+        expected = vendor_sdk.compile_graph(vendor_sdk.trace(draw, [chances]), backend="cpp_cpu")(chances)
+        run = vendor_sdk.compile_graph(vendor_sdk.trace(draw, [chances]), backend=NAME, options={"fallback": "error"})
+        torch.manual_seed(7)
+        for mine, other in zip(run(chances), expected, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6)
+        assert not torch.equal(run(chances)[0], expected[0])
+    call: Any = torch.compile(torch.rand_like, backend=NAME, dynamic=True)
+    for rows in (3, 6):
+        assert call(torch.ones(rows, 5)).unique().numel() == 5 * rows

@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from vendor_sdk.profiling import Profile, profile
     from vendor_sdk.run.arena import release_memory
     from vendor_sdk.run.blocks import warm_empty
+    from vendor_sdk.run.kept import sealed
 
 __version__ = "0.1.0"
 
@@ -105,6 +106,7 @@ _HOMES = {
     "vendor_sdk.profiling": "Profile profile",
     "vendor_sdk.run.arena": "release_memory",
     "vendor_sdk.run.blocks": "warm_empty",
+    "vendor_sdk.run.kept": "sealed",
 }
 """Where each public name is defined."""
 
@@ -228,6 +230,7 @@ __all__ = [
     "reference",
     "register",
     "release_memory",
+    "sealed",
     "split",
     "target_of",
     "trace",

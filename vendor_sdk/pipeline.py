@@ -492,8 +492,9 @@ def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tu
     native = _native_calls(graph, session) if decided.native is None else decided.native
     # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
     frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena, pooled=state.recorder is not None)
+    keepers.add(kept.release)
     if emitter is not None:
-        keepers.update((emitter.release, kept.release))
+        keepers.add(emitter.release)
     observed = functools.partial(_observed, session)
     for node in graph.calls():
         if isinstance(node.target, Partition):

@@ -19,6 +19,8 @@ OPSET = 23
 """ONNX opset of models: 20 brought the bool reductions that rules rely on, 23 Attention and RMSNormalization."""
 NEWER = {"BitCast": 26}
 """Operators of later opsets: a model that has one is of that opset."""
+SEEDS = "seeds"
+"""The input that comes after all others in a model with random numbers: an int64 for each random node."""
 IR_VERSIONS = {23: 11, 26: 13}
 """The IR version that belongs to an opset; without it the onnx package writes its newest, which runtimes may not read."""
 
@@ -31,8 +33,10 @@ ELEMENT_TYPES = {
     torch.uint8: TensorProto.UINT8,
     torch.bool: TensorProto.BOOL,
     torch.int16: TensorProto.INT16,
+    torch.uint64: TensorProto.UINT64,
 }
-"""torch dtype to ONNX element type, for the dtypes of this backend and int16, which the bits of float16 are read as."""
+"""torch dtype to ONNX element type, for the dtypes of this backend; int16, which the bits of float16 are read as; uint64, in
+which random words are made."""
 
 ARRAY_TYPES: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
@@ -43,6 +47,7 @@ ARRAY_TYPES: dict[torch.dtype, Any] = {
     torch.uint8: np.uint8,
     torch.bool: np.bool_,
     torch.int16: np.int16,
+    torch.uint64: np.uint64,
 }
 
 
@@ -105,10 +110,11 @@ class Builder:
 
     Args:
         stem: begins every name in it.
+        random: whether whoever runs it gives seeds.
     """
 
-    def __init__(self, stem: str = "") -> None:
-        self._stem = stem
+    def __init__(self, stem: str = "", *, random: bool = True) -> None:
+        self._stem, self._random = stem, random
         self.scope = ""  # names the node being translated; ONNX Runtime's messages show it
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
@@ -116,7 +122,11 @@ class Builder:
         self._constants: dict[tuple[Any, ...], Value] = {}
         self._plain: set[str] = set()  # values known to hold no negative zero
         self._floored: set[str] = set()  # values known to hold nothing below zero
+        self._unfolded: dict[str, tuple[Value, list[int]]] = {}  # reshaped values to what they were before, with its sizes
+        self._inverted: dict[str, Value] = {}  # values that are one over another
+        self.goes_on = False  # the node being translated is read by floating point arithmetic alone
         self._count = 0
+        self._drawn = 0
         self.opset = OPSET
 
     # Boundary
@@ -145,11 +155,26 @@ class Builder:
         self.inputs.append(value_info(name, dtype, ()))
         return Number(name, dtype)
 
-    def model(self, results: Sequence[tuple[Value, Outline]]) -> onnx.ModelProto:
-        """The graph as a model with ``results`` as its outputs, in order."""
+    def seed(self) -> Value:
+        """The seed of the node being translated, 0-d int64."""
+        if not self._random:
+            raise Untranslatable("random numbers, inside of a branch or loop or in a file, have no translation")
+        self._drawn += 1
+        place = self.constant(self._drawn - 1)
+        return self.op("Gather", Value(SEEDS, torch.int64), place, axis=0)
+
+    def model(self, results: Sequence[tuple[Value, Outline]], *, exact_shapes: bool = True) -> onnx.ModelProto:
+        """The graph as a model with ``results`` as its outputs, in order.
+
+        Args:
+            exact_shapes: otherwise an output may have the elements in another shape, which saves ONNX Runtime a copy.
+        """
         produced = {name for node in self.nodes for name in node.output}
         outputs = []
         for value, outline in results:
+            if not exact_shapes and value.name in self._unfolded and self._unfolded[value.name][0].name in produced:
+                value, sizes = self._unfolded[value.name]
+                outline = Outline(outline.dtype, tuple(sizes))
             name = value.name
             if name in produced:
                 produced.remove(name)
@@ -157,6 +182,8 @@ class Builder:
                 name = self._name("y")
                 self.nodes.append(helper.make_node("Identity", [value.name], [name], name=name))
             outputs.append(value_info(name, outline.dtype, outline.shape))
+        if self._drawn:
+            self.inputs.append(value_info(SEEDS, torch.int64, [self._drawn]))
         nodes = _needed(self.nodes, {each.name for each in outputs})
         graph = helper.make_graph(nodes, "partition", self.inputs, outputs, initializer=self.initializers)
         return helper.make_model(
@@ -168,7 +195,7 @@ class Builder:
 
     def child(self) -> Builder:
         """For a graph inside a node of this one; it may use this one's values."""
-        return Builder(stem=self._name("g") + "_")
+        return Builder(stem=self._name("g") + "_", random=False)
 
     def inner(self, child: Builder, name: str, results: Sequence[Value]) -> onnx.GraphProto:
         """The graph of a child, with ``results``, its own or this graph's values, as its outputs; shapes stay open."""
@@ -266,6 +293,13 @@ class Builder:
         """The elements in another shape; ``-1`` for one size may be used where no size is zero."""
         return self.op("Reshape", value, self.sizes(sizes), allowzero=int(-1 not in sizes))
 
+    def folded(self, value: Value, before: Sequence[Any], sizes: Sequence[Any]) -> Value:
+        """``reshape`` of a value whose sizes are ``before``."""
+        result = self.reshape(value, sizes)
+        if all(isinstance(size, int) for size in (*before, *sizes)):
+            self._unfolded[result.name] = value, list(before)
+        return result
+
     def flat(self, operand: Operand) -> Value:
         """The elements in row-major order, 1-d."""
         known = all(isinstance(size, int) for size in operand.shape)
@@ -318,6 +352,16 @@ class Builder:
         if value.name in self._plain:
             self._plain.add(result.name)
         return result
+
+    def inverse(self, value: Value) -> Value:
+        """1 / value, which a product with it may use."""
+        result = self.op("Reciprocal", value)
+        self._inverted[result.name] = value
+        return result
+
+    def inverted(self, value: Value) -> Value | None:
+        """What ``value`` is one over, where that is known."""
+        return self._inverted.get(value.name)
 
     def floored(self, value: Value) -> Value:
         """``value``, which holds nothing below zero; a NaN it may hold."""

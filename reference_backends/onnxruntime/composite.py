@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, normalized, static
+from reference_backends.onnxruntime.pointwise import one_and_exp
 from reference_backends.onnxruntime.reduction import wide
 
 Outlines = Sequence[Outline | None]
@@ -170,6 +171,11 @@ def _gelu(b: Builder, out: Outline, x: Operand, *, approximate: str = "none") ->
     return b.cast(b.op("Gelu", b.cast(x, FLOAT), approximate=approximate), out.dtype)
 
 
+def _silu(b: Builder, out: Outline, x: Operand) -> Value:
+    value = b.cast(x, wide(out.dtype))
+    return b.cast(b.op("Div", value, one_and_exp(b, value)), out.dtype)
+
+
 def _linear(b: Builder, out: Outline, x: Operand, weight: Operand, bias: Operand | None = None) -> Value:
     """x @ weight.T + bias; rows of all leading dimensions are one matrix."""
     if weight.rank != 2 or x.rank == 0:
@@ -184,7 +190,8 @@ def _linear(b: Builder, out: Outline, x: Operand, weight: Operand, bias: Operand
     result = b.op("Gemm", *operands, transB=1)
     if x.rank != 2:
         leading = [b.size(x, dim) for dim in range(x.rank - 1)]
-        result = b.op("Reshape", result, b.sizes([*leading, b.size(weight, 0)]))
+        rows = math.prod(leading) if all(isinstance(size, int) for size in leading) else None
+        result = b.folded(result, [rows, weight.shape[0]], [*leading, b.size(weight, 0)])
     return b.cast(result, out.dtype)
 
 
@@ -283,6 +290,7 @@ RULES: Mapping[str, Rule] = {
     "group_norm": _group_norm,
     "batch_norm_inference": _batch_norm,
     "gelu": _gelu,
+    "silu": _silu,
     "linear": _linear,
     "scaled_dot_product_attention": _attention,
 }

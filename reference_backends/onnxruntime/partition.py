@@ -2,11 +2,11 @@
 
 Inputs that stay the same from call to call (``PrimGraph.static_inputs``: parameters in inference, constants) are no inputs of
 the session but initializers that share their memory, so ONNX Runtime folds, packs and fuses them as it does weights in a file.
-A version counter that moved says that one was written to: the session then is of no use any more, and another one, with those
-values as ordinary inputs, takes over. Once it has run for as long as a new session takes to make, and the values were left
-alone, they become initializers again: whoever writes to them now and then pays at most twice what knowing the future would
-cost. What moves no counter (a write through ``.data`` or an array of numpy) is not seen: weights that ONNX Runtime folded or
-packed stay as they were. In training, where an optimizer writes to them after every call, the session with inputs comes first.
+A broken seal (``vendor_sdk.sealed``) says that one was written to: the session then is of no use any more, and another one,
+with those values as inputs, takes over. Once it has run for as long as a new session takes to make, and the values were
+left alone, they become initializers again: whoever writes to them now and then pays at most twice what knowing the future would
+cost. In training, where an optimizer writes to them after every call, the session with inputs comes first; with
+``options={"keep": False}`` there is no other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import onnxruntime as ort
 import torch
 
 from reference_backends.onnxruntime.values import CPU_DEVICE, torch_tensor
-from vendor_sdk import KernelError, warm_empty
+from vendor_sdk import KernelError, sealed, warm_empty
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,14 @@ class Slot:
         element: ONNX's number of its dtype.
         dtype: torch's.
         shape: sizes; ``None`` where one is symbolic.
+        sizes: those of the tensor, where its elements pass in another shape.
     """
 
     name: str
     element: int
     dtype: torch.dtype
     shape: tuple[int, ...] | None
+    sizes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,21 +48,25 @@ class Signature:
     """What goes in and out, in order.
 
     Attributes:
+        seeds: how many numbers the last input has, which are drawn for each call; 0 where there is no such input.
         static: places of inputs that stay the same tensors from call to call.
         training: whether their values are likely to change between calls.
+        keep: whether their values may be taken in.
     """
 
     inputs: tuple[Slot, ...]
     outputs: tuple[Slot, ...]
+    seeds: int = 0
     static: tuple[int, ...] = ()
     training: bool = False
+    keep: bool = True
 
 
 MakeSession = Callable[[Mapping[int, torch.Tensor]], ort.InferenceSession]
 """Makes a session in which the inputs at the given places are initializers that share the memory of the tensors."""
 
-Stamp = tuple[int, int]
-"""Address and version of a tensor: while both stay, so do its values."""
+Seal = Callable[[Sequence[torch.Tensor]], bool]
+"""Whether tensors hold what they held."""
 
 
 class Partition:
@@ -90,6 +96,8 @@ class Partition:
         return found
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
+        if self.signature.seeds:
+            inputs = [*inputs, torch.empty(self.signature.seeds, dtype=torch.int64).random_()]
         return self.sessions().run(inputs)
 
     def made(self) -> list[ort.InferenceSession]:
@@ -102,30 +110,29 @@ class _Sessions:
 
     def __init__(self, signature: Signature, make: MakeSession) -> None:
         self.signature, self._make = signature, make
-        self._inside: tuple[tuple[Stamp, ...], _Calls] | None = None
+        self._static = signature.static if signature.keep else ()
+        self._inside: tuple[Seal, _Calls] | None = None
         self._outside: _Calls | None = None
         self._cost = 0.0  # seconds that the last session took to make
-        self._seen: tuple[Stamp, ...] | None = None
-        self._spent = 0.0  # seconds in the session with static inputs outside while their stamps were ``_seen``
+        self._seen: Seal = _broken
+        self._spent = 0.0  # seconds in the session with static inputs outside while ``_seen`` held
         self._lock = threading.Lock()
 
     def run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        static = self.signature.static
-        if not static:
+        if not self._static:
             return self.outside().run(inputs)
-        try:
-            stamps = tuple((inputs[index].data_ptr(), inputs[index]._version) for index in static)
-        except RuntimeError:  # inference tensors do not count their versions
-            return self.outside().run(inputs)
+        values = [inputs[index] for index in self._static]
         inside = self._inside
-        if inside is not None and inside[0] == stamps:
+        if inside is not None and inside[0](values):
             return inside[1].run(inputs)
-        settled = not self.signature.training if self._cost == 0 else self._seen == stamps and self._spent > self._cost
-        if settled:
-            return self._taken_in(inputs, stamps).run(inputs)
         self._inside = None
-        if self._seen != stamps:
-            self._seen, self._spent = stamps, 0.0
+        if not self._seen(values):
+            first, self._seen, self._spent = self._seen is _broken, sealed(values), 0.0
+            settled = first and not self.signature.training and self._seen(values)
+        else:
+            settled = self._spent > self._cost
+        if settled:
+            return self._taken_in(inputs, values).run(inputs)
         calls = self.outside()
         start = time.perf_counter()
         results = calls.run(inputs)
@@ -145,16 +152,22 @@ class _Sessions:
         inside = [] if self._inside is None else [self._inside[1]]
         return inside if self._outside is None else [*inside, self._outside]
 
-    def _taken_in(self, inputs: Sequence[Any], stamps: tuple[Stamp, ...]) -> _Calls:
+    def _taken_in(self, inputs: Sequence[Any], values: Sequence[torch.Tensor]) -> _Calls:
         with self._lock:
-            if self._inside is None or self._inside[0] != stamps:
+            if self._inside is None or not self._inside[0](values):
                 start = time.perf_counter()
-                session = self._make({index: inputs[index].detach() for index in self.signature.static})
-                places = [index for index in range(len(self.signature.inputs)) if index not in self.signature.static]
-                self._inside = stamps, _Calls(session, self.signature, tuple(places))
-                self._outside, self._seen = None, None
+                seal = sealed(values)
+                session = self._make({index: inputs[index].detach() for index in self._static})
+                places = [index for index in range(len(self.signature.inputs)) if index not in self._static]
+                self._inside = seal, _Calls(session, self.signature, tuple(places))
+                self._outside = None
                 self._cost = time.perf_counter() - start
             return self._inside[1]
+
+
+def _broken(_values: Sequence[torch.Tensor]) -> bool:
+    """The seal of nothing."""
+    return False
 
 
 class _Calls:
@@ -163,7 +176,7 @@ class _Calls:
     def __init__(self, session: ort.InferenceSession, signature: Signature, places: tuple[int, ...]) -> None:
         self.session = session
         self._places = [(index, signature.inputs[index]) for index in places]
-        self._outputs = signature.outputs
+        self._outputs = [(slot, slot.sizes or slot.shape) for slot in signature.outputs]
         self._dynamic = any(slot.shape is None for slot in signature.outputs)
         self._idle: list[_Binding] = []
 
@@ -172,64 +185,53 @@ class _Calls:
             binding = self._idle.pop()
         except IndexError:
             binding = _Binding(self.session)
+        raw, bound = binding.raw, binding.bound
+        made: list[torch.Tensor] = []  # for this call alone: they have to live until it ends
+        results = []
         try:
-            results = self._run(binding, inputs)
+            for index, slot in self._places:
+                value = inputs[index]
+                if not isinstance(value, torch.Tensor) or not value.is_contiguous() or value.is_neg():
+                    value = _plain(value, slot.dtype)
+                    made.append(value)
+                where = value.data_ptr() or _NOWHERE, value.shape
+                if bound.get(index) != where:
+                    raw.bind_input(slot.name, CPU_DEVICE, slot.element, where[1], where[0])
+                    bound[index] = where
+            for slot, sizes in self._outputs:
+                if sizes is None:
+                    raw.bind_output(slot.name, CPU_DEVICE)
+                else:
+                    result = warm_empty(sizes, slot.dtype)
+                    raw.bind_output(slot.name, CPU_DEVICE, slot.element, slot.shape, result.data_ptr() or _NOWHERE)
+                    results.append(result)
+            binding.run(raw, None)
         except Exception as error:  # ONNX Runtime has an exception class for each status code, with no base of their own
             raise KernelError("failed in ONNX Runtime", why=str(error)) from error
+        if self._dynamic:
+            given = iter(results)
+            results = [
+                torch_tensor(value, slot.dtype) if sizes is None else next(given)
+                for value, (slot, sizes) in zip(raw.get_outputs(), self._outputs, strict=True)
+            ]
         self._idle.append(binding)
         return results
 
-    def _run(self, binding: _Binding, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        kept = [binding.bind(slot, inputs[index]) for index, slot in self._places]
-        results: list[torch.Tensor] = []
-        for slot in self._outputs:
-            if slot.shape is None:
-                binding.raw.bind_output(slot.name, CPU_DEVICE)
-            else:
-                result = warm_empty(slot.shape, slot.dtype)
-                binding.raw.bind_output(slot.name, CPU_DEVICE, slot.element, slot.shape, _address(result))
-                results.append(result)
-        binding.run()
-        del kept  # tensors made for this call alone had to live until here
-        if not self._dynamic:
-            return results
-        given = iter(results)
-        values = binding.raw.get_outputs()
-        return [
-            torch_tensor(value, slot.dtype) if slot.shape is None else next(given)
-            for value, slot in zip(values, self._outputs, strict=True)
-        ]
 
-
-def _address(tensor: torch.Tensor) -> int:
-    """Where its memory is. Tensors without elements have none, which ONNX Runtime refuses."""
-    return tensor.data_ptr() or _SOMEWHERE.data_ptr()
+def _plain(value: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A number, or a tensor of any layout, as a contiguous tensor."""
+    return value.contiguous().resolve_neg() if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype)
 
 
 _SOMEWHERE = torch.empty(1)
+_NOWHERE = _SOMEWHERE.data_ptr()
+"""The address of tensors without elements: they have none, which ONNX Runtime refuses."""
 
 
 class _Binding:
-    """An IOBinding with what its inputs are bound to."""
+    """An IOBinding, and the address and shape that each input, by its place, is bound to."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
-        self._session = session._sess
-        self._keeps = session
+        self.run = session._sess.run_with_iobinding
         self.raw = session.io_binding()._iobinding
-        self._bound: dict[str, tuple[int, torch.Size]] = {}
-
-    def bind(self, slot: Slot, value: Any) -> torch.Tensor | None:
-        """Binds an input; returns what must live as long as the call, where that is not ``value`` itself."""
-        made = None
-        if not isinstance(value, torch.Tensor):
-            value = made = torch.tensor(value, dtype=slot.dtype)
-        elif not value.is_contiguous() or value.is_neg():
-            value = made = value.contiguous().resolve_neg()
-        where = _address(value), value.shape
-        if self._bound.get(slot.name) != where:
-            self.raw.bind_input(slot.name, CPU_DEVICE, slot.element, where[1], where[0])
-            self._bound[slot.name] = where
-        return made
-
-    def run(self) -> None:
-        self._session.run_with_iobinding(self.raw, None)
+        self.bound: dict[int, tuple[int, torch.Size]] = {}

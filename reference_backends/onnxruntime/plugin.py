@@ -53,7 +53,8 @@ def backend() -> Backend:
         notes={
             "bfloat16": "not offered: ONNX Runtime's CPU provider has bfloat16 kernels for a few operators only",
             "float16": "ONNX Runtime computes it in float32 and may keep float32 between operators",
-            "parameters in inference": "constants, until their version counter moves; writes by .data are not seen",
+            "parameters in inference": "constants until version counter, address or samples of the content change; a write to "
+            "a few elements by .data or numpy needs vendor_sdk.release_memory(), or options={'keep': False}",
             "positions out of range": "negative ones count from the end in gather and scatter prims, where torch raises",
             "transcendental functions": "computed in float64 where ONNX Runtime's float32 kernel is less accurate than torch's",
         },
@@ -78,7 +79,7 @@ def graph_compiler(options: Mapping[str, Any]) -> GraphCompiler:
     from reference_backends.onnxruntime.providers import Provider
     from reference_backends.onnxruntime.session import OnnxCompiler
 
-    return OnnxCompiler(Provider.of(options))
+    return OnnxCompiler(Provider.of(options), keep=options["keep"] is not False)
 
 
 @hookimpl

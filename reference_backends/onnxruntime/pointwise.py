@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.onnxruntime.builder import Builder, Outline, Rule, Untranslatable, Value
+from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value
 
 HALF, FLOAT, DOUBLE, INT64, INT32, UINT8, BOOL = (
     torch.float16,
@@ -121,10 +121,13 @@ def _cosh(b: Builder, x: Value) -> Value:
     return b.where(b.compare("Greater", size, _number(b, 30)), _half_exp(b, size), near)
 
 
+def one_and_exp(b: Builder, x: Value) -> Value:
+    """1 + exp(-x), the denominator of the sigmoid. ONNX Runtime's Sigmoid has no digits where the result is small."""
+    return b.op("Add", b.op("Exp", b.op("Neg", x)), b.constant(1, x.dtype))
+
+
 def _sigmoid(b: Builder, x: Value) -> Value:
-    """z / (1 + z) with z = exp(x), where x is so large that this is 1 with a smaller one, which does not overflow."""
-    z = b.op("Exp", b.op("Min", x, b.constant(80 if x.dtype == FLOAT else 700, x.dtype)))
-    return b.op("Div", z, b.op("Add", z, b.constant(1, x.dtype)))
+    return b.inverse(one_and_exp(b, x))
 
 
 def _rsqrt(b: Builder, x: Value) -> Value:
@@ -143,7 +146,10 @@ def _exp2(b: Builder, x: Value) -> Value:
 
 
 def _tanh_single(b: Builder, x: Value) -> Value:
-    """ONNX Runtime's kernel, but x itself where x**3 / 3 is below half a unit: the kernel loses digits of subnormals."""
+    """ONNX Runtime's kernel, but x itself where x**3 / 3 is below half a unit: the kernel loses digits of subnormals. They do
+    not matter to arithmetic that goes on with the result, whose own rounding is coarser."""
+    if b.goes_on:
+        return b.op("Tanh", x)
     large = b.compare("GreaterOrEqual", b.op("Abs", x), b.constant(1e-4, x.dtype))
     return b.where(large, b.op("Tanh", x), x)
 
@@ -290,7 +296,13 @@ def _scaled(b: Builder, value: Value, alpha: Any) -> Value:
 
 
 def _mul(b: Builder, out: Outline, x: Any, y: Any) -> Value:
-    return b.op("And" if out.dtype == BOOL else "Mul", b.tensor(x, out.dtype), b.tensor(y, out.dtype))
+    left, right = b.tensor(x, out.dtype), b.tensor(y, out.dtype)
+    if out.dtype == BOOL:
+        return b.op("And", left, right)
+    for factor, other, given in ((right, left, y), (left, right, x)):
+        if b.inverted(factor) is not None and isinstance(given, Operand) and given.shape == out.shape:
+            return b.op("Div", other, b.inverted(factor))
+    return b.op("Mul", left, right)
 
 
 def _div(b: Builder, out: Outline, x: Any, y: Any) -> Value:

@@ -36,7 +36,7 @@ ALIGNMENT = 4096
 def save(graph: PrimGraph, file: ModelFile) -> None:
     """Writes the model. See ``GraphCompiler.save``; raises ``CompilerError`` where the result is not valid ONNX."""
     inputs = [node for index, node in enumerate(graph.placeholders) if index not in file.values]
-    builder = Builder("v.")
+    builder = Builder("v.", random=False)
     operands, parameters = _operands(builder, graph, file)
     try:
         symbols = _guarded(builder, inputs, operands, file.sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import torch
 
-from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Untranslatable, elsewhere
+from reference_backends.onnxruntime.builder import ELEMENT_TYPES, SEEDS, Untranslatable, elsewhere
 from reference_backends.onnxruntime.partition import Partition, Signature, Slot
 from reference_backends.onnxruntime.providers import CPU, Provider
 from reference_backends.onnxruntime.saving import save
@@ -25,8 +26,8 @@ class OnnxCompiler(GraphCompiler):
     prims = frozenset(RULES)
     suffixes = frozenset({".onnx"})
 
-    def __init__(self, provider: Provider) -> None:
-        self.provider = provider
+    def __init__(self, provider: Provider, *, keep: bool = True) -> None:
+        self.provider, self._keep = provider, keep
 
     def compile(self, graph: PrimGraph) -> Callable[[Sequence[Any]], Sequence[torch.Tensor]]:
         """The partition as a session, which is made in the first call where there are static inputs: it takes their values in.
@@ -39,8 +40,8 @@ class OnnxCompiler(GraphCompiler):
             onnx.checker.check_model(model)
         except onnx.checker.ValidationError as error:
             raise CompilerError("onnxruntime: a translated partition is not valid ONNX", why=str(error)) from error
-        partition = Partition(_signature(graph, model), Maker(model, self.provider))
-        if not partition.signature.static:
+        partition = Partition(_signature(graph, model, keep=self._keep), Maker(model, self.provider))
+        if not (partition.signature.static and self._keep):
             partition.sessions().outside()
         return partition
 
@@ -54,12 +55,14 @@ class OnnxCompiler(GraphCompiler):
         return dict.fromkeys(left, f"{self.provider.name} left it, or a part of it, to {CPU}")
 
 
-def _signature(graph: PrimGraph, model: onnx.ModelProto) -> Signature:
+def _signature(graph: PrimGraph, model: onnx.ModelProto, *, keep: bool) -> Signature:
     return Signature(
         inputs=tuple(map(_slot, model.graph.input)),
-        outputs=tuple(map(_slot, model.graph.output)),
+        seeds=sum(each.type.tensor_type.shape.dim[0].dim_value for each in model.graph.input if each.name == SEEDS),
+        outputs=tuple(_result(info, node.meta["val"]) for info, node in zip(model.graph.output, graph.outputs, strict=True)),
         static=tuple(sorted(graph.static_inputs)),
         training=graph.training,
+        keep=keep,
     )
 
 
@@ -68,6 +71,11 @@ def _slot(info: onnx.ValueInfoProto) -> Slot:
     sizes = tensor.shape.dim
     shape = None if any(size.HasField("dim_param") for size in sizes) else tuple(size.dim_value for size in sizes)
     return Slot(info.name, tensor.elem_type, _DTYPES[tensor.elem_type], shape)
+
+
+def _result(info: onnx.ValueInfoProto, fake: torch.Tensor) -> Slot:
+    slot = _slot(info)
+    return slot if slot.shape is None else dataclasses.replace(slot, sizes=tuple(fake.shape))
 
 
 _DTYPES: dict[int, torch.dtype] = {element: dtype for dtype, element in ELEMENT_TYPES.items()}

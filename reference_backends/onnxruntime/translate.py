@@ -21,6 +21,7 @@ from reference_backends.onnxruntime import (
     indexing,
     pointwise,
     pooling,
+    random,
     reduction,
     sorting,
     special,
@@ -93,6 +94,7 @@ RULES: Mapping[str, Rule] = {
     **special.RULES,
     **bits.RULES,
     **control.RULES,
+    **random.RULES,
     **composite.RULES,
     **{name: _in_torch(function) for name, function in in_torch.FUNCTIONS.items()},
 }
@@ -105,12 +107,26 @@ _NAMES = {row.target: name for name, row in OPSET.items()} | {
     target: name for name, row in COMPOSITES.items() for target in row.targets
 }
 
+aten = torch.ops.aten
+_ARITHMETIC = frozenset(
+    {
+        aten.add.Tensor,
+        aten.sub.Tensor,
+        aten.mul.Tensor,
+        aten.mm.default,
+        aten.bmm.default,
+        aten.addmm.default,
+        aten.linear.default,
+    }
+)
+
 _STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking", "implicit"})
 """Keyword arguments about storage: values have none."""
 
 
 def translate(graph: PrimGraph) -> onnx.ModelProto:
-    """A partition as a model: an input a placeholder, an output an output, in order.
+    """A partition as a model: an input a placeholder, an output an output, in order. Outputs of static sizes may have their
+    elements in another shape.
 
     Raises:
         LoweringError: a node has no translation, which the ``supports`` hook should have said.
@@ -125,7 +141,8 @@ def translate(graph: PrimGraph) -> onnx.ModelProto:
         results = run(graph, builder, inputs)
     except Untranslatable as error:
         raise LoweringError(f"onnxruntime: {builder.scope} has no translation: {error}") from error
-    return builder.model([(value, outline(node.meta["val"])) for value, node in zip(results, graph.outputs, strict=True)])
+    outlines = [outline(node.meta["val"]) for node in graph.outputs]
+    return builder.model(list(zip(results, outlines, strict=True)), exact_shapes=False)
 
 
 def run(
@@ -154,6 +171,7 @@ def run(
         if node.target not in _NAMES or _NAMES[node.target] not in RULES:
             raise Untranslatable(f"its subgraph has {node.target}, which has no translation")
         builder.scope = node.name
+        builder.goes_on = bool(node.users) and all(user.target in _ARITHMETIC for user in node.users)
         values[node] = _apply(builder, _NAMES[node.target], args, kwargs, _outlines(node))
     results: Any = graph.graph.output_node().args[0]
     return [values[node] for node in ([results] if isinstance(results, fx.Node) else results)]

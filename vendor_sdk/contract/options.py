@@ -17,9 +17,11 @@ SDK_OPTIONS: Mapping[str, Option] = {
     ),
     "fuse": Option(default=True, help="whether prims on the emitter route join into fused kernels, or each is one of its own"),
     "keep": Option(
-        default=False,
-        help="whether parameters of a graph that is not trained are kept a second time, as kernels read them fastest; "
-        "a write to a few elements through .data or numpy then needs vendor_sdk.release_memory()",
+        default=None,
+        choices=(None, True, False),
+        help="whether what is made of the parameters of a graph that is not trained is kept while nothing tells that they "
+        "changed (None: graph compilers keep it, kernels and emitters do not); a write to a few elements through .data or "
+        "numpy then needs vendor_sdk.release_memory()",
     ),
 }
 """Options every backend has."""

@@ -16,7 +16,7 @@ from vendor_sdk.prims.attention import ATTENTION_ROWS
 from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp
 from vendor_sdk.prims.loss import LOSS_ROWS
 from vendor_sdk.prims.normalization import NORMALIZATION_ROWS
-from vendor_sdk.prims.recognize import recognize_linear
+from vendor_sdk.prims.recognize import recognize_gelu, recognize_linear
 from vendor_sdk.prims.row import Composite, Sampler
 from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, draw, layouts, specials, tensor
 from vendor_sdk.prims.widen import cast, computation_dtype, filled
@@ -343,6 +343,7 @@ ROWS: tuple[Composite, ...] = (
         targets={aten.gelu.default: gelu},
         bound=Accumulated(terms=lambda *_, **__: 1, magnitude=_gelu_magnitude, constant=8),
         samples=_activation_samples(grad=False, approximate=True),
+        recognize=recognize_gelu,
         source="Hendrycks and Gimpel, Gaussian Error Linear Units, 2016",
     ),
     Composite(

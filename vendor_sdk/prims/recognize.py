@@ -6,6 +6,7 @@ stay, and dead ones are removed.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -123,6 +124,57 @@ def _other_operand(node: fx.Node, operand: fx.Node) -> fx.Node | None:
         return None
     other = node.args[1] if node.args[0] is operand else node.args[0]
     return other if isinstance(other, fx.Node) and other is not operand and isinstance(_value(other), torch.Tensor) else None
+
+
+@_pass
+def recognize_gelu(module: fx.GraphModule) -> int:
+    """``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))``, spelled out, to ``gelu(x, approximate="tanh")``.
+
+    Where a backward graph reads the hyperbolic tangent, that is a value of its own, and everything stays as it is.
+    """
+    found = 0
+    for gate in _calls(module, aten.tanh.default):
+        x = _of_cubic(*_args(gate))
+        if x is None or len(gate.users) != 1:
+            continue
+        (shifted,) = gate.users
+        if not _is(shifted, aten.add.Tensor) or shifted.args != (gate, 1) or shifted.kwargs:
+            continue
+        last = shifted
+        while (
+            len(last.users) == 1 and not _is_product(last, 0.5, (x, shifted)) and _is(next(iter(last.users)), aten.mul.Tensor)
+        ):
+            (last,) = last.users
+        if not _is_product(last, 0.5, (x, shifted)):
+            continue
+        gelu = _insert(last, aten.gelu.default, (x,), last.meta["val"])
+        gelu.kwargs = {"approximate": "tanh"}
+        last.replace_all_uses_with(gelu)
+        found += 1
+    return found
+
+
+def _of_cubic(node: fx.Node) -> fx.Node | None:
+    """``x`` of ``sqrt(2 / pi) * (x + 0.044715 * x * x * x)``."""
+    total = next((each for each in node.all_input_nodes if _is(each, aten.add.Tensor) and not each.kwargs), None)
+    if total is None or not _is_product(node, math.sqrt(2 / math.pi), (total,)):
+        return None
+    left, right = _args(total)
+    return next((x for x, cube in ((left, right), (right, left)) if _is_product(cube, 0.044715, (x, x, x))), None)
+
+
+def _is_product(node: Any, number: float, factors: tuple[Any, ...]) -> bool:
+    """Whether a tree of multiplications has these factors and numbers of that product, which may have been rounded."""
+    found, scale, below = [], 1.0, [node]
+    while below:
+        each = below.pop()
+        if isinstance(each, fx.Node) and each not in factors and _is(each, aten.mul.Tensor):
+            below.extend(_args(each))
+        elif isinstance(each, float | int):
+            scale *= each
+        else:
+            found.append(each)
+    return math.isclose(scale, number, rel_tol=1e-6) and sorted(map(id, found)) == sorted(map(id, factors))
 
 
 @_pass

@@ -1,12 +1,12 @@
 """Values that are computed of parameters alone: made once, kept while the parameters stay as they are.
 
-A kept value belongs to the storage of its parameter, to the place in it and the layout, and dies with it. It holds while the
-parameter's version counter stands still, which every in-place operation moves. Writes that go past the counter (``.data``, an
-array of numpy over the same memory) are invisible to it, as they are to autograd; two samples of the content are compared,
-which tells when a whole tensor was written so. A write to a few elements must be announced with
-``vendor_sdk.release_memory()``, and so it is for the user to ask for this: ``options={"keep": True}``.
+What a tensor looked like is its ``Seal``: address, version counter, which every in-place operation moves, and samples of the
+content. Writes that go past the counter (``.data``, an array of numpy over the same memory) are invisible to it, as they are to
+autograd; the samples tell when a whole tensor was written so. A write to a few elements must be announced with
+``vendor_sdk.release_memory()``, which breaks all seals, and so users have the say: ``options={"keep": ...}``.
 
-Inference tensors have no version counter: nothing of them is kept.
+A kept value belongs to the storage of its parameter, to the place in it and the layout, and dies with it. Inference tensors
+have no version counter: nothing of them is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ctypes
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,22 +29,61 @@ Make = Callable[..., torch.Tensor]
 Get = Callable[[torch.Tensor], torch.Tensor]
 
 
-@dataclass(eq=False, slots=True)
-class _Entry:
-    """A kept value, and what the tensor that it was made of looked like."""
+class Seal:
+    """What a tensor on the host looked like. It holds as long as the tensor looks the same and ``vendor_sdk.release_memory()``
+    was not called; of tensors without a version counter, never."""
 
-    version: int
-    address: int
-    samples: tuple[tuple[Any, bytes], tuple[Any, bytes]]
-    value: torch.Tensor
+    __slots__ = ("address", "samples", "since", "version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.version, self.address, self.since = tensor_version(tensor), tensor.data_ptr(), _broken[0]
+        self.samples = _samples(tensor)
 
     def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor has not been written to, as far as can be told."""
         # The address comes first: what lay at an earlier one may be gone.
         return (
             tensor.data_ptr() == self.address
-            and tensor._version == self.version
+            and tensor_version(tensor) == self.version is not None
+            and self.since == _broken[0]
             and all(memory.raw == content for memory, content in self.samples)
         )
+
+
+_broken = [0]
+"""How often all seals were broken."""
+
+
+def sealed(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:
+    """Seals tensors; the function tells of tensors, in the same order, whether all seals hold."""
+    if any(tensor.is_inference() for tensor in tensors):
+        return lambda given: False
+    seals = [Seal(tensor) for tensor in tensors]
+    since = _broken[0]
+    # Every call of a compiled graph comes here, for each of its parameters.
+    parts = [(seal.address, seal.version, *seal.samples[0], *seal.samples[1]) for seal in seals]
+
+    def hold(given: Sequence[torch.Tensor]) -> bool:
+        for tensor, (address, version, middle, in_middle, end, at_end) in zip(given, parts, strict=True):
+            if (
+                tensor.data_ptr() != address
+                or tensor.is_inference()
+                or tensor._version != version
+                or middle.raw != in_middle
+                or end.raw != at_end
+            ):
+                return False
+        return since == _broken[0]
+
+    return hold
+
+
+@dataclass(eq=False, slots=True)
+class _Entry:
+    """A kept value, and the seal of the tensor that it was made of."""
+
+    seal: Seal
+    value: torch.Tensor
 
 
 class _Known(dict[int, tuple[Any, ...]]):
@@ -92,7 +131,8 @@ class Kept:
                 return make(tensor, *args)
             key = id(tensor)
             reference = weakref.ref(tensor, functools.partial(_forget, known, key))
-            known[key] = (reference, entry.version, entry.address, *entry.samples[0], *entry.samples[1], entry.value)
+            seal = entry.seal
+            known[key] = (reference, seal.version, seal.address, *seal.samples[0], *seal.samples[1], entry.value)
         return entry.value
 
     def _entry(self, make: Make, tensor: torch.Tensor, args: tuple[Any, ...]) -> _Entry | None:
@@ -101,20 +141,19 @@ class Kept:
         lying = (tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
         key = (id(storage), lying, make, args)
         found = self._entries.get(key)
-        if found is not None and found[0]() is storage and found[1].holds(tensor):
+        if found is not None and found[0]() is storage and found[1].seal.holds(tensor):
             return found[1]
-        version = tensor_version(tensor)
-        assert version is not None
-        samples = _samples(tensor)
+        seal = Seal(tensor)
         with torch.no_grad():
-            entry = _Entry(version, tensor.data_ptr(), samples, make(tensor.detach(), *args))
-        if not entry.holds(tensor):
+            entry = _Entry(seal, make(tensor.detach(), *args))
+        if not seal.holds(tensor):
             return None
         self._entries[key] = weakref.ref(storage, functools.partial(_forget, self._entries, key)), entry
         return entry
 
     def release(self) -> int:
         """Forgets everything; the bytes that are free when no call holds the values any more."""
+        _broken[0] += 1
         with self._lock:
             values = {id(entry): entry.value for _, entry in list(self._entries.values())}
             self._entries.clear()
