@@ -172,7 +172,7 @@ class Builder:
         produced = {name for node in self.nodes for name in node.output}
         outputs = []
         for value, outline in results:
-            if not exact_shapes and value.name in self._unfolded and self._unfolded[value.name][0].name in produced:
+            while not exact_shapes and value.name in self._unfolded and self._unfolded[value.name][0].name in produced:
                 value, sizes = self._unfolded[value.name]
                 outline = Outline(outline.dtype, tuple(sizes))
             name = value.name

@@ -127,7 +127,12 @@ def one_and_exp(b: Builder, x: Value) -> Value:
 
 
 def _sigmoid(b: Builder, x: Value) -> Value:
-    return b.inverse(one_and_exp(b, x))
+    """z / (1 + z) with z = exp(x), where x is so large that this is 1 with a smaller one, which does not overflow. As with the
+    hyperbolic tangent, arithmetic that goes on needs no subnormals, which 1 / (1 + 1 / z) does not have."""
+    if b.goes_on:
+        return b.inverse(one_and_exp(b, x))
+    z = b.op("Exp", b.op("Min", x, b.constant(80 if x.dtype == FLOAT else 700, x.dtype)))
+    return b.op("Div", z, b.op("Add", z, b.constant(1, x.dtype)))
 
 
 def _rsqrt(b: Builder, x: Value) -> Value:

@@ -220,31 +220,34 @@ def _zeta_of_positive(b: Builder, s: Value, q: Value) -> Value:
     return _add(b, *terms, _zeta_tail(b, s, _add(b, q, 9)))
 
 
-_MOST_NEGATIVE = -16
-
-
 def _zeta(b: Builder, out: Outline, s: Any, q: Any) -> Value:
-    """Infinite at s = 1 and at whole q <= 0; NaN for s < 1, and for q < 0 where s is no whole number."""
+    """Infinite at s = 1 and at whole q <= 0; NaN for s < 1, and for q < 0 where s is no whole number.
+
+    Terms with a negative base are, but for the sign of an odd s, those of zeta(s, 1 - f) up to where 1 - q begins, with f the
+    fraction of q: zeta(s, q) = zeta(s, f) + (-1)**s (zeta(s, 1 - f) - zeta(s, 1 - q)).
+    """
     if out.dtype == DOUBLE:
         raise Untranslatable("its formula here is exact to float32 only")
     order, start = b.tensor(s, DOUBLE), b.tensor(q, DOUBLE)
     nan = b.op("Or", b.is_nan(order), b.is_nan(start))
     negative = _less(b, start, 0)
-    whole = b.compare("Equal", start, b.op("Floor", start))
-    lifted = start
-    extra: Value = _c(b, 0)
-    # Terms with a negative base come one by one; what lies further out than they reach is NaN.
-    for _ in range(-_MOST_NEGATIVE):
-        below = _less(b, lifted, 0)
-        extra = _add(b, extra, b.where(below, b.op("Pow", lifted, b.op("Neg", order)), _c(b, 0)))
-        lifted = _add(b, lifted, b.where(below, _c(b, 1), _c(b, 0)))
-    value = _add(b, extra, _zeta_of_positive(b, order, b.op("Max", lifted, _c(b, 1e-300))))
+    floor = b.op("Floor", start)
+    whole = b.compare("Equal", start, floor)
+    least = _c(b, 1e-300)
+    fraction_of_q = b.op("Max", b.op("Sub", start, floor), least)
+    half = _mul(b, order, 0.5)
+    sign = b.where(b.compare("Equal", half, b.op("Floor", half)), _c(b, 1), _c(b, -1))
+    mirrored = _zeta_of_positive(b, order, b.op("Max", b.op("Sub", _c(b, 1), fraction_of_q), least))
+    both = _add(b, _zeta_of_positive(b, order, fraction_of_q), _mul(b, sign, mirrored))
+    beyond = _zeta_of_positive(b, order, b.op("Sub", _c(b, 1), b.where(negative, start, _c(b, 0))))
+    below = b.op("Sub", both, _mul(b, sign, beyond))
+    value = b.where(negative, below, _zeta_of_positive(b, order, b.op("Max", start, least)))
     fraction = b.invert(b.compare("Equal", order, b.op("Floor", order)))
     value = b.where(b.op("And", negative, fraction), _c(b, math.nan), value)
     pole = b.op("And", b.op("Or", negative, b.compare("Equal", start, _c(b, 0))), whole)
     value = b.where(pole, _c(b, math.inf), value)
     value = b.where(b.compare("Equal", order, _c(b, 1)), _c(b, math.inf), value)
-    undefined = b.op("Or", b.op("Or", nan, _less(b, order, 1)), _less(b, lifted, 0))
+    undefined = b.op("Or", nan, _less(b, order, 1))
     return b.cast(b.where(undefined, _c(b, math.nan), value), out.dtype)
 
 

@@ -25,7 +25,7 @@ LAST = torch.iinfo(torch.int64).max
 
 def _view(b: Builder, out: Outline, x: Operand, size: Sequence[Any]) -> Value:
     if all(isinstance(each, int) for each in out.shape):
-        return b.reshape(x, out.shape)
+        return b.folded(x, x.shape, out.shape)
     # A size of -1 is inferred by ONNX, which must know then that no other size is zero; dynamic sizes are at least 2.
     if -1 in [each for each in size if isinstance(each, int)] and 0 in [each for each in size if isinstance(each, int)]:
         raise Untranslatable("a view with a size of -1 beside one of 0 has no translation")
