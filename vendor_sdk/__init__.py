@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         VersionMismatchError,
         WrongResultError,
     )
-    from vendor_sdk.explanation import Explanation, explain
+    from vendor_sdk.explanation import Explanation, Observed, explain, observe
     from vendor_sdk.ir import contraction, index, loop
     from vendor_sdk.ir.loop import LoopKernel
     from vendor_sdk.ir.primgraph import PrimGraph
@@ -94,7 +94,7 @@ _HOMES = {
         "KernelError LoweringError MachineError OptionError PluginLoadError UnsupportedPrimError VendorSDKError "
         "VersionMismatchError WrongResultError"
     ),
-    "vendor_sdk.explanation": "Explanation explain",
+    "vendor_sdk.explanation": "Explanation Observed explain observe",
     "vendor_sdk.ir.loop": "LoopKernel",
     "vendor_sdk.ir.primgraph": "PrimGraph",
     "vendor_sdk.pipeline": "compile_graph trace",
@@ -177,6 +177,7 @@ __all__ = [
     "NativeCall",
     "NodeContext",
     "NodePlacement",
+    "Observed",
     "Operand",
     "Option",
     "OptionError",
@@ -223,6 +224,7 @@ __all__ = [
     "index",
     "load",
     "loop",
+    "observe",
     "online",
     "outlined",
     "profile",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -203,6 +204,37 @@ class Explanation:
         return table
 
 
+class Observed:
+    """What was compiled inside of a ``with observe()`` block, so far.
+
+    Attributes:
+        graphs: compiled graphs of SDK backends, in order; other backends of ``torch.compile`` leave none.
+    """
+
+    def __init__(self, events: torch_private.DynamoEvents) -> None:
+        self.graphs: list[CompiledGraph] = []
+        self._events = events
+
+    @property
+    def graph_breaks(self) -> tuple[str, ...]:
+        """Reason of each graph break of ``torch.compile``, whatever its backend, once each."""
+        return tuple(dict.fromkeys(self._events.graph_breaks))
+
+    @property
+    def recompiles(self) -> tuple[str, ...]:
+        """Reason of each recompilation (a guard that failed), whatever the backend, in order."""
+        return tuple(self._events.recompiles)
+
+
+@contextmanager
+def observe() -> Iterator[Observed]:
+    """Watches what is compiled meanwhile, by any thread."""
+    with torch_private.dynamo_events() as events:
+        observed = Observed(events)
+        with pipeline.recording(observed.graphs.append):
+            yield observed
+
+
 def explain(
     model: Any, *inputs: Any, backend: str, options: dict[str, Any] | None = None, show: bool = True, **kwargs: Any
 ) -> Explanation:
@@ -218,14 +250,13 @@ def explain(
         options: as in ``torch.compile``.
         show: print the tables.
     """
-    graphs: list[CompiledGraph] = []
     torch_private.forget_compiled()
     owned = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
     leaves = [t for t in (*owned.parameters(), *_leaves((inputs, kwargs))) if t.requires_grad]
     buffers = [(buffer, buffer.detach().clone()) for buffer in owned.buffers()]
     memory = pipeline.device_memory(backend, options)
     before = memory.stats if memory is not None else None
-    with pipeline.recording(graphs.append), torch_private.dynamo_events() as events:
+    with observe() as observed:
         compiled: Any = torch.compile(model, backend=backend, options=options)
         outputs = compiled(*inputs, **kwargs)
         wanted = [t for t in _leaves(outputs) if t.requires_grad]
@@ -239,13 +270,13 @@ def explain(
         after = memory.stats
         measured = Traffic(after.uploaded_bytes - before.uploaded_bytes, after.downloaded_bytes - before.downloaded_bytes)
     compiler = load(backend).session(options).graph_compiler
-    reports = tuple(_report(graph, index, compiler) for index, graph in enumerate(graphs))
+    reports = tuple(_report(graph, index, compiler) for index, graph in enumerate(observed.graphs))
     counts = collections.Counter(str(p.placement.kind) for report in reports for p in report.placements)
     explanation = Explanation(
         backend=backend,
         graphs=reports,
-        graph_breaks=tuple(dict.fromkeys(events.graph_breaks)),
-        recompiles=tuple(events.recompiles),
+        graph_breaks=observed.graph_breaks,
+        recompiles=observed.recompiles,
         measured=measured,
         counts=dict(counts),
     )
