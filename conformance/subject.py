@@ -64,6 +64,8 @@ class Compiled:
     placements: Sequence[Placed]
     empty: frozenset[str] = frozenset()
     """Names of nodes whose results hold no element: where they ran says nothing."""
+    launches: int | None = None
+    """Kernel launches of one call; ``None`` where the subject does not say."""
 
 
 class Subject(abc.ABC):
@@ -80,11 +82,28 @@ class Subject(abc.ABC):
         return [measure] if measure else []
 
     @abc.abstractmethod
+    def synchronize(self) -> None:
+        """Returns when the device has done all that was asked of it."""
+
+    def counters(self) -> Mapping[str, int]:
+        """The device's own counters, which only grow; empty where it has none."""
+        return {}
+
+    @abc.abstractmethod
     def describe(self) -> Description: ...
 
     @abc.abstractmethod
     def compile(self, program: Program) -> Compiled:
         """Makes ``program`` ready. Raises whatever the compiler raises."""
+
+    @abc.abstractmethod
+    def prepare(self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Compiled:
+        """Makes a function of tensors ready, as a model's user would have it: composites that the subject claims stay whole,
+        and what was made ready before stays so. Raises whatever the compiler raises."""
+
+    @abc.abstractmethod
+    def through_torch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``torch.compile`` of a function or module, which compiles in the first call."""
 
 
 def make(name: str, plugins: Sequence[str]) -> Subject:
@@ -133,13 +152,32 @@ class BackendSubject(Subject):
             numerics=dict(self.loaded.backend.numerics),
         )
 
+    def synchronize(self) -> None:
+        device = self.loaded.session({"fallback": "host"}).device
+        if not isinstance(device, vendor_sdk.TorchDevice):
+            device.synchronize()
+        elif device.type != "cpu":
+            torch.get_device_module(device.type).synchronize()
+
+    def counters(self) -> Mapping[str, int]:
+        return self.loaded.backend.counters()
+
     def compile(self, program: Program) -> Compiled:
-        graph = vendor_sdk.trace(program.module, program.inputs)
+        return self._compiled(vendor_sdk.trace(program.module, program.inputs))
+
+    def prepare(self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Compiled:
+        return self._compiled(vendor_sdk.trace(function, inputs, composites=self.loaded.backend.composites))
+
+    def through_torch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = torch.compile(function, backend=self.name, options={"fallback": "host"})
+        return compiled
+
+    def _compiled(self, graph: vendor_sdk.PrimGraph) -> Compiled:
         compiled = vendor_sdk.compile_graph(graph, backend=self.name, options={"fallback": "host"})
         placed = [
             Placed(entry.name, entry.prim, str(entry.placement.kind), entry.placement.reason) for entry in compiled.placements
         ]
-        return Compiled(compiled, placed, empty_nodes(graph.graph))
+        return Compiled(compiled, placed, empty_nodes(graph.graph), compiled.launches)
 
 
 class TorchSubject(Subject):
@@ -155,6 +193,9 @@ class TorchSubject(Subject):
             )
         self.name = name
 
+    def synchronize(self) -> None:
+        """Programs run on the CPU."""
+
     def describe(self) -> Description:
         return Description(
             name=TORCH_PREFIX + self.name,
@@ -166,6 +207,24 @@ class TorchSubject(Subject):
     def compile(self, program: Program) -> Compiled:
         torch.compiler.reset()
         return Compiled(torch.compile(program.module, backend=self.name, dynamic=False), ())
+
+    def prepare(self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Compiled:
+        def call(*given: torch.Tensor) -> Any:
+            return function(*given)
+
+        # Dynamo keeps what it compiled with the code object, so each function has one of its own.
+        call.__code__ = call.__code__.replace()
+        compiled = torch.compile(call, backend=self.name, dynamic=False)
+
+        def without_gradients(*given: torch.Tensor) -> Any:
+            with torch.no_grad():
+                return compiled(*given)
+
+        return Compiled(without_gradients, ())
+
+    def through_torch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = torch.compile(function, backend=self.name)
+        return compiled
 
 
 def _torch_device_properties(type_: str) -> dict[str, Any]:

@@ -143,6 +143,8 @@ class Backend:
         numerics: declared numerics by probe of the conformance suite (``{"mm float32 accumulator": "float32"}``): what it
             measures must agree.
         notes: declared numerics in free text by topic (``{"float32 matmul": "accumulates in float32"}``).
+        counters: reads the device's own counters by name, which only grow (``{"bytes read": 10, "bytes written": 5}``); the
+            conformance suite reports by how much timed calls moved them. Empty where the device has none.
     """
 
     name: str
@@ -158,3 +160,4 @@ class Backend:
     memory: MemoryPolicy = MemoryPolicy()
     numerics: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    counters: Callable[[], Mapping[str, int]] = dict

@@ -1,0 +1,122 @@
+"""What a device can do at best, as it was measured in the same process: how fast it copies, how fast it multiplies matrices.
+
+A pattern's *ideal time* is the longer of two: that of moving the bytes that must be moved at the speed of a copy, that of its
+products at the rate of a plain product (Williams, Waterman, Patterson, Roofline, CACM 52(4), 2009). Its *fraction* is the ideal
+time over the measured one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conformance.patterns import Size
+from conformance.subject import Subject
+from conformance.timing import timed
+
+Tensor = torch.Tensor
+
+LEAST_BYTES = 1 << 26
+MOST_BYTES = 1 << 29
+"""Of the main tensor, unless the last cache asks for more."""
+CACHES = 2
+"""The main tensor is so many times as large as the last cache."""
+LEAST_SECONDS = 1e-4
+"""What copying the main tensor takes on fast devices."""
+PRODUCT_SECONDS = 0.02
+"""What a product of the size that products are timed at takes, about."""
+COLUMNS = 4096
+EDGES = 256, 8192
+TRIALS = 3
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What sizes follow from.
+
+    Attributes:
+        cache_bytes: of the last cache, 0 where it is not known.
+        copy_bytes: moved per second by a copy: what is read and what is written.
+        product_flops: per second, by dtype name.
+    """
+
+    cache_bytes: int
+    copy_bytes: float
+    product_flops: dict[str, float]
+
+    def size(self, dtype: torch.dtype, *, odd: bool = False) -> Size:
+        """Past the last cache; ``odd``: nothing about it is a multiple of anything."""
+        nbytes = max(LEAST_BYTES, CACHES * self.cache_bytes, min(MOST_BYTES, int(self.copy_bytes * LEAST_SECONDS / 2)))
+        rows = nbytes // (COLUMNS * dtype.itemsize)
+        edge = (self.product_flops[name(dtype)] * PRODUCT_SECONDS / 2) ** (1 / 3)
+        edge = min(max(EDGES[0], int(edge) // 256 * 256), EDGES[1])
+        return Size(rows - 1, COLUMNS + 1, edge + 1) if odd else Size(rows, COLUMNS, edge)
+
+
+def name(dtype: torch.dtype) -> str:
+    """``"float32"``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def machine(subject: Subject, device: torch.device, dtypes: Sequence[torch.dtype]) -> Machine:
+    """Measures the device once; what patterns are held against is measured again beside each of them."""
+    source, target = (torch.ones(LEAST_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    seconds = min(best(copies(source, target), (), subject) for _ in range(TRIALS))
+    rates = {}
+    for dtype in dtypes:
+        edge = EDGES[0]
+        while True:
+            factors = [torch.ones(edge, edge, dtype=dtype, device=device) for _ in range(2)]
+            taken = min(best([torch.mm], factors, subject) for _ in range(TRIALS))
+            rates[name(dtype)] = 2 * edge**3 / taken
+            if taken > PRODUCT_SECONDS / 2 or edge >= EDGES[1]:
+                break
+            edge *= 2
+    return Machine(last_cache(device), 2 * LEAST_BYTES / seconds, rates)
+
+
+def best(calls: Sequence[Callable[..., Any]], inputs: Sequence[Tensor], subject: Subject) -> float:
+    """Seconds of the fastest of ``calls``."""
+    return min(timed(call, [inputs], subject.synchronize, {}).seconds for call in calls)
+
+
+def copies(source: Tensor, target: Tensor) -> list[Callable[[], Tensor]]:
+    """Ways to copy one tensor to another of its size: torch's, and on a CPU the C library's in all threads, which does not read
+    what it overwrites."""
+    ways: list[Callable[[], Tensor]] = [lambda: target.copy_(source)]
+    if source.device.type == "cpu":
+        threads, nbytes = torch.get_num_threads(), source.nbytes
+        part = -(-nbytes // threads)
+        pool = ThreadPoolExecutor(threads)
+
+        def move(start: int) -> None:
+            ctypes.memmove(target.data_ptr() + start, source.data_ptr() + start, min(part, nbytes - start))
+
+        def parallel() -> Tensor:
+            list(pool.map(move, range(0, nbytes, part)))
+            return target
+
+        ways.append(parallel)
+    return ways
+
+
+def last_cache(device: torch.device) -> int:
+    """Bytes of the largest cache of the processor, or of a GPU as torch knows it; 0 where nobody says."""
+    if device.type != "cpu":
+        properties = torch.get_device_module(device.type).get_device_properties(device)
+        return int(getattr(properties, "L2_cache_size", 0))
+    found = [0]
+    units = {"K": 10, "M": 20, "G": 30}
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        found.append(int(text[:-1]) << units[text[-1]] if text[-1:] in units else int(text))
+    if max(found) == 0 and hasattr(os, "sysconf") and "SC_LEVEL3_CACHE_SIZE" in os.sysconf_names:
+        found.append(max(0, os.sysconf("SC_LEVEL3_CACHE_SIZE")))
+    return max(found)
