@@ -1,4 +1,7 @@
-"""Runs a random sample of a report's cases again, on this machine, and says where the outcome is another one."""
+"""Runs a random sample of a report's cases again, on this machine, and says where the outcome is another one.
+
+Those of prims: times would be others each time.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import report as reports
-from conformance.cases import Case
+from conformance.cases import PRIM, Case
 from conformance.expectations import Declaration, Expectations
 from conformance.pool import Pool
 from conformance.worker import Settings
@@ -30,7 +33,7 @@ def again(report: Mapping[str, Any], count: int, plugins: Sequence[str] = (), wo
     """
     run = report["run"]
     settings = Settings(run["backend"]["name"], tuple(plugins or run["plugins"]), run["effort"], run["seed"])
-    entries = [entry for entry in report["cases"] if entry["verdict"] != "no-samples"]
+    entries = [entry for entry in report["cases"] if entry["verdict"] != "no-samples" and entry["kind"] == PRIM]
     drawn = random.SystemRandom().sample(entries, min(count, len(entries)))
     with tempfile.TemporaryDirectory(prefix="conformance-") as scratch:
         pool = Pool(settings, workers, run["timeout"], Path(scratch), run["selection"]["sample"])

@@ -1,4 +1,4 @@
-"""Cases: one prim with one dtype. Which exist, how they are selected, and the samples that each stands for.
+"""Cases: one prim, fused pattern or model with one dtype. Which exist, how they are selected, and the samples of a prim's.
 
 Samples never travel between processes: they are drawn again from a seed that follows from the run's seed and the case, so
 that a worker, a second worker after a crash and the command line of a reproducer all see the same tensors.
@@ -14,23 +14,38 @@ from dataclasses import dataclass
 
 import torch
 
+from conformance import patterns, profiles, zoo
+from conformance.profiles import FULL
 from vendor_sdk import ALL, OPSET, Effort, Prim, Sample, SampleContext
 
 DTYPES: Mapping[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in ALL}
 """The dtypes that opset 1 certifies, by their names on the command line and in reports."""
 
 
+PRIM, PATTERN, MODEL = "prim", "pattern", "model"
+KINDS = (PRIM, PATTERN, MODEL)
+TIMED = (PATTERN, MODEL)
+"""Kinds whose cases run alone on the machine."""
+
+
 @dataclass(frozen=True, order=True)
 class Case:
-    """One prim with one dtype of its data operand: what a report says yes or no to."""
+    """One prim with one dtype of its data operand, or what its kind says: what a report says yes or no to.
+
+    Attributes:
+        prim: its name, or that of the pattern or the model.
+        dtype: name.
+        kind: one of ``KINDS``.
+    """
 
     prim: str
     dtype: str
+    kind: str = PRIM
 
     @property
     def id(self) -> str:
-        """``"erfinv[float16]"``: as in reports and in a plugin's expected failures."""
-        return f"{self.prim}[{self.dtype}]"
+        """``"erfinv[float16]"``, ``"pattern:softmax[float32]"``: as in reports and in a plugin's expected failures."""
+        return f"{'' if self.kind == PRIM else f'{self.kind}:'}{self.prim}[{self.dtype}]"
 
     @property
     def row(self) -> Prim:
@@ -38,7 +53,7 @@ class Case:
 
     @property
     def family(self) -> str:
-        return str(self.row.family)
+        return str(self.row.family) if self.kind == PRIM else self.kind
 
 
 class SelectionError(ValueError):
@@ -50,27 +65,79 @@ def all_cases() -> list[Case]:
     return [Case(row.name, name) for row in OPSET.values() for name, dtype in DTYPES.items() if dtype in row.dtypes]
 
 
-def select(prims: Sequence[str] = (), dtypes: Sequence[str] = ()) -> list[Case]:
-    """The cases whose prim matches one of the globs and whose dtype is named; an empty list selects all.
+def performance_cases(effort: str = "full", dtypes: Sequence[str] = ()) -> list[Case]:
+    """The patterns and models that are run with ``effort``, in ``dtypes`` (by default float32, and with ``full`` all of
+    ``patterns.DTYPES``; models are float32)."""
+    kinds = [name for name in patterns.DTYPES if (name in dtypes if dtypes else effort == "full" or name == "float32")]
+    rows = [row for row in patterns.PATTERNS.values() if row.quick or effort != "quick"]
+    models = zoo.EFFORTS[effort] if not dtypes or "float32" in dtypes else ()
+    return [Case(row.name, kind, PATTERN) for row in rows for kind in kinds] + [Case(name, "float32", MODEL) for name in models]
 
-    Raises:
-        SelectionError: for a glob that matches no prim, an unknown dtype, or a selection with no case in it. A typing error
-            must not certify by testing nothing.
+
+def every_case() -> list[Case]:
+    """All that any run may have, in the order of reports."""
+    return [*all_cases(), *performance_cases()]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a run is asked to do.
+
+    Attributes:
+        prims, patterns, models: globs. Where any of the three is given, kinds without a glob have no case.
+        dtypes: names, empty for all.
+        profile: only what is part of this workload.
+        effort: decides which patterns and models are run.
     """
-    for glob in prims:
-        if not any(matches(name, glob) for name in OPSET):
-            raise SelectionError(f"no prim of the opset matches {glob!r}: `vendor-sdk ops` lists them")
-    for name in dtypes:
-        if name not in DTYPES:
-            raise SelectionError(f"unknown dtype {name!r}: choose from {', '.join(DTYPES)}")
-    chosen = [
-        case
-        for case in all_cases()
-        if (not prims or any(matches(case.prim, glob) for glob in prims)) and (not dtypes or case.dtype in dtypes)
-    ]
-    if not chosen:
-        raise SelectionError(f"no prim matching {', '.join(prims) or '*'} is defined for {', '.join(dtypes) or 'any dtype'}")
-    return chosen
+
+    prims: Sequence[str] = ()
+    patterns: Sequence[str] = ()
+    models: Sequence[str] = ()
+    dtypes: Sequence[str] = ()
+    profile: str = FULL
+    effort: str = "standard"
+
+    def cases(self) -> list[Case]:
+        """The cases, prims first.
+
+        Raises:
+            SelectionError: for a glob that matches nothing, an unknown dtype or profile, or a selection without a case.
+        """
+        given = {PRIM: self.prims, PATTERN: self.patterns, MODEL: self.models}
+        names = {PRIM: list(OPSET), PATTERN: list(patterns.PATTERNS), MODEL: list(zoo.ZOO)}
+        for kind, globs in given.items():
+            for glob in globs:
+                if not any(matches(name, glob) for name in names[kind]):
+                    listed = "`vendor-sdk ops` lists them" if kind == PRIM else f"they are {', '.join(names[kind])}"
+                    raise SelectionError(f"no {KIND_WORDS[kind]} matches {glob!r}: {listed}")
+        for name in self.dtypes:
+            if name not in DTYPES:
+                raise SelectionError(f"unknown dtype {name!r}: choose from {', '.join(DTYPES)}")
+        # Who names a pattern or a model gets it, whatever the effort.
+        effort = "full" if self.patterns or self.models else self.effort
+        dtypes = self.dtypes or (("float32",) if self.effort != "full" else ())
+        found = [case for case in all_cases() if not self.dtypes or case.dtype in self.dtypes]
+        found += performance_cases(effort, dtypes)
+        some = any(given.values())
+        found = [
+            case
+            for case in found
+            if (any(matches(case.prim, glob) for glob in given[case.kind]) if some else True)
+            and (self.profile == FULL or profiles.part_of(case.kind, case.prim, self.profile))
+        ]
+        if not found:
+            wanted = ", ".join((*self.prims, *self.patterns, *self.models)) or "*"
+            raise SelectionError(f"no prim matching {wanted} is defined for {', '.join(self.dtypes) or 'any dtype'}")
+        return found
+
+
+KIND_WORDS = {PRIM: "prim of the opset", PATTERN: "pattern", MODEL: "model of the zoo"}
+
+
+def select(prims: Sequence[str] = (), dtypes: Sequence[str] = ()) -> list[Case]:
+    """The prims' cases that match one of the globs and whose dtype is named; an empty list selects all. Raises as
+    ``Selection.cases``: a typing error must not certify by testing nothing."""
+    return Selection(prims or ("*",), dtypes=dtypes).cases()
 
 
 def shard_of(cases: Sequence[Case], shard: str | None) -> list[Case]:

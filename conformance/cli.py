@@ -22,6 +22,16 @@ Exit status:
 @click.option("--backend", required=True, metavar="NAME", help="A vendor_sdk backend, or torch:NAME for one of torch.compile.")
 @click.option("--effort", type=click.Choice(["quick", "standard", "full"]), default="standard", show_default=True)
 @click.option("--prims", default="", metavar="GLOB,...", help="Only prims that match; * and ? are wildcards.")
+@click.option("--patterns", default="", metavar="GLOB,...", help="Fused patterns that match; then nothing else, unless named.")
+@click.option("--models", default="", metavar="GLOB,...", help="Models of the zoo that match.")
+@click.option(
+    "--profile",
+    type=click.Choice(["inference", "training", "llm", "vision", "full"]),
+    default="full",
+    show_default=True,
+    help="Only the prims, patterns and models of this workload.",
+)
+@click.option("--level", type=click.Choice(["runs", "accurate", "fast"]), help="Exit with 1 unless the profile reaches it.")
 @click.option("--dtypes", default="", metavar="DTYPE,...", help="Only these dtypes.")
 @click.option("-n", "--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="Processes (default: CPUs).")
 @click.option(
@@ -54,6 +64,10 @@ def main(
     backend: str,
     effort: str,
     prims: str,
+    patterns: str,
+    models: str,
+    profile: str,
+    level: str | None,
     dtypes: str,
     workers: int,
     output: Path | None,
@@ -87,11 +101,16 @@ def main(
         f"--backend={backend}",
         f"--effort={effort}",
         f"--prims={prims}",
+        f"--patterns={patterns}",
+        f"--models={models}",
+        f"--profile={profile}",
         f"--dtypes={dtypes}",
         f"--workers={workers}",
         f"--case-timeout={timeout}",
         *(f"--plugin={name}" for name in plugin),
     ]
+    if level is not None:
+        arguments.append(f"--level={level}")
     if seed is not None:
         arguments.append(f"--seed={seed}")
     if shard is not None:

@@ -20,6 +20,7 @@ SHOWN_FAILURES = 40
 """Failing cases printed with their reproducers in the summary; the report has all."""
 
 STYLES = {"pass": "green", "expected-failure": "yellow", "waived": "yellow", "empty": "dim", "no-samples": "dim"}
+NOT_MET = {"not met": "red", "not shown": "yellow"}
 
 
 class Live:
@@ -85,9 +86,11 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
         f"opset {run['versions']['opset']}, torch {run['versions']['torch']}, effort {run['effort']}, seed {run['seed']}, "
         f"{run['seconds']:.0f} s"
     )
-    _table(console, "cases by verdict", {k: v for k, v in totals["verdicts"].items() if v}, totals["cases"])
-    _table(console, "passed cases by placement", totals["passed_by_placement"], totals["cases"])
-    _table(console, "prims by the weakest of their cases", totals["prims_by_standing"], totals["prims"])
+    if totals["cases"]:
+        _table(console, "cases by verdict", {k: v for k, v in totals["verdicts"].items() if v}, totals["cases"])
+        _table(console, "passed cases by placement", totals["passed_by_placement"], totals["cases"])
+        _table(console, "prims by the weakest of their cases", totals["prims_by_standing"], totals["prims"])
+    _timed(console, line, report)
     reasons = Counter(entry["reason"] for entry in entries if entry["placement"] == "host" and entry["reason"])
     if reasons:
         line("on the host because")
@@ -121,6 +124,76 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
         line("[red]nothing was shown[/]: no case passed")
     else:
         line("[red]claims broken[/]")
+
+
+def _timed(console: Console, line: Any, report: Mapping[str, Any]) -> None:
+    """Patterns, models, and the level of each profile with what keeps it from the next one."""
+    for title, columns, rows in timed_tables(report["cases"]):
+        if rows:
+            table = Table(title=title, box=None, padding=(0, 2), title_justify="left")
+            for number, column in enumerate(columns):
+                table.add_column(column, justify="right" if number > 1 else "left")
+            for row in rows:
+                table.add_row(*map(escape, row))
+            console.print(table)
+    found = report["summary"]["levels"]
+    chosen = report["run"]["selection"]["profile"]
+    line("levels: " + ", ".join(f"{profile} [bold]{each['level']}[/]" for profile, each in found.items()))
+    for each in missing_for_next(found[chosen]):
+        said = f" ({each['found']})" if each["found"] else ""
+        line(f"  {chosen}, {each['level']}: [{NOT_MET[each['state']]}]{each['state']}[/] {escape(each['name'] + said)}")
+
+
+def missing_for_next(reached: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Criteria that are not met, of the level above the one that is reached."""
+    not_met = [each for each in reached["criteria"] if each["state"] != "met"]
+    return [each for each in not_met if each["level"] == not_met[0]["level"]]
+
+
+def timed_tables(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Title, columns and rows of patterns and of models, as texts."""
+    patterns, models = [], []
+    for entry in entries:
+        measured = entry["performance"] or {}
+        for size in measured.get("sizes", ()):
+            patterns.append([
+                entry["id"].removeprefix("pattern:") + ("" if size["label"] == "large" else f", {size['label']}"),
+                entry["verdict"], milliseconds(size["seconds"]), percent(size["fraction"]), times(size["unfused"]),
+                _some(size["kernels"]), _some(size["peak_bytes"], 1 << 20), _percent(size["spread"]),
+            ])  # fmt: skip
+        for part in measured.get("parts", ()):
+            models.append([
+                f"{entry['prim']}, {part['label']}", entry["verdict"], milliseconds(part["seconds"]), times(part["speedup"]),
+                _some(part["kernels"]), _some(part["graphs"]), str(part["graph_breaks"]), str(part["recompiles"]),
+                str(part["host_nodes"]), _some(part["peak_bytes"], 1 << 20),
+            ])  # fmt: skip
+    return [
+        ("patterns", ["pattern", "verdict", "ms", "of roofline", "over unfused", "kernels", "peak MiB", "spread"], patterns),
+        ("models", ["model", "verdict", "ms", "over eager", "kernels", "graphs", "breaks", "recompiles", "on host", "peak MiB"],
+         models),
+    ]  # fmt: skip
+
+
+def milliseconds(found: Mapping[str, float] | None) -> str:
+    return "" if found is None else f"{1e3 * found['median']:.3g}"
+
+
+def percent(found: Mapping[str, float] | None) -> str:
+    """``"62 % (55 to 70)"``."""
+    return "" if found is None else f"{found['median']:.0%} ({100 * found['low']:.0f} to {100 * found['high']:.0f})"
+
+
+def times(found: Mapping[str, float] | None) -> str:
+    """``"2.1 (1.9 to 2.4)"``."""
+    return "" if found is None else f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _some(value: int | None, unit: int = 1) -> str:
+    return "" if value is None else f"{value / unit:.4g}"
 
 
 def _failures(line: Any, entries: Sequence[Mapping[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import jsonschema
 
 from conformance import report as reports
-from conformance.cases import select, shard_of
+from conformance.cases import PRIM, Selection, shard_of
 from conformance.journal import differing
 
 
@@ -75,7 +75,11 @@ def _inconsistent(report: Mapping[str, Any]) -> list[str]:
     found = []
     if not run["interrupted"] and run["suite"] == reports.suite():
         selection = run["selection"]
-        wanted = [case.id for case in shard_of(select(selection["prims"], selection["dtypes"]), selection["shard"])]
+        asked = {key: selection[key] for key in ("prims", "patterns", "models", "dtypes", "profile")}
+        chosen = Selection(**asked, effort=run["effort"]).cases()
+        if selection["sample"] is not None:
+            chosen = [case for case in chosen if case.kind == PRIM]
+        wanted = [case.id for case in shard_of(chosen, selection["shard"])]
         there = {entry["id"] for entry in entries}
         found += [f"{name}: belongs to the selection and is missing" for name in wanted if name not in there]
         found += [f"{name}: does not belong to the selection" for name in sorted(there.difference(wanted))]

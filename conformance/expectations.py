@@ -30,10 +30,12 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
-from conformance.cases import Case, all_cases, matches
+from conformance.cases import PRIM, Case, all_cases, every_case, matches
 
 DECLINED, KNOWN_FAILURE, WAIVER = "declined", "known-failure", "waiver"
 KINDS = (DECLINED, KNOWN_FAILURE, WAIVER)
+RIGHT = ("pass", "slow", "inconclusive")
+"""Verdicts of timed cases whose results were right."""
 KEYS = ("cases", "reason", "owner", "link", "devices", "expires")
 REQUIRED = {
     DECLINED: ("cases", "reason"),
@@ -117,7 +119,11 @@ class Expectations:
         if failing is not None and not self._expired(failing):
             if verdict == "pass":
                 return "unexpected-pass", failing, ""
+            if verdict == "inconclusive":
+                return verdict, failing, ""
             return ("waived" if failing.kind == WAIVER else "expected-failure"), failing, ""
+        if case.kind != PRIM and verdict in RIGHT:
+            return verdict, None, ""  # where its prims may run is declared for them
         if verdict not in ("pass", "host-fail"):
             return verdict, failing, self._ended(failing) if failing else ""
         declined = self._find(case, (DECLINED,))
@@ -131,7 +137,7 @@ class Expectations:
 
     def stale(self) -> list[str]:
         """Patterns that name no case of the opset at all."""
-        ids = [case.id for case in all_cases()]
+        ids = [case.id for case in every_case()]
         return [p for each in self.declarations for p in each.cases if not any(_names(p, name) for name in ids)]
 
     def _find(self, case: Case, kinds: Iterable[str]) -> Declaration | None:
@@ -243,7 +249,7 @@ def updated(expectations: Expectations, entries: Sequence[Mapping[str, Any]]) ->
         gone = {name for name, found in untrue.items() if found == verdict}
         kept: list[str] = []
         for pattern in each.cases:
-            named = [case.id for case in all_cases() if _names(pattern, case.id)]
+            named = [case.id for case in every_case() if _names(pattern, case.id)]
             kept += [pattern] if named and not gone.intersection(named) else [name for name in named if name not in gone]
         if tuple(kept) == each.cases:
             text += blocks[each.number]

@@ -9,7 +9,7 @@ from typing import Any
 
 from conformance import evidence, page
 from conformance import report as reports
-from conformance.cases import all_cases
+from conformance.cases import every_case
 
 
 class MergeError(ValueError):
@@ -37,7 +37,7 @@ def merge(parts: Sequence[tuple[Path, Mapping[str, Any]]], folder: Path) -> dict
             if entry["id"] in home:
                 raise MergeError(f"{entry['id']} is in two of the reports, {home[entry['id']]} and {place}")
             home[entry["id"]] = place
-    order = {case.id: number for number, case in enumerate(all_cases())}
+    order = {case.id: number for number, case in enumerate(every_case())}
     entries = sorted(
         (entry for document in documents for entry in document["cases"]), key=lambda entry: order.get(entry["id"], len(order))
     )

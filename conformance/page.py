@@ -12,7 +12,10 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from conformance.cases import DTYPES
+from conformance import charts
+from conformance.cases import DTYPES, PRIM
+from conformance.console import missing_for_next, timed_tables
+from conformance.levels import NONE, best
 from conformance.report import broken, standing
 
 LOOKS = {
@@ -37,6 +40,8 @@ VERDICT_COLOURS = {
     "empty": "none",
     "no-samples": "none",
     "host-fail": "host",
+    "slow": "bad",
+    "inconclusive": "known",
 }
 
 
@@ -62,8 +67,23 @@ def claim(report: Mapping[str, Any]) -> str:
 def html(report: Mapping[str, Any]) -> str:
     """The page. Text of a vendor's is escaped wherever it stands."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(files("conformance").joinpath("page.html.jinja").read_text())
+    template, timed = (
+        environment.from_string(files("conformance").joinpath(name).read_text())
+        for name in ("page.html.jinja", "performance.html.jinja")
+    )
     run, summary = report["run"], report["summary"]
+    prims = [entry for entry in report["cases"] if entry["kind"] == PRIM]
+    others = [entry for entry in report["cases"] if entry["kind"] != PRIM]
+    performance = timed.render(
+        run=run,
+        summary=summary,
+        chart=charts.roofline(others),
+        fractions=charts.bars(others),
+        timed=timed_tables(others),
+        wrong=[entry for entry in others if entry["failures"]],
+        colours=VERDICT_COLOURS,
+    )
+    profile = run["selection"]["profile"]
     bars = [
         (
             "Cases by verdict",
@@ -84,7 +104,11 @@ def html(report: Mapping[str, Any]) -> str:
         bars=[(title, [dict(zip(("name", "count", "colour"), part, strict=True)) for part in parts]) for title, parts in bars],
         standings=[(name, *look) for name, look in LOOKS.items()],
         record=_record(run),
-        data=_embedded(packed(report["cases"])),
+        data=_embedded(packed(prims)),
+        performance=Markup(performance),
+        timed_any=charts.roofline(others) is not None,
+        level=summary["levels"][profile]["level"],
+        level_profile=profile,
     )
 
 
@@ -140,6 +164,15 @@ def markdown(report: Mapping[str, Any]) -> str:
     for row in range(max(len(left), len(right))):
         cells = [side[row] if row < len(side) else ("", "") for side in (left, right)]
         lines.append(f"| {cells[0][0]} | {cells[0][1]} | | {cells[1][0]} | {cells[1][1]} |")
+    reached = summary["levels"]
+    lines += ["", "| profile | level | missing for the next |", "|---|---|---|"]
+    for profile, each in reached.items():
+        missing = [f"{c['name']} ({c['found'] or c['state']})" for c in missing_for_next(each)]
+        lines.append(f"| {profile} | **{each['level']}** | {_cell('; '.join(missing[:3]))} |")
+    for _, columns, rows in timed_tables(report["cases"]):
+        if rows:
+            lines += ["", f"| {' | '.join(columns)} |", "|---|---|" + "---:|" * (len(columns) - 2)]
+            lines += [f"| {' | '.join(map(_cell, row))} |" for row in rows]
     wrong = [entry for entry in report["cases"] if broken(entry)]
     if wrong:
         lines += ["", "| broken claim | verdict | first failure |", "|---|---|---|"]
@@ -154,12 +187,14 @@ def markdown(report: Mapping[str, Any]) -> str:
 
 
 def badge(report: Mapping[str, Any]) -> str:
-    """An image for a README: name and coverage, green where all claims hold."""
+    """An image for a README: name, coverage and the level that a profile reaches, green where all claims hold."""
     summary = report["summary"]
     holds = summary["claims_hold"]
+    profile, level = best(summary["levels"])
+    reached = "" if level == NONE else f", {profile}: {level}"
     left, right = (
         "conformance",
-        f"{math.floor(1000 * summary['coverage']) / 10:g}% native" + ("" if holds else f", {claim(report)}"),
+        f"{math.floor(1000 * summary['coverage']) / 10:g}% native" + (reached if holds else f", {claim(report)}"),
     )
     widths = [round(6.6 * len(text)) + 14 for text in (left, right)]
     total, colour = sum(widths), "#2e7d4f" if holds else "#c22f2f"
@@ -180,7 +215,8 @@ def _record(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("command", run["command"]),
         ("seed", str(run["seed"])),
-        ("selection", ", ".join([*selection["prims"], *selection["dtypes"]]) or "all"),
+        ("selection", ", ".join(sum((selection[key] for key in ("prims", "patterns", "models", "dtypes")), [])) or "all"),
+        ("profile", selection["profile"]),
         ("started", f"{run['date']}, {run['seconds']:.0f} s with {run['workers']} workers"),
         ("device", ", ".join(f"{key}: {value}" for key, value in run["backend"]["device"].items())),
         ("fingerprint", run["backend"]["fingerprint"] or "none"),

@@ -253,7 +253,7 @@ def _check_dropout(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> str:
 
 _add("softmax", "inference llm vision", lambda x: torch.softmax(x, -1), MATRIX, quick=True)
 _add("log_softmax", "inference llm", lambda x: torch.log_softmax(x, -1), MATRIX)
-_add("masked, scaled softmax", "inference llm", _masked_softmax, MATRIX, HIDDEN)
+_add("masked scaled softmax", "inference llm", _masked_softmax, MATRIX, HIDDEN)
 _add("softmax backward", "training", lambda g, y: aten._softmax_backward_data(g, y, -1, y.dtype), MATRIX, POSITIVE)
 _add("layer_norm", "inference llm vision", lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b), MATRIX, VECTOR, VECTOR,
      quick=True)  # fmt: skip
@@ -320,7 +320,7 @@ def _statistics_moved(size: Size, itemsize: int) -> int:
 
 
 _add("batch_norm + relu", "inference vision", _batch_norm, PICTURES, CHANNEL, CHANNEL_SCALES, CHANNEL, CHANNEL)
-_add("batch_norm + relu, training", "training vision", _batch_statistics, PICTURES, CHANNEL, CHANNEL, moved=_statistics_moved)
+_add("batch_norm training + relu", "training vision", _batch_statistics, PICTURES, CHANNEL, CHANNEL, moved=_statistics_moved)
 _add("group_norm + silu", "inference vision", lambda x, w, b: F.silu(F.group_norm(x, 8, w, b)), PICTURES, CHANNEL, CHANNEL)
 _add("relu + max_pool", "inference vision", lambda x: F.max_pool2d(torch.relu(x), 2), PICTURES)
 

@@ -12,7 +12,7 @@ import ctypes
 import math
 import random
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,20 +159,19 @@ def error(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> tuple[float, lis
     """The largest error of a result in the units of ``LIMITS``, and where it is. Integers may be off by one in few places."""
     if found.shape != wanted.shape or not found.numel():
         return (0.0 if found.shape == wanted.shape else math.inf), []
-    parts = list(zip(found.reshape(-1).split(PART), wanted.reshape(-1).split(PART), strict=True))
+    parts = list(zip(torch.split(found.reshape(-1), PART), torch.split(wanted.reshape(-1), PART), strict=True))
     if not found.is_floating_point():
-        off = [(one.long() - other.long()).abs() for one, other in parts]
-        largest = max((int(each.max()), number) for number, each in enumerate(off))
-        many = sum(int((each > 0).sum()) for each in off) > OFF_BY_ONE * found.numel() + 1
-        place = largest[1] * PART + int(off[largest[1]].argmax())
-        return (math.inf if largest[0] > 1 or many else 0.0), _index(place, found.shape)
+        steps = [(one.long() - other.long()).abs() for one, other in parts]
+        most, where = max((int(each.max()), number) for number, each in enumerate(steps))
+        many = sum(int((each > 0).sum()) for each in steps) > OFF_BY_ONE * found.numel() + 1
+        return (math.inf if most > 1 or many else 0.0), _index(where * PART + int(steps[where].argmax()), found.shape)
     kind = torch.float64 if wanted.dtype is torch.float64 else torch.float32
     total = sum(float(other.to(kind).square().sum()) for _, other in parts)
     magnitude = math.sqrt(total / found.numel()) if math.isfinite(total) else 0.0
     worst, place = 0.0, 0
     for number, (one, other) in enumerate(parts):
         reference = other.to(kind)
-        off = one.to(kind).sub_(reference).abs_().div_(reference.abs().add_(magnitude + TINY))
+        off = torch.sub(one.to(kind), reference).abs_().div_(reference.abs().add_(magnitude + TINY))
         largest, at = off.max(0)
         if not float(largest) <= worst:  # NaN too
             off = torch.where((one == other) | (one.isnan() & other.isnan()), 0.0, off.nan_to_num_(nan=math.inf))
@@ -502,7 +501,7 @@ class _Trial:
         with peak_memory(self.device) as measured:
             call(*inputs.sets[0])
             self.subject.synchronize()
-        return measured.get("bytes")
+        return measured.bytes
 
     def _record(
         self,
@@ -548,16 +547,23 @@ def _rate(amount: float, seconds: Sequence[float]) -> float:
     return float(f"{amount / sorted(seconds)[len(seconds) // 2]:.4g}")
 
 
+@dataclass
+class Peak:
+    """By how many bytes memory grew at most; ``None`` where nobody says."""
+
+    bytes: int | None = None
+
+
 @contextlib.contextmanager
-def peak_memory(device: torch.device) -> Any:
-    """``["bytes"]`` of what it yields: by how much memory grew at most inside of the block; missing where nobody says."""
-    measured: dict[str, int] = {}
+def peak_memory(device: torch.device) -> Iterator[Peak]:
+    """Measures what the block allocates at most, beyond what was allocated before."""
+    peak = Peak()
     if device.type != "cpu":
         module = torch.get_device_module(device.type)
         module.reset_peak_memory_stats()
-        before = module.memory_allocated()
-        yield measured
-        measured["bytes"] = module.max_memory_allocated() - before
+        allocated = module.memory_allocated()
+        yield peak
+        peak.bytes = module.max_memory_allocated() - allocated
         return
     vendor_sdk.release_memory()
     with contextlib.suppress(OSError, AttributeError):
@@ -565,9 +571,9 @@ def peak_memory(device: torch.device) -> Any:
     before = _resident("VmRSS")
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back, see proc(5)
-    yield measured
+    yield peak
     if before is not None:
-        measured["bytes"] = max(0, (_resident("VmHWM") or before) - before)
+        peak.bytes = max(0, (_resident("VmHWM") or before) - before)
 
 
 def _resident(which: str) -> int | None:

@@ -15,9 +15,11 @@ import pytest
 from rich.console import Console
 
 from conformance import console, journal, page, report
-from conformance.cases import Case, SelectionError, select, shard_of
+from conformance.cases import PRIM, TIMED, Case, SelectionError, shard_of
 from conformance.expectations import ExpectationsError, read
+from conformance.levels import LEVELS, NONE
 from conformance.pool import StartError
+from conformance.profiles import FULL, PROFILES
 from conformance.session import Session
 from conformance.worker import Settings
 
@@ -32,6 +34,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--backend", help="what to certify: a vendor_sdk backend, or torch:NAME for one of torch.compile")
     group.addoption("--effort", choices=EFFORTS, default="standard", help="how much to try (default: standard)")
     group.addoption("--prims", default="", help="globs of prims, separated by commas (default: all)")
+    group.addoption("--patterns", default="", help="globs of fused patterns; kinds without a glob are not run then")
+    group.addoption("--models", default="", help="globs of models of the zoo")
+    group.addoption("--profile", choices=PROFILES, default=FULL, help="only what is part of this workload (default: full)")
+    group.addoption("--level", choices=LEVELS, help="fail unless the profile reaches this level")
     group.addoption("--dtypes", default="", help="dtypes, separated by commas (default: all)")
     group.addoption("--workers", type=int, default=os.cpu_count() or 1, help="worker processes (default: one a CPU)")
     group.addoption("--output", type=Path, help="folder for report.json and the logs of failed cases")
@@ -80,12 +86,18 @@ def pytest_configure(config: pytest.Config) -> None:
         options.workers,
         options.expectations.resolve() if options.expectations else None,
         options.shard,
-        options.numerics or not (options.prims or options.dtypes or options.shard or options.sample is not None),
+        options.numerics or not _partial(options),
+        _split(options.patterns),
+        _split(options.models),
+        options.profile,
     )
     if options.update_expectations and not run.expectations:
         raise pytest.UsageError("conformance: --update-expectations needs --expectations FILE, the file to update")
     try:
-        config.stash[CASES] = shard_of(select(run.prims, run.dtypes), run.shard)
+        chosen = run.selection.cases()
+        if run.only is not None:
+            chosen = [case for case in chosen if case.kind == PRIM]
+        config.stash[CASES] = shard_of(chosen, run.shard)
         expected = read(run.expectations) if run.expectations else None
     except (SelectionError, ExpectationsError) as error:
         raise pytest.UsageError(f"conformance: {error}") from error
@@ -104,7 +116,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        cases = metafunc.config.stash[CASES]
+        timed = metafunc.function.__name__ == "test_timed"
+        cases = [case for case in metafunc.config.stash[CASES] if (case.kind in TIMED) == timed]
         metafunc.parametrize("case", cases, ids=[f"{case.prim}-{case.dtype}" for case in cases])
 
 
@@ -136,6 +149,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         broken = made["summary"]["stale_expectations"] or made["summary"]["numerics_disagree"]
         broken = broken or any(map(report.broken, made["cases"]))
         session.exitstatus = pytest.ExitCode.TESTS_FAILED if broken else pytest.ExitCode.NO_TESTS_COLLECTED
+    wanted = session.config.option.level
+    if exitstatus == pytest.ExitCode.OK and wanted:
+        reached = made["summary"]["levels"][running.run.profile]["level"]
+        if [NONE, *LEVELS].index(reached) < [NONE, *LEVELS].index(wanted):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -197,6 +215,12 @@ def _summarize(config: pytest.Config, screen: Console) -> None:
 
 def _is_case(item: pytest.Item) -> bool:
     return isinstance(getattr(getattr(item, "callspec", None), "params", {}).get("case"), Case)
+
+
+def _partial(options: Any) -> bool:
+    """Whether something was selected, so that the run says little of the whole."""
+    chosen = (options.prims, options.dtypes, options.shard, options.patterns, options.models)
+    return any(chosen) or options.sample is not None
 
 
 def _split(text: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from multiprocessing import Pipe, connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conformance.cases import Case
+from conformance.cases import PRIM, Case
 from conformance.worker import Settings
 
 START_SECONDS = 300.0
@@ -50,6 +50,14 @@ def _checked_heap() -> dict[str, str]:
 
 
 CHECKED_HEAP = _checked_heap()
+WARM_HEAP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+"""Environment in which the GNU C library gives no memory back."""
+
+
+def _processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 
 _CORRUPTION = re.compile(r"^(free|realloc|malloc)\w*\(\): |double free or corruption|corrupted ", re.MULTILINE)
 """What the C library prints before it aborts."""
@@ -109,6 +117,8 @@ class Pool:
         logs: folder for the workers' output.
         only: index of the single sample of every case to run, ``None`` for all.
         progress: called with each result as it arrives, in the order of completion.
+        undisturbed: for timing. One worker has all processors, without the checked heap, and memory that is freed is kept, so
+            that page faults are not what is timed.
     """
 
     settings: Settings
@@ -117,6 +127,7 @@ class Pool:
     logs: Path
     only: int | None = None
     progress: Callable[[Result], None] = lambda result: None
+    undisturbed: bool = False
     _queue: deque[_Job] = field(default_factory=deque)
     _alive: list[_Worker] = field(default_factory=list)
     _results: dict[str, Result] = field(default_factory=dict)
@@ -213,9 +224,9 @@ class Pool:
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         if "OMP_NUM_THREADS" not in environment:
             # At least two: the parallel paths of kernels are to be certified too, on a machine of any size.
-            environment["OMP_NUM_THREADS"] = str(max(2, (os.cpu_count() or 1) // self.workers))
-            environment.setdefault("OMP_WAIT_POLICY", "passive")
-        environment.update(CHECKED_HEAP)
+            environment["OMP_NUM_THREADS"] = str(max(2, _processors() // self.workers))
+        environment.setdefault("OMP_WAIT_POLICY", "passive")
+        environment.update(WARM_HEAP if self.undisturbed else CHECKED_HEAP)
         settings = json.dumps(dataclasses.asdict(self.settings))
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -235,7 +246,7 @@ class Pool:
         worker.began = time.monotonic()
         worker.deadline = worker.began + self.timeout
         worker.log_start = worker.log.stat().st_size
-        request = {"do": "case", "prim": job.case.prim, "dtype": job.case.dtype, "only": self.only, "apart": job.apart}
+        request = {"do": "case", **dataclasses.asdict(job.case), "only": self.only, "apart": job.apart}
         try:
             worker.connection.send_bytes(json.dumps(request).encode())
         except OSError:  # it died between two cases: this one is not to blame
@@ -289,7 +300,7 @@ class Pool:
             self._refuse(f"the worker process {how} while it loaded the backend:\n{self._log(worker)}")
         if job is None:
             return
-        if not job.apart and self.only is None:
+        if not job.apart and self.only is None and job.case.kind == PRIM:
             # Again, sample by sample, to say which one it is.
             spent = job.spent + time.monotonic() - worker.began
             self._queue.appendleft(_Job(job.case, apart=True, crash=f"the worker process {how}", spent=spent))

@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import vendor_sdk
-from conformance.cases import Case, all_cases
-from conformance.expectations import Expectations
+from conformance.cases import PRIM, TIMED, Case, Selection, all_cases
+from conformance.expectations import RIGHT, Expectations
+from conformance.levels import levels
 from conformance.pool import Result
+from conformance.profiles import FULL
 from conformance.worker import Settings
 
 FORMAT = "vendor-sdk-conformance/1"
@@ -35,8 +37,9 @@ PASSING = ("pass", "expected-failure", "waived")
 WITHOUT_EVIDENCE = ("empty", "no-samples")
 """Verdicts that neither hold nor break a claim: nothing was shown, nothing is counted."""
 
-NOT_CLAIMED = ("host-fail",)
-"""Wrong values that torch itself computed on the host: the backend claims nothing there, so nothing is broken or counted."""
+NOT_CLAIMED = ("host-fail", "slow", "inconclusive")
+"""What breaks no claim and adds nothing: wrong values that torch itself computed on the host, where the backend claims nothing;
+results that are right and late, or of whose time nothing can be said, which decide the level that is reached."""
 
 VERDICTS = (
     *("pass", "fail", *NOT_CLAIMED, "error", "crash", "timeout", "expected-failure", "waived"),
@@ -58,6 +61,8 @@ class Run:
         expectations: the vendor's expectations file, ``None`` without one.
         shard: which part of the selection, ``"2/8"``; ``None`` for all of it.
         numerics: run the probes too.
+        patterns, models: as ``prims``; where any of the three is given, kinds without a glob are not run.
+        profile: run only what is part of this workload.
     """
 
     settings: Settings
@@ -69,6 +74,13 @@ class Run:
     expectations: Path | None = None
     shard: str | None = None
     numerics: bool = False
+    patterns: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    profile: str = FULL
+
+    @property
+    def selection(self) -> Selection:
+        return Selection(self.prims, self.patterns, self.models, self.dtypes, self.profile, self.settings.effort)
 
 
 def finished(result: Result, expected: Expectations, run: Run) -> dict[str, Any]:
@@ -80,7 +92,7 @@ def finished(result: Result, expected: Expectations, run: Run) -> dict[str, Any]
         failures.append({"sample": -1, "label": "", "kind": "expectation", "message": problem})
     return {
         "id": case.id,
-        "kind": "prim",
+        "kind": case.kind,
         "prim": case.prim,
         "family": case.family,
         "dtype": case.dtype,
@@ -94,6 +106,7 @@ def finished(result: Result, expected: Expectations, run: Run) -> dict[str, Any]
         "failures": [{**failure, "reproducer": reproducer(run, case, failure["sample"])} for failure in failures],
         "reproducer": reproducer(run, case, -1),
         "log": None,
+        "performance": outcome.get("performance"),
     }
 
 
@@ -113,7 +126,7 @@ def reproducer(run: Run, case: Case, sample: int) -> str:
     words = ["vendor-sdk", "conformance", "--backend", settings.backend]
     for plugin in settings.plugins:
         words += ["--plugin", plugin]
-    words += ["--prims", case.prim, "--dtypes", case.dtype, "--effort", settings.effort, "--seed", str(settings.seed)]
+    words += [f"--{case.kind}s", case.prim, "--dtypes", case.dtype, "--effort", settings.effort, "--seed", str(settings.seed)]
     if sample >= 0:
         words += ["--sample", str(sample)]
     if run.expectations is not None:
@@ -130,8 +143,9 @@ def summarize(
     *,
     complete: bool = True,
 ) -> dict[str, Any]:
-    """Counts. ``coverage`` is the part of all cases that ran native and passed; view, decomposed, host and the rest add nothing
-    to it."""
+    """Counts: of prims, then of what was timed, and the level that each profile reaches. ``coverage`` is the part of all prims'
+    cases that ran native and passed; view, decomposed, host and the rest add nothing to it."""
+    every, entries = entries, [entry for entry in entries if entry["kind"] == PRIM]
     native = sum(map(counted_native, entries))
     passed = [entry for entry in entries if entry["verdict"] == "pass"]
     disagree = [each["probe"] for each in numerics if not each["agrees"]]
@@ -140,7 +154,7 @@ def summarize(
         prims.setdefault(entry["prim"], set()).add(standing(entry))
     return {
         "cases": len(entries),
-        "verdicts": {verdict: sum(entry["verdict"] == verdict for entry in entries) for verdict in VERDICTS},
+        "verdicts": _every(VERDICTS, entries),
         "passed_by_placement": _counts(PLACEMENTS, (entry["placement"] for entry in passed)),
         "prims": len(prims),
         "prims_by_standing": _counts(STANDINGS, (_weakest(standings) for standings in prims.values())),
@@ -148,8 +162,19 @@ def summarize(
         "coverage": round(native / len(entries), 4) if entries else 0.0,
         "stale_expectations": list(stale),
         "numerics_disagree": disagree,
-        "claims_hold": complete and not stale and not disagree and not any(map(broken, entries)) and bool(passed),
+        "performance": {kind: _every(VERDICTS, [e for e in every if e["kind"] == kind]) for kind in TIMED},
+        "levels": levels(every, not disagree),
+        "claims_hold": complete and not stale and not disagree and not any(map(broken, every)) and _shown(every),
     }
+
+
+def _shown(entries: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether something was right."""
+    return any(entry["verdict"] in RIGHT for entry in entries)
+
+
+def _every(names: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    return {name: sum(entry["verdict"] == name for entry in entries) for name in names}
 
 
 STANDINGS = (
@@ -218,7 +243,15 @@ def document(
             "effort": run.settings.effort,
             "seed": run.settings.seed,
             "plugins": list(run.settings.plugins),
-            "selection": {"prims": list(run.prims), "dtypes": list(run.dtypes), "sample": run.only, "shard": run.shard},
+            "selection": {
+                "prims": list(run.prims),
+                "dtypes": list(run.dtypes),
+                "sample": run.only,
+                "shard": run.shard,
+                "patterns": list(run.patterns),
+                "models": list(run.models),
+                "profile": run.profile,
+            },
             "cases_in_opset": len(all_cases()),
             "workers": run.workers,
             "timeout": run.timeout,

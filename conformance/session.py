@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from conformance import evidence, journal, probes, report
-from conformance.cases import Case
+from conformance.cases import TIMED, Case
 from conformance.expectations import Expectations, updated
 from conformance.pool import Pool, Result, StartError
+
+TIMED_PATIENCE = 3
+"""A timed case is several compilations and many calls: it has so many times as long."""
 
 
 class Session:
@@ -45,6 +48,7 @@ class Session:
         self.order: list[Case] = []
         self.scratch = tempfile.TemporaryDirectory(prefix="conformance-")
         self.pool = Pool(run.settings, run.workers, run.timeout, Path(self.scratch.name), run.only, self._finished)
+        self.alone: Pool | None = None
         self.description: dict[str, Any] = {}
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -78,12 +82,12 @@ class Session:
             self.clock -= self.resumed.elapsed
         if self.folder is not None:
             self.journal = journal.Writer(self.folder, identity, self.resumed)
-        self.pool.submit(case for case in cases if case.id not in self.entries)
+        self.pool.submit(case for case in cases if case.id not in self.entries and case.kind not in TIMED)
 
     def entry(self, case: Case) -> dict[str, Any]:
         """Waits for the report's entry of a case."""
         if case.id not in self.entries:
-            self.pool.result(case)
+            (self._undisturbed() if case.kind in TIMED else self.pool).result(case)
         return self.entries[case.id]
 
     def report(self) -> dict[str, Any]:
@@ -113,9 +117,25 @@ class Session:
         assert self.expected.path is not None
         self.expected.path.write_text(updated(self.expected, list(self.entries.values())))
 
+    def _undisturbed(self) -> Pool:
+        """The pool of timed cases, which start when all others have finished."""
+        if self.alone is None:
+            for case in self.order:
+                if case.kind not in TIMED:
+                    self.entry(case)
+            self.pool.close()
+            logs = Path(self.scratch.name) / "timed"
+            logs.mkdir()
+            patience = TIMED_PATIENCE * self.run.timeout
+            self.alone = Pool(self.run.settings, 1, patience, logs, None, self._finished, undisturbed=True)
+            self.alone.submit(case for case in self.order if case.kind in TIMED and case.id not in self.entries)
+        return self.alone
+
     def close(self) -> None:
         """Ends the workers."""
         self.pool.close()
+        if self.alone is not None:
+            self.alone.close()
         self.scratch.cleanup()
 
     def _finished(self, result: Result) -> None:

@@ -3,7 +3,7 @@
 It talks to the pool over a connection of its own (a file descriptor given at start), one JSON object a message, so that
 whatever a vendor's code prints goes to the log and cannot be taken for an answer.
 
-    pool -> worker   {"do": "case", "prim", "dtype", "only", "apart"}
+    pool -> worker   {"do": "case", "kind", "prim", "dtype", "only", "apart"}
     pool -> worker   {"do": "numerics"}
     worker -> pool   {"event": "ready", "description": {...}} | {"event": "refused", "error": "..."}       once, at start
                      {"event": "sample", "index": 3}                                                       before a lone sample
@@ -69,9 +69,10 @@ def _serve(connection: Connection, settings: Settings) -> None:
         import torch
 
         from conformance import subject as subjects  # imports ``witness``, which must see everything before any plugin does
-        from conformance.cases import Case
+        from conformance.cases import TIMED, Case
         from conformance.certify import certify
         from conformance.probes import datasheet
+        from conformance.stopwatch import Stopwatch
         from vendor_sdk import Effort
 
         subject = subjects.make(settings.backend, settings.plugins)
@@ -81,15 +82,23 @@ def _serve(connection: Connection, settings: Settings) -> None:
         send({"event": "refused", "error": f"{type(error).__name__}: {error}"})
         return
     device = torch.device(description.device_type)
+    stopwatch = Stopwatch(subject, Effort[settings.effort.upper()], settings.seed, device)
     send({"event": "ready", "description": dataclasses.asdict(description)})
     while True:
         request = json.loads(connection.recv_bytes())
         if request["do"] == "numerics":
             send({"event": "numerics", "found": [dataclasses.asdict(each) for each in datasheet(subject, device)]})
             continue
+        case = Case(request["prim"], request["dtype"], request["kind"])
+        if case.kind in TIMED:
+            outcome, measured = stopwatch.run(case)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            send({"event": "done", "outcome": {**dataclasses.asdict(outcome), "performance": measured}})
+            continue
         outcome = certify(
             subject,
-            Case(request["prim"], request["dtype"]),
+            case,
             effort=Effort[settings.effort.upper()],
             seed=settings.seed,
             device=device,

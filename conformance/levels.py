@@ -1,0 +1,142 @@
+"""Levels: what a run shows of a profile. *Runs*, *accurate*, *fast*; each asks for all of the one before.
+
+A criterion that a run did not look at (``not shown``) is not met. Criteria are in words in ``docs/certification.md``; the
+numbers stand here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from conformance.cases import MODEL, PATTERN, PRIM
+from conformance.expectations import RIGHT
+from conformance.profiles import FULL, PROFILES, dtypes, part_of, weights
+
+LEVELS = ("runs", "accurate", "fast")
+NONE = "none"
+
+ON_CHIP = ("native", "view", "decomposed", "wrapper", "absent")
+"""Placements by which the host computes nothing."""
+BROKEN = ("crash", "timeout", "error")
+LEAST_ON_CHIP = 0.9
+"""Part of the profile's calls of prims, by weight, that must run on the device: for *runs*."""
+MOST_HOST_NODES = 0
+"""In the graphs of its models, for *fast*."""
+MOST_INCONCLUSIVE = 0.1
+"""Part of patterns and models whose timing may be inconclusive, for *fast*."""
+LEAST_FRACTION = {"large": 0.6, "odd": 0.45, "dynamic": 0.45}
+"""Of the roofline, in the geometric mean over the profile's patterns, for *fast*."""
+LEAST_EACH = 0.25
+"""And for each pattern at its large size."""
+
+
+def levels(entries: Sequence[Mapping[str, Any]], numerics_agree: bool) -> dict[str, dict[str, Any]]:
+    """Of each profile: the level reached, and every criterion with whether it is met and what was found."""
+    return {profile: _level(profile, [e for e in entries if part_of(e["kind"], e["prim"], profile)], numerics_agree)
+            for profile in PROFILES}  # fmt: skip
+
+
+def _level(profile: str, entries: Sequence[Mapping[str, Any]], numerics_agree: bool) -> dict[str, Any]:
+    prims = [e for e in entries if e["kind"] == PRIM and e["dtype"] in dtypes(profile).get(e["prim"], ())]
+    patterns = [e for e in entries if e["kind"] == PATTERN]
+    models = [e for e in entries if e["kind"] == MODEL and e["verdict"] != "no-samples"]
+    criteria = [*_runs(profile, prims, models), *_accurate(prims, patterns, models, numerics_agree), *_fast(patterns, models)]
+    reached = NONE
+    for level in LEVELS:
+        if not all(each["state"] == "met" for each in criteria if each["level"] == level):
+            break
+        reached = level
+    return {"level": reached, "criteria": criteria}
+
+
+def _criterion(level: str, name: str, met: bool | None, found: str) -> dict[str, Any]:
+    return {"level": level, "name": name, "state": "not shown" if met is None else "met" if met else "not met", "found": found}
+
+
+def _none_of(level: str, name: str, wrong: Sequence[str], looked_at: Sequence[Any], what: str) -> dict[str, Any]:
+    """A criterion that holds where nothing is in ``wrong``, and something was looked at."""
+    found = f"{len(looked_at)} {what}"
+    if wrong:
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        found = f"{len(wrong)} of {found}: {', '.join(wrong[:4])}{more}"
+    return _criterion(level, name, not wrong if looked_at else None, found)
+
+
+def _ids(entries: Iterable[Mapping[str, Any]], wrong: Callable[[Mapping[str, Any]], bool]) -> list[str]:
+    return [entry["id"] for entry in entries if wrong(entry)]
+
+
+def _runs(profile: str, prims: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+    both = [*prims, *models]
+    crashed = _ids(both, lambda e: e["verdict"] in BROKEN)
+    yield _none_of("runs", "nothing crashes, hangs or refuses to compile", crashed, both, "cases")
+    weight, seen = weights(profile), {e["prim"] for e in prims}
+    missing = sorted(set(weight) - seen)
+    off_chip = {e["prim"] for e in prims if e["placement"] not in ON_CHIP and e["verdict"] not in ("no-samples", "empty")}
+    found = f"{sum(weight[prim] for prim in seen - off_chip):.1%}"
+    met: bool | None = sum(weight[prim] for prim in seen - off_chip) >= LEAST_ON_CHIP
+    if missing or not prims:
+        met, found = None, f"{found}; {len(missing)} prims did not run"
+    if any(e["placement"] == "opaque" for e in prims):
+        met, found = None, "the backend does not say where it runs what"
+    yield _criterion(
+        "runs", f"{LEAST_ON_CHIP:.0%} of the calls of prims, as its models make them, run on the device", met, found
+    )
+    wrong = _ids(models, lambda e: e["verdict"] not in (*RIGHT, "waived", "expected-failure"))
+    yield _none_of("runs", "its models run, with right results", wrong, models, "models")
+
+
+def _accurate(
+    prims: Sequence[Mapping[str, Any]],
+    patterns: Sequence[Mapping[str, Any]],
+    models: Sequence[Mapping[str, Any]],
+    numerics_agree: bool,
+) -> Iterable[dict[str, Any]]:
+    wrong = _ids(prims, lambda e: e["verdict"] not in ("pass", "host-fail", "empty", "no-samples"))
+    yield _none_of("accurate", "every prim passes in every dtype, none waived", wrong, prims, "cases")
+    wrong = _ids(patterns, lambda e: e["verdict"] not in RIGHT)
+    yield _none_of("accurate", "every fused pattern is right while it is timed", wrong, patterns, "patterns")
+    wrong = _ids(models, lambda e: e["verdict"] not in RIGHT)
+    yield _none_of("accurate", "models train as eager does, none waived", wrong, models, "models")
+    yield _criterion("accurate", "declared numerics are what was measured", numerics_agree, "")
+
+
+def _fast(patterns: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
+    slow = _ids(patterns, lambda e: e["verdict"] == "slow")
+    yield _none_of("fast", "every fused pattern is at least as fast as its prims one by one", slow, patterns, "patterns")
+    for label, least in LEAST_FRACTION.items():
+        found = fractions(patterns, label)
+        mean = math.exp(sum(map(math.log, found)) / len(found)) if found else 0.0
+        said = f"{mean:.1%} of {len(found)} patterns"
+        yield _criterion(
+            "fast", f"{least:.0%} of the roofline in the mean, {label} size", mean >= least if found else None, said
+        )
+    worst = min(fractions(patterns, "large"), default=None)
+    met, said = (None, "") if worst is None else (worst >= LEAST_EACH, f"the least has {worst:.1%}")
+    yield _criterion("fast", f"{LEAST_EACH:.0%} of the roofline by each pattern", met, said)
+    parts = [part for e in models if e["performance"] for part in e["performance"]["parts"]]
+    slower = _ids(models, lambda e: e["verdict"] == "slow")
+    yield _none_of("fast", "models are at least as fast as eager, and are compiled once", slower, models, "models")
+    hosted = sorted({prim for part in parts for prim in part["host_prims"]})
+    known = [part for part in parts if part["graphs"] is not None]
+    met = len(hosted) <= MOST_HOST_NODES if known else None
+    yield _criterion("fast", "no node of its models runs on the host", met, ", ".join(hosted))
+    right = [e for e in (*patterns, *models) if e["verdict"] in RIGHT]
+    open_ones = sum(e["verdict"] == "inconclusive" for e in right)
+    met = open_ones <= MOST_INCONCLUSIVE * len(right) if right else None
+    said = f"{open_ones} of {len(right)}"
+    yield _criterion("fast", f"{MOST_INCONCLUSIVE:.0%} of the timings at most are inconclusive", met, said)
+
+
+def fractions(patterns: Sequence[Mapping[str, Any]], label: str) -> list[float]:
+    """Medians of the parts of the roofline that patterns reach at the size called ``label``."""
+    sizes = [size for e in patterns if e["performance"] for size in e["performance"]["sizes"]]
+    return [max(size["fraction"]["median"], 1e-6) for size in sizes if size["label"] == label and size["fraction"]]
+
+
+def best(reached: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    """The profile to boast of and its level: the highest level, of those the widest profile."""
+    order = [FULL, *(profile for profile in PROFILES if profile != FULL)]
+    return max(((p, reached[p]["level"]) for p in order), key=lambda each: (NONE, *LEVELS).index(each[1]))

@@ -1,0 +1,291 @@
+"""One model of the zoo, as its user meets it: ``torch.compile``, called for inference and trained. Runs in a worker process,
+alone on the machine.
+
+Its loss and logits are held against eager in float64, twenty training steps against eager's; both are timed beside eager.
+Counted are graphs, graph breaks, compilations after the first two calls, kernels, and nodes that run on the host each time.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import importlib.util
+import math
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import vendor_sdk
+from conformance import witness
+from conformance.cases import Case, seed_of
+from conformance.certify import Failure, Outcome
+from conformance.performance import NO_SLOWER, peak_memory, weakest
+from conformance.subject import OPAQUE, Placed, Subject
+from conformance.timing import Race, at_least, interval, timed
+from conformance.zoo import ZOO
+from vendor_sdk import Effort
+
+Tensor = torch.Tensor
+
+STEPS = 20
+RATE = 1e-3
+"""Of plain gradient descent: twenty steps move the loss, and rounding does not decide where to."""
+ROUNDS = {Effort.QUICK: 5, Effort.STANDARD: 5, Effort.FULL: 15}
+TIMES_EAGER = 4.0
+"""An error may be so many times that of eager float32, both against float64."""
+FLOOR = 32 * torch.finfo(torch.float32).eps
+"""And at least this part of the magnitude."""
+APART = 2e-3
+"""Largest difference of a loss from eager's over all steps, in parts of eager's loss."""
+BACKEND, EAGER = "compiled", "eager"
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class _Loss(nn.Module):
+    """A model of the zoo as a function of tensors, of which the first result is the loss."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        made = self.model(**dict(zip(self.names, inputs, strict=True)))
+        if isinstance(made, Tensor):
+            return (made,)
+        return (made.loss, made.logits) if getattr(made, "logits", None) is not None else (made.loss,)
+
+
+@dataclass
+class _Model:
+    """A model with what it is called with.
+
+    Attributes:
+        module: without dropout, so that runs can be compared; batch norms take the statistics of the batch.
+        inputs: a first set.
+    """
+
+    module: _Loss
+    inputs: list[Tensor]
+    device: torch.device
+    generator: torch.Generator
+
+    def fresh(self) -> list[Tensor]:
+        """Inputs of the same shapes: values and tokens mixed anew among places and numbers."""
+        found = []
+        for tensor in self.inputs:
+            flat = tensor.reshape(-1)
+            mixed = flat[torch.randperm(flat.numel(), generator=self.generator).to(self.device)]
+            if tensor.is_floating_point():
+                mixed = mixed * float(0.75 + 0.5 * torch.rand((), generator=self.generator))
+            found.append(mixed.view_as(tensor) if tensor.is_floating_point() or len(set(flat.tolist())) > 2 else tensor)
+        return found
+
+
+def _build(name: str, seed: int, device: torch.device) -> _Model:
+    torch.manual_seed(seed)
+    model, inputs = ZOO[name]()
+    for each in model.modules():
+        each.train(isinstance(each, NORMS))
+    generator = torch.Generator().manual_seed(seed)
+    return _Model(_Loss(model, tuple(inputs)).to(device), [t.to(device) for t in inputs.values()], device, generator)
+
+
+def missing(name: str) -> str:
+    """Why the model cannot be built here, ``""`` when it can."""
+    needed = name not in ("unet", "lstm") and importlib.util.find_spec("transformers") is None
+    return "transformers is not installed (pip install transformers)" if needed else ""
+
+
+def measure_model(
+    subject: Subject, case: Case, *, effort: Effort, seed: int, device: torch.device
+) -> tuple[Outcome, dict[str, Any]]:
+    """Runs a model both ways; what came out, and the measurements as they stand in the report."""
+    why = missing(case.prim)
+    if why:
+        return Outcome("no-samples", reason=why), {"parts": []}
+    outcome, parts, placed = Outcome("pass"), [], list[Placed]()
+    for label, run in (("inference", _inference), ("training", _training)):
+        torch.compiler.reset()
+        gc.collect()
+        found = _Part(label)
+        try:
+            run(subject, _build(case.prim, seed_of(case, seed), device), found, ROUNDS[effort])
+        except Exception as problem:
+            traceback.print_exc()
+            found.failures.append(Failure(-1, label, "exception", f"{type(problem).__name__}: {problem}"[:2000]))
+        outcome.failures += found.failures
+        outcome.samples += 1
+        outcome.compared += found.verified > 0
+        outcome.fresh += found.verified > 1
+        outcome.worst = max(outcome.worst, found.worst)
+        placed += found.placed
+        parts.append(found.record())
+    tampered = witness.replaced()
+    if tampered:
+        outcome.failures.append(Failure(-1, "", "tampered", f"replaced by the backend: {', '.join(tampered)}"))
+    outcome.placement, outcome.reason = (OPAQUE, "") if subject.opaque else weakest(placed)
+    gates = {part["gate"] for part in parts}
+    if any(failure.kind == "exception" for failure in outcome.failures):
+        outcome.verdict = "error"
+    elif outcome.failures:
+        outcome.verdict = "fail"
+    elif "fail" in gates:
+        outcome.verdict = "slow"
+    elif "inconclusive" in gates:
+        outcome.verdict = "inconclusive"
+    return outcome, {"parts": parts}
+
+
+@dataclass
+class _Part:
+    """What is found of inference, or of training."""
+
+    label: str
+    failures: list[Failure] = field(default_factory=list)
+    placed: list[Placed] = field(default_factory=list)
+    race: Race = field(default_factory=Race)
+    verified: int = 0
+    worst: float = 0.0
+    graphs: int | None = None
+    kernels: int | None = None
+    graph_breaks: int = 0
+    recompiles: int = 0
+    peak: int | None = None
+    losses: list[tuple[float, float]] = field(default_factory=list)
+
+    def record(self) -> dict[str, Any]:
+        """As it stands in the report."""
+        timed = BACKEND in self.race.seconds
+        speedup = self.race.ratio(EAGER, BACKEND) if timed else None
+        gate = "inconclusive" if speedup is None else at_least(speedup, NO_SLOWER)
+        host = sorted({each.prim for each in self.placed if each.kind == "host"})
+        return {
+            "label": self.label, "graphs": self.graphs, "graph_breaks": self.graph_breaks, "recompiles": self.recompiles,
+            "kernels": self.kernels, "host_nodes": sum(each.kind == "host" for each in self.placed), "host_prims": host,
+            "peak_bytes": self.peak, "verified_results": self.verified,
+            "seconds": interval(self.race.seconds[BACKEND]).record() if timed else None,
+            "spread": round(self.race.spread(BACKEND), 4) if timed else None,
+            "speedup": speedup.record() if speedup else None, "gate": "fail" if self.recompiles else gate,
+            "losses": [[float(f"{a:.7g}"), float(f"{b:.7g}")] for a, b in self.losses],
+        }  # fmt: skip
+
+    def see(self, observed: vendor_sdk.Observed, subject: Subject) -> None:
+        """What was compiled by the first calls."""
+        self.graph_breaks = len(observed.graph_breaks)
+        if not subject.opaque:
+            self.graphs = len(observed.graphs)
+            self.kernels = sum(graph.launches for graph in observed.graphs)
+            self.placed = [
+                Placed(each.name, each.prim, str(each.placement.kind), each.placement.reason)
+                for graph in observed.graphs
+                for each in graph.placements
+            ]
+
+
+def _inference(subject: Subject, model: _Model, part: _Part, rounds: int) -> None:
+    module = model.module
+    exact = copy.deepcopy(module).double()
+    compiled = subject.through_torch(module)
+    with torch.no_grad():
+        with vendor_sdk.observe() as observed:
+            for _ in range(2):
+                inputs = model.fresh()
+                results = compiled(*inputs)
+                wanted = exact(*(_double(each) for each in inputs))
+                _compare(part, results, module(*inputs), wanted)
+            part.see(observed, subject)
+        if part.failures:
+            return
+        with vendor_sdk.observe() as observed:
+            for turn in range(rounds):
+                inputs = model.fresh()
+                ways: dict[str, Callable[..., Any]] = {BACKEND: compiled, EAGER: module}
+                samples = {
+                    name: timed(ways[name], [inputs], subject.synchronize, {})
+                    for name in (ways if turn % 2 else reversed(ways))
+                }
+                part.race.add({name: sample.seconds for name, sample in samples.items()})
+                _compare(part, samples[BACKEND].results[0], samples[EAGER].results[0], None)
+            part.recompiles += len(observed.recompiles)
+        with peak_memory(model.device) as measured:
+            compiled(*model.inputs)
+            subject.synchronize()
+        part.peak = measured.bytes
+
+
+def _training(subject: Subject, model: _Model, part: _Part, rounds: int) -> None:
+    """Forward, backward, step: ``STEPS`` of them beside eager's on equal inputs."""
+    eager = copy.deepcopy(model.module)
+    ways = {
+        BACKEND: _step(model.module, subject.through_torch(model.module)),
+        EAGER: _step(eager, eager),
+    }
+    batches = [model.inputs, model.fresh()]
+    with vendor_sdk.observe() as observed:
+        part.losses += [_both(ways, inputs) for inputs in batches]
+        part.see(observed, subject)
+    with vendor_sdk.observe() as observed:
+        for number in range(len(batches), STEPS):
+            inputs = batches[number % 2]
+            if STEPS - number > rounds:
+                part.losses.append(_both(ways, inputs))
+                continue
+            order = list(ways) if number % 2 else list(reversed(ways))
+            samples = {name: timed(ways[name], [inputs], subject.synchronize, {}) for name in order}
+            part.race.add({name: sample.seconds for name, sample in samples.items()})
+            part.losses.append((float(samples[BACKEND].results[0][0]), float(samples[EAGER].results[0][0])))
+        part.recompiles = len(observed.recompiles)
+        for reason in observed.recompiles:
+            print("compiled again:", reason, flush=True)
+    for number, (mine, wanted) in enumerate(part.losses):
+        off = abs(mine - wanted) / max(abs(wanted), 1e-6)
+        part.worst = max(part.worst, off / APART if math.isfinite(off) else math.inf)
+        if not off <= APART:
+            text = f"step {number}: loss {mine:.6g}, eager's is {wanted:.6g}; allowed is a difference of {APART:g} of it"
+            part.failures.append(Failure(-1, part.label, "value", text))
+            return
+        part.verified += 1
+    if part.losses[-2][1] < part.losses[0][1] and not part.losses[-2][0] < part.losses[0][0]:
+        part.failures.append(Failure(-1, part.label, "value", "the loss does not fall, and eager's does"))
+
+
+def _step(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Tensor]:
+    optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=RATE)
+
+    def step(*inputs: Tensor) -> Tensor:
+        loss: Tensor = call(*inputs)[0]
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def _both(ways: Mapping[str, Callable[..., Tensor]], inputs: list[Tensor]) -> tuple[float, float]:
+    return float(ways[BACKEND](*inputs)), float(ways[EAGER](*inputs))
+
+
+def _compare(part: _Part, results: Any, eager: Any, exact: Any) -> None:
+    """Against float64 where it is given; else against eager, with room for eager's own error."""
+    for index, (one, plain) in enumerate(zip(results, eager, strict=True)):
+        reference = (exact[index] if exact is not None else plain).double()
+        scale = float(reference.square().mean().sqrt())
+        allowed = FLOOR * scale + TIMES_EAGER * float((plain.double() - reference).abs().max())
+        if exact is None:
+            allowed = 2 * TIMES_EAGER * FLOOR * scale
+        off = float((one.double() - reference).abs().max())
+        part.worst = max(part.worst, off / allowed if math.isfinite(off) else math.inf)
+        if not off <= allowed:
+            text = f"result {index} is off by {off:.3g}, allowed is {allowed:.3g}"
+            part.failures.append(Failure(-1, part.label, "value", text))
+            return
+    part.verified += 1
+
+
+def _double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
