@@ -19,6 +19,7 @@ NONE = "none"
 
 ON_CHIP = ("native", "view", "decomposed", "wrapper", "absent")
 """Placements by which the host computes nothing."""
+WITHOUT_EVIDENCE = ("no-samples", "empty")
 BROKEN = ("crash", "timeout", "error")
 LEAST_ON_CHIP = 0.9
 """Part of the profile's calls of prims, by weight, that must run on the device: for *runs*."""
@@ -74,9 +75,12 @@ def _runs(profile: str, prims: Sequence[Mapping[str, Any]], models: Sequence[Map
     yield _none_of("runs", "nothing crashes, hangs or refuses to compile", crashed, both, "cases")
     weight, seen = weights(profile), {e["prim"] for e in prims}
     missing = sorted(set(weight) - seen)
-    off_chip = {e["prim"] for e in prims if e["placement"] not in ON_CHIP and e["verdict"] not in ("no-samples", "empty")}
-    found = f"{sum(weight[prim] for prim in seen - off_chip):.1%}"
-    met: bool | None = sum(weight[prim] for prim in seen - off_chip) >= LEAST_ON_CHIP
+    tried = {e["prim"] for e in prims if e["verdict"] not in WITHOUT_EVIDENCE}
+    off_chip = {e["prim"] for e in prims if e["prim"] in tried and e["placement"] not in ON_CHIP}
+    total = sum(weight[prim] for prim in tried)
+    share = sum(weight[prim] for prim in tried - off_chip) / total if total else 0.0
+    met: bool | None = share >= LEAST_ON_CHIP
+    found = f"{share:.1%}"
     if missing or not prims:
         met, found = None, f"{found}; {len(missing)} prims did not run"
     if any(e["placement"] == "opaque" for e in prims):
@@ -138,5 +142,5 @@ def fractions(patterns: Sequence[Mapping[str, Any]], label: str) -> list[float]:
 
 def best(reached: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     """The profile to boast of and its level: the highest level, of those the widest profile."""
-    order = [FULL, *(profile for profile in PROFILES if profile != FULL)]
+    order = sorted(PROFILES, key=lambda profile: profile != FULL)
     return max(((p, reached[p]["level"]) for p in order), key=lambda each: (NONE, *LEVELS).index(each[1]))

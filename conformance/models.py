@@ -41,6 +41,10 @@ FLOOR = 32 * torch.finfo(torch.float32).eps
 """And at least this part of the magnitude."""
 APART = 2e-3
 """Largest difference of a loss from eager's over all steps, in parts of eager's loss."""
+GRADIENTS = 2e-3
+"""Largest difference of a parameter's gradient from eager's in the first step, in parts of its norm; parameters whose gradients
+are small are held against ``SMALL`` of the largest norm."""
+SMALL = 1e-3
 BACKEND, EAGER = "compiled", "eager"
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -220,10 +224,11 @@ def _inference(subject: Subject, model: _Model, part: _Part, rounds: int) -> Non
 def _training(subject: Subject, model: _Model, part: _Part, rounds: int) -> None:
     """Forward, backward, step: ``STEPS`` of them beside eager's on equal inputs."""
     eager = copy.deepcopy(model.module)
-    ways = {
-        BACKEND: _step(model.module, subject.through_torch(model.module)),
-        EAGER: _step(eager, eager),
-    }
+    compiled = subject.through_torch(model.module)
+    ways = {BACKEND: _step(model.module, compiled), EAGER: _step(eager, eager)}
+    _gradients(part, (compiled, model.module), (eager, eager), model.inputs)
+    if part.failures:
+        return
     batches = [model.inputs, model.fresh()]
     with vendor_sdk.observe() as observed:
         part.losses += [_both(ways, inputs) for inputs in batches]
@@ -251,6 +256,28 @@ def _training(subject: Subject, model: _Model, part: _Part, rounds: int) -> None
         part.verified += 1
     if part.losses[-2][1] < part.losses[0][1] and not part.losses[-2][0] < part.losses[0][0]:
         part.failures.append(Failure(-1, part.label, "value", "the loss does not fall, and eager's does"))
+
+
+def _gradients(
+    part: _Part, mine: tuple[Callable[..., Any], nn.Module], eager: tuple[Callable[..., Any], nn.Module], inputs: list[Tensor]
+) -> None:
+    """Those of all parameters, before any step; a call and the module whose parameters it uses, of both."""
+    found = []
+    for call, module in (mine, eager):
+        call(*inputs)[0].backward()
+        found.append([(name, p.grad) for name, p in module.named_parameters() if p.requires_grad])
+    largest = max(float(grad.norm()) for _, grad in found[1] if grad is not None)
+    for (name, one), (_, wanted) in zip(*found, strict=True):
+        if (one is None) != (wanted is None):
+            part.failures.append(Failure(-1, part.label, "value", f"{name}: a gradient where eager has none, or none"))
+        elif one is not None and wanted is not None:
+            off = float((one - wanted).norm()) / max(float(wanted.norm()), SMALL * largest, 1e-30)
+            part.worst = max(part.worst, off / GRADIENTS if math.isfinite(off) else math.inf)
+            if not off <= GRADIENTS:
+                text = f"gradient of {name} differs from eager's by {off:.3g} of its norm, allowed are {GRADIENTS:g}"
+                part.failures.append(Failure(-1, part.label, "value", text))
+    for _, module in (mine, eager):
+        module.zero_grad(set_to_none=True)
 
 
 def _step(module: nn.Module, call: Callable[..., Any]) -> Callable[..., Tensor]:

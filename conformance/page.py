@@ -215,7 +215,7 @@ def _record(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         ("command", run["command"]),
         ("seed", str(run["seed"])),
-        ("selection", ", ".join(sum((selection[key] for key in ("prims", "patterns", "models", "dtypes")), [])) or "all"),
+        ("selection", ", ".join(each for key in ("prims", "patterns", "models", "dtypes") for each in selection[key]) or "all"),
         ("profile", selection["profile"]),
         ("started", f"{run['date']}, {run['seconds']:.0f} s with {run['workers']} workers"),
         ("device", ", ".join(f"{key}: {value}" for key, value in run["backend"]["device"].items())),

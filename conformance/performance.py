@@ -120,8 +120,8 @@ class _Judge:
     worst: float = 0.0
     compared: int = 0
     eager_error: float | None = None
-    before: list[Tensor] | None = None
-    """What was right in the round before, at the places that are read."""
+    before: list[list[Tensor]] = field(default_factory=list)
+    """What was right in earlier rounds, at the places that are read."""
 
     def expected(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Torch's results; the first time in float64."""
@@ -331,7 +331,7 @@ class _Trial:
             self.placed = [each for each in compiled.placements if each.node not in compiled.empty]
             call = compiled.call
         judge, compared = self.judge, self.judge.compared
-        judge.before = None
+        judge.before.clear()
         contestants = self._contestants(call, inputs)
         moved = self._moved(inputs, call)
         race, counted = self._race(contestants, inputs, judge, outcome, moved)
@@ -389,6 +389,8 @@ class _Trial:
             call(*inputs.sets[0])
         sets = self._sets(contestants[FASTEST], inputs)
         places = probes([t.shape for t in _flat(contestants[FASTEST](*inputs.sets[0]))], chance, self.device)
+        if self.pattern.check is None:
+            judge.before.append([read(tensor, places) for tensor in judge.expected(inputs.sets[0])])
         yardsticks = self._yardsticks()
         counted: dict[str, int] = {}
         done = 0
@@ -415,7 +417,7 @@ class _Trial:
                 if problem is not None:
                     outcome.failures.append(problem)
                     return race, counted
-            judge.before = [read(tensor, places) for tensor in expected[-1]]
+            judge.before.append([read(tensor, places) for tensor in expected[-1]])
             race.add(found)
         return race, counted
 
@@ -438,14 +440,8 @@ class _Trial:
             problem = judge.problem(tensors, given, wanted)
             if not problem:
                 continue
-            if judge.before is not None and judge.pattern.check is None and len(judge.before) == len(early):
-                same = [
-                    torch.allclose(one.double(), old.double(), rtol=1e-2, atol=1e-3)
-                    for one, old in zip(early, judge.before, strict=True)
-                    if one.numel() > 1
-                ]
-                if same and all(same):
-                    return Failure(-1, where, "stale", "the answer to an earlier call, though the inputs are others")
+            if judge.pattern.check is None and any(_alike(early, old) for old in judge.before):
+                return Failure(-1, where, "stale", "the answer to an earlier call, though the inputs are others")
             return Failure(-1, where, "value", problem)
         return None
 
@@ -541,6 +537,15 @@ class _Trial:
             record["unfused"] = ratio.record()
             record["gate"] = at_least(ratio, NO_SLOWER)
         return record
+
+
+def _alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether two readings of results are of the same ones, up to rounding."""
+    if len(some) != len(others) or not any(one.numel() for one in some):
+        return False
+    return all(
+        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-5) for a, b in zip(some, others, strict=True)
+    )
 
 
 def _rate(amount: float, seconds: Sequence[float]) -> float:

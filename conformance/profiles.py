@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from conformance import zoo
 from conformance.patterns import PATTERNS
-from vendor_sdk import OPSET
+from vendor_sdk import ALL, OPSET
 
 FULL = "full"
 PROFILES = ("inference", "training", "llm", "vision", FULL)
@@ -34,7 +34,8 @@ def _usage() -> dict[str, dict[str, dict[str, list[float]]]]:
 def weights(profile: str) -> dict[str, float]:
     """Prim to its weight, from 0 to 1; they add up to 1."""
     if profile == FULL:
-        return {name: 1 / len(OPSET) for name in OPSET}
+        cases = [row.name for row in OPSET.values() if set(row.dtypes) & set(ALL)]
+        return {name: 1 / len(cases) for name in cases}
     total: dict[str, float] = {}
     models = [name for name in zoo.PROFILES[profile] if name in _usage()]
     for name in models:
@@ -45,6 +46,7 @@ def weights(profile: str) -> dict[str, float]:
     return total
 
 
+@functools.cache
 def dtypes(profile: str) -> dict[str, frozenset[str]]:
     """Prim to the dtypes that the counted models use it in."""
     if profile == FULL:

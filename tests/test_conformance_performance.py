@@ -1,0 +1,454 @@
+"""What is timed: patterns are right and fraud is caught, statistics, models, profiles, levels, charts."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import vendor_sdk
+from conformance import charts, models, profiles, zoo
+from conformance.cases import MODEL, PATTERN, PRIM, Case, Selection, SelectionError, every_case
+from conformance.certify import Outcome
+from conformance.levels import LEVELS, NONE, best, levels
+from conformance.patterns import PATTERNS, Size
+from conformance.performance import LIMITS, Inputs, error, measure_pattern
+from conformance.roofline import Machine, copies
+from conformance.subject import BackendSubject, Compiled, TorchSubject
+from conformance.timing import Interval, Race, at_least, interval, probes, read, timed
+from tests.test_conformance_oracle import Chip, Lazy, subject_of
+from vendor_sdk import Effort
+
+Tensor = torch.Tensor
+CPU = torch.device("cpu")
+SMALL = Size(37, 128, 32)
+
+
+class Toy(Machine):
+    """A machine whose caches hold next to nothing."""
+
+    def size(self, dtype: torch.dtype, *, odd: bool = False) -> Size:
+        return Size(36, 129, 33) if odd else Size(48, 128, 32)
+
+
+MACHINE = Toy(0, 1e9, {"float32": 1e9, "bfloat16": 1e9})
+
+
+@pytest.fixture(autouse=True)
+def _clocks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # restored afterwards
+
+
+# The table
+
+
+def test_there_are_forward_and_backward_patterns_of_every_profile() -> None:
+    assert len(PATTERNS) >= 25
+    assert sum(pattern.backward for pattern in PATTERNS.values()) >= 8
+    for profile in ("inference", "training", "llm", "vision"):
+        assert sum(profile in pattern.profiles for pattern in PATTERNS.values()) >= 10
+    assert not [name for name in PATTERNS if set(name) & set("*?[],")], "names stand in globs, which commas separate"
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pattern_is_within_its_limit_in_every_dtype(name: str) -> None:
+    """So the limit rejects no right backend, where torch's own results are the reference's neighbours."""
+    pattern = PATTERNS[name]
+    for dtype, limit in LIMITS.items():
+        inputs = Inputs(pattern, SMALL, dtype, CPU, torch.Generator().manual_seed(1))
+        inputs.draw(2)
+        one, other = inputs.sets
+        assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), "each set is another one"
+        results = flat(pattern(*one))
+        assert all(result.numel() for result in results)
+        if pattern.check is not None:
+            assert pattern.check(results, one) == ""
+            continue
+        exact = flat(pattern(*(x.double() if x.is_floating_point() else x for x in one)))
+        for result, wanted in zip(results, exact, strict=True):
+            assert error(result, wanted, dtype)[0] <= limit, name
+            if result.is_floating_point() and dtype is torch.float32:
+                assert error(result.bfloat16().float(), wanted, dtype)[0] > limit, "half precision is rejected"
+
+
+def flat(returned: Any) -> list[Tensor]:
+    return [returned] if isinstance(returned, Tensor) else list(returned)
+
+
+@pytest.mark.parametrize("change", ["zeros", "last", "nan", "off by two"])
+def test_the_judge_sees_what_is_wrong(change: str) -> None:
+    wanted = torch.randn(700, 301) if change != "off by two" else torch.randint(-9, 9, (700, 301))
+    found = wanted.clone()
+    assert error(found, wanted, torch.float32)[0] == 0
+    match change:
+        case "zeros":
+            found.zero_()
+        case "last":
+            found[-1, -1] = 0
+        case "nan":
+            found[600, 7] = torch.nan
+        case _:
+            found[600, 7] += 2
+    off, where = error(found, wanted, torch.float32)
+    assert off > 1e4
+    assert where == {"last": [699, 300], "zeros": where}.get(change, [600, 7])
+
+
+# Statistics
+
+
+def test_intervals_and_verdicts() -> None:
+    found = interval([1.0, 1.1, 0.9, 1.05, 0.95, 1.02, 9.0])
+    assert found.median == 1.02
+    assert 0.9 <= found.low <= found.median <= found.high <= 9.0
+    assert interval([2.0] * 5) == Interval(2.0, 2.0, 2.0)
+    assert [at_least(Interval(1, low, high), 0.95) for low, high in ((0.96, 2), (0.5, 0.9), (0.9, 1.1))] == [
+        "pass",
+        "fail",
+        "inconclusive",
+    ]
+    race = Race()
+    for slow in (1.0, 5.0, 1.0):  # what disturbs both shows in neither's ratio
+        race.add({"a": 2.0 * slow, "b": 1.0 * slow})
+    assert race.ratio("a", "b") == Interval(2.0, 2.0, 2.0)
+
+
+def test_the_last_element_is_read_before_the_clock_stops() -> None:
+    import random
+
+    x = torch.arange(12.0).view(3, 4).t()
+    places = probes([x.shape], random.Random(0), CPU)
+    assert read(x, places)[-1] == 11
+    sample = timed(lambda y: y + 1, [[x], [x * 2]], lambda: None, places)
+    assert [float(seen[0][-1]) for seen in sample.seen] == [12.0, 23.0]
+    source, target = torch.arange(1001), torch.zeros(1001, dtype=torch.int64)
+    for way in copies(source, target):
+        target.zero_()
+        way()
+        assert torch.equal(source, target)
+
+
+# Fraud: each is caught by the case meant for it
+
+
+class Summing(Chip):
+    """Right; its sums take some time."""
+
+
+class Early(Chip):
+    """The call returns at once, and the result follows."""
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        right = super().sum(x, dim, keepdim, dtype=dtype)
+        result = torch.zeros_like(right)
+        threading.Timer(0.001, lambda: result.copy_(right)).start()
+        return result
+
+
+class Remembering(Chip):
+    """Answers from memory where the operand lies at an address that it knows."""
+
+    def __init__(self) -> None:
+        self.answers: dict[Any, Tensor] = {}
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        key = x.data_ptr(), tuple(x.shape)
+        if key not in self.answers:
+            self.answers[key] = super().sum(x, dim, keepdim, dtype=dtype)
+        return self.answers[key].clone()
+
+
+class RememberingContent(Remembering):
+    """Looks at some of the content too, which costs next to nothing."""
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        key = float(x.reshape(-1)[:4].double().sum() > 1e9), tuple(x.shape)
+        if key not in self.answers:
+            self.answers[key] = Chip.sum(self, x, dim, keepdim, dtype=dtype)
+        return self.answers[key].clone()
+
+
+class WorksTwice(Chip):
+    """Does all the work while it is looked at, and half of it from then on."""
+
+    calls = 0
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        self.calls += 1
+        rows = x if self.calls <= 5 else x[: x.shape[0] // 2]
+        result = super().sum(rows, dim, keepdim, dtype=dtype)
+        return result if self.calls <= 5 else result * 2
+
+
+class Host(Chip):
+    """Says native, and lets torch do it."""
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.ops.aten.sum.dim_IntList(x, dim, keepdim, dtype=dtype)
+
+
+class Promises(Chip):
+    """Returns something that computes when it is read."""
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        return super().sum(x, dim, keepdim, dtype=dtype).as_subclass(Lazy)
+
+
+class Clock(Chip):
+    """Time stands still."""
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        time.perf_counter = lambda: 0.0
+        return super().sum(x, dim, keepdim, dtype=dtype)
+
+
+FRAUDS = [
+    (Early, {"late", "value", "stale"}),
+    (Remembering, {"stale"}),
+    (RememberingContent, {"stale", "value"}),
+    (WorksTwice, {"value"}),
+    (Host, {"disguised"}),
+    (Promises, {"value"}),
+    (Clock, {"tampered"}),
+]
+
+
+def measured(chip: Chip, name: str = "sum over dim 0", effort: Effort = Effort.QUICK) -> tuple[Outcome, dict[str, Any]]:
+    with subject_of(chip) as subject:
+        return measure_pattern(subject, Case(name, "float32", PATTERN), MACHINE, effort=effort, seed=3, device=CPU)
+
+
+def test_a_right_chip_passes_at_every_size() -> None:
+    outcome, found = measured(Summing(), effort=Effort.STANDARD)
+    assert outcome.verdict in ("pass", "inconclusive"), outcome
+    assert (outcome.placement, outcome.samples, outcome.compared, outcome.fresh) == ("native", 3, 3, 3)
+    large, odd, dynamic = found["sizes"]
+    assert (large["label"], odd["label"], dynamic["label"]) == ("large", "odd", "dynamic")
+    assert (large["rows"], odd["columns"], large["kernels"], dynamic["recompiles"]) == (48, 129, 1, 0)
+    assert large["bytes"] == (48 + 1) * 128 * 4
+    assert large["verified_results"] >= 14, "pattern and chain, seven rounds"
+    assert large["unfused"] is not None
+    assert odd["unfused"] is None
+
+
+@pytest.mark.parametrize(("chip", "kinds"), FRAUDS, ids=[chip.__name__ for chip, _ in FRAUDS])
+def test_fraud_is_caught(chip: type[Chip], kinds: set[str]) -> None:
+    outcome, _ = measured(chip())
+    assert outcome.verdict == "fail", outcome
+    assert {failure.kind for failure in outcome.failures} <= kinds | {"value"}, outcome.failures
+    assert {failure.kind for failure in outcome.failures} & kinds
+
+
+def test_what_is_slower_than_its_parts_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = BackendSubject.prepare
+
+    def prepare(self: BackendSubject, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Compiled:
+        made = ready(self, function, inputs)
+        if function is not PATTERNS["sum over dim 0"].function:
+            return made
+
+        def late(*given: Tensor) -> Any:
+            time.sleep(0.005)
+            return made.call(*given)
+
+        return dataclasses.replace(made, call=late)
+
+    monkeypatch.setattr(BackendSubject, "prepare", prepare)
+    outcome, found = measured(Summing())
+    assert outcome.verdict == "slow"
+    assert found["sizes"][0]["gate"] == "fail"
+    assert found["sizes"][0]["unfused"]["high"] < 0.95
+
+
+def test_counters_are_those_of_the_timed_calls() -> None:
+    class Counting(Chip):
+        read = 0
+
+        @vendor_sdk.hookimpl
+        def backend(self) -> vendor_sdk.Backend:
+            given = Chip.backend(self)
+            return dataclasses.replace(given, counters=lambda: {"bytes read": self.read})
+
+        def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+            self.read += x.nbytes
+            return super().sum(x, dim, keepdim, dtype=dtype)
+
+    _, found = measured(Counting())
+    assert found["sizes"][0]["counters"] == {"bytes read": 48 * 128 * 4}
+
+
+# Models
+
+
+class Small(nn.Module):
+    """A classifier with everything that a model case looks at: norm, dropout, a loss, logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        logits = self.layers(x)
+        loss = nn.functional.cross_entropy(logits, labels)
+        return type("Output", (), {"loss": loss, "logits": logits})()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
+    build = lambda: (Small(), {"x": torch.randn(16, 8), "labels": torch.randint(4, (16,))})  # noqa: E731
+    monkeypatch.setattr(models, "ZOO", {"lstm": build})
+    yield Case("lstm", "float32", MODEL)
+    torch.compiler.reset()
+
+
+def run_model(case: Case, subject: TorchSubject) -> tuple[Outcome, dict[str, Any]]:
+    return models.measure_model(subject, case, effort=Effort.QUICK, seed=2, device=CPU)
+
+
+def test_a_model_is_run_and_trained(small: Case) -> None:
+    outcome, found = run_model(small, TorchSubject("eager"))
+    assert not outcome.failures
+    assert (outcome.placement, outcome.compared) == ("opaque", 2)
+    inference, training = found["parts"]
+    assert (inference["verified_results"], training["verified_results"]) == (7, 20)
+    assert len(training["losses"]) == 20
+    assert training["losses"][-2][0] < training["losses"][0][0]
+    assert (training["recompiles"], training["graphs"], training["graph_breaks"]) == (0, None, 0)
+
+
+@pytest.mark.parametrize("what", ["logits", "gradients", "raises"])
+def test_a_wrong_model_fails(small: Case, what: str) -> None:
+    class Wrong(TorchSubject):
+        def through_torch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*inputs: Tensor) -> Any:
+                loss, logits = function(*inputs)
+                if what == "raises":
+                    raise ValueError("no such kernel")
+                if what == "logits":
+                    logits = logits * 1.001
+                return loss if what != "gradients" else loss + 0.2 * (loss - loss.detach()), logits
+
+            return lambda *inputs: (lambda made: made if isinstance(made, tuple) else (made,))(call(*inputs))
+
+    outcome, _ = run_model(small, Wrong("eager"))
+    assert outcome.verdict == ("error" if what == "raises" else "fail")
+    labels = {failure.label for failure in outcome.failures}
+    assert labels == {"logits": {"inference"}, "gradients": {"training"}, "raises": {"inference", "training"}}[what]
+
+
+def test_a_model_whose_packages_are_missing_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
+    outcome, found = run_model(Case("gpt2", "float32", MODEL), TorchSubject("eager"))
+    assert (outcome.verdict, found) == ("no-samples", {"parts": []})
+    assert "transformers" in outcome.reason
+
+
+# Selection, profiles, levels
+
+
+def test_what_is_selected() -> None:
+    count = lambda **given: {kind: sum(c.kind == kind for c in Selection(**given).cases()) for kind in (PRIM, PATTERN, MODEL)}  # noqa: E731
+    everything = count()
+    assert everything[PATTERN] == len(PATTERNS)
+    assert everything[MODEL] == len(zoo.EFFORTS["standard"])
+    assert 0 < count(effort="quick")[PATTERN] < everything[PATTERN]
+    assert count(effort="full")[PATTERN] == 3 * len(PATTERNS)
+    assert count(prims=["exp"]) == {PRIM: 8, PATTERN: 0, MODEL: 0}
+    assert count(patterns=["softmax*"], dtypes=["bfloat16"]) == {PRIM: 0, PATTERN: 2, MODEL: 0}
+    assert count(models=["swin"], effort="quick") == {PRIM: 0, PATTERN: 0, MODEL: 1}
+    assert 0 < count(profile="vision")[PRIM] < everything[PRIM]
+    with pytest.raises(SelectionError, match="no pattern matches 'sofmax'"):
+        Selection(patterns=["sofmax"]).cases()
+    ids = [case.id for case in every_case()]
+    assert len(set(ids)) == len(ids)
+    assert "pattern:softmax[bfloat16]" in ids
+
+
+@pytest.mark.parametrize("profile", profiles.PROFILES)
+def test_weights_of_a_profile(profile: str) -> None:
+    weights = profiles.weights(profile)
+    assert sum(weights.values()) == pytest.approx(1)
+    assert weights["mm"] > weights.get("erfinv", 0) or profile == "full"
+    assert set(weights) <= set(vendor_sdk.OPSET)
+
+
+def entries(**changes: Any) -> list[dict[str, Any]]:
+    """All cases of a run, with all that a chip can reach; ``changes`` by kind replace fields."""
+    made = []
+    for case in Selection().cases():
+        spot = {"median": 0.9, "low": 0.8, "high": 1.0}
+        size = {
+            "label": "large",
+            "fraction": spot,
+            "seconds": spot,
+            "flops": 0,
+            "bytes": 8,
+            "copy_bytes_per_second": 1e9,
+            "unfused": spot,
+            "kernels": 1,
+            "peak_bytes": 5,
+            "spread": 0.1,
+            "product_flops_per_second": None,
+        }
+        part = {"label": "training", "graphs": 1, "host_prims": [], "seconds": spot, "speedup": spot, "kernels": 1}
+        part |= {"graph_breaks": 0, "recompiles": 0, "host_nodes": 0, "peak_bytes": None}
+        performance: Mapping[str, Any] | None = None
+        if case.kind == PATTERN:
+            performance = {"limit": "memory", "sizes": [{**size, "label": label} for label in ("large", "odd", "dynamic")]}
+        elif case.kind == MODEL:
+            performance = {"parts": [part]}
+        entry = {"id": case.id, "kind": case.kind, "prim": case.prim, "dtype": case.dtype, "verdict": "pass"}
+        made.append({**entry, "placement": "native", "performance": performance, **changes.get(case.kind, {})})
+    return made
+
+
+def reached(found: Sequence[Mapping[str, Any]], numerics: bool = True) -> str:
+    return str(levels(found, numerics)["llm"]["level"])
+
+
+def test_each_level_asks_for_all_below() -> None:
+    assert set(levels(entries(), True)) == set(profiles.PROFILES)
+    assert reached(entries()) == "fast"
+    assert best(levels(entries(), True)) == ("full", "fast")
+    assert reached(entries(pattern={"verdict": "slow"})) == "accurate"
+    assert reached(entries(pattern={"verdict": "inconclusive"})) == "accurate", "what is not known is not shown"
+    assert reached(entries(pattern={"verdict": "fail", "performance": None})) == "runs"
+    assert reached(entries(), numerics=False) == "runs"
+    assert reached(entries(prim={"verdict": "waived"})) == "runs"
+    assert reached(entries(model={"verdict": "fail"})) == NONE
+    assert reached(entries(prim={"placement": "host"})) == NONE
+    assert reached(entries(prim={"placement": "opaque"})) == NONE
+    assert reached(entries(prim={"verdict": "crash"})) == NONE
+    assert reached([e for e in entries() if e["kind"] == PRIM]) == NONE, "models were not run"
+    states = {c["state"] for c in levels([], True)["llm"]["criteria"] if c["level"] != "accurate"}
+    assert states == {"not shown"}
+    assert {c["level"] for c in levels([], True)["llm"]["criteria"]} == set(LEVELS)
+
+
+def test_a_prim_weighs_as_much_as_models_call_it() -> None:
+    found = entries()
+    for entry in found:
+        if entry["prim"] == "erfinv":
+            entry["placement"] = "host"
+    assert reached(found) == "fast", "no model calls it"
+    for entry in found:
+        if entry["prim"] in ("mul", "add"):
+            entry["placement"] = "host"
+    assert reached(found) == NONE
+
+
+def test_charts() -> None:
+    found = [entry for entry in entries() if entry["kind"] != PRIM]
+    chart = charts.roofline(found)
+    assert chart is not None
+    assert len(chart.marks) == len(PATTERNS)
+    assert all(chart.left <= mark.x <= chart.right and chart.top <= mark.y <= chart.bottom for mark in chart.marks)
+    assert charts.roofline([]) is None
+    assert np.isfinite([bar["median"] for bar in charts.bars(found)]).all()
