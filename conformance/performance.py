@@ -206,10 +206,13 @@ def chain(subject: Subject, pattern: Pattern, inputs: Sequence[Tensor], device: 
             if row is None or row.family is Family.VIEW:
                 return target(*args, **kwargs)
             sample = Sample(args, dict(kwargs))
-            key = target, str(_outline((args, sample.kwargs)))
+            tensors = _tensors((args, sample.kwargs))
+            identities = [id(tensor) for tensor in tensors]
+            repeated = [identities.index(identity) for identity in identities]
+            key = target, str(repeated), str(_outline((args, sample.kwargs)))
             if key not in made:
                 made[key] = _alone(subject, target, sample, device)
-            return made[key](_tensors((args, sample.kwargs)))
+            return made[key](tensors)
 
     interpreter = Chain(graph.module)
     return lambda *given: _flat(interpreter.run(*given))

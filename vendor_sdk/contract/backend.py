@@ -123,6 +123,10 @@ class Option:
     choices: tuple[Any, ...] = ()
 
 
+def _no_counters() -> Mapping[str, int]:
+    return {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Backend:
     """Identity and limits, answered once by the ``backend`` hook.
@@ -160,4 +164,4 @@ class Backend:
     memory: MemoryPolicy = MemoryPolicy()
     numerics: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
-    counters: Callable[[], Mapping[str, int]] = dict
+    counters: Callable[[], Mapping[str, int]] = _no_counters
