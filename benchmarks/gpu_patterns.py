@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernels import DROPPED, dropped_and_normed, rms_norm
 from benchmarks.program import Mode, Program
+from conformance.patterns import DROPPED, dropped_and_normed, packed_swiglu, rms_norm, rope
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -85,11 +85,7 @@ def _swiglu(make: Maker) -> Program:
 
 @pattern("packed swiglu")
 def _packed(make: Maker) -> Program:
-    def function(x: Tensor) -> Tensor:
-        gate, up = x.chunk(2, -1)
-        return F.silu(gate) * up
-
-    return Program(function, (make.normal(make.rows, 2 * (make.columns // 2)),))
+    return Program(packed_swiglu, (make.normal(make.rows, 2 * (make.columns // 2)),))
 
 
 @pattern("softmax")
@@ -134,11 +130,7 @@ def _rope(make: Maker) -> Program:
     angle = torch.arange(make.rows)[:, None] / 10000 ** (torch.arange(0, HEAD, 2) / HEAD)
     angle = torch.cat((angle, angle), -1).to(make.device)
 
-    def function(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        first, second = x.chunk(2, -1)
-        return x * cos + torch.cat((-second, first), -1) * sin
-
-    return Program(function, (make.normal(1, heads, make.rows, HEAD), angle.cos().to(make.dtype), angle.sin().to(make.dtype)))
+    return Program(rope, (make.normal(1, heads, make.rows, HEAD), angle.cos().to(make.dtype), angle.sin().to(make.dtype)))
 
 
 @pattern("cross_entropy")

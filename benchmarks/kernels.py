@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.program import Mode, Program
+from conformance.patterns import DROPPED, dropped_and_normed, packed_swiglu, rms_norm, rope, share_kept, wide
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -24,7 +25,6 @@ VOCABULARY = 8192
 HEADS, HEAD = 16, 64
 CHANNELS, IMAGE = 64, 16
 """Batch norm: channels, and edge of the square images."""
-DROPPED = 0.1
 BETAS, EPSILON, DECAY, RATE = (0.9, 0.999), 1e-8, 0.01, 1e-3
 """AdamW."""
 
@@ -91,11 +91,6 @@ def kernel(name: str, *, quick: bool = False) -> Callable[[Callable[[Maker], Pro
     return add
 
 
-def wide(x: Tensor) -> Tensor:
-    """At least float32: how models guard statistics of half-precision activations."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 # Activations
 
 
@@ -130,11 +125,7 @@ def _swiglu(make: Maker) -> Program:
 
 @kernel("packed swiglu")
 def _packed_swiglu(make: Maker) -> Program:
-    def function(x: Tensor) -> Tensor:
-        gate, up = x.chunk(2, -1)
-        return F.silu(gate) * up
-
-    return Program(function, (make.matrix(2 * COLUMNS),))
+    return Program(packed_swiglu, (make.matrix(2 * COLUMNS),))
 
 
 @kernel("swiglu, forward and backward")
@@ -156,15 +147,7 @@ def _dropped(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> str:
     limit = 4 * torch.finfo(x.dtype).eps
     if error.numel() and float(error.max()) > limit:
         return f"a kept element is off by {float(error.max()):.2g} of itself, allowed is {limit:.2g}"
-    return _share(kept)
-
-
-def _share(kept: Tensor) -> str:
-    """What is wrong with the share of elements that dropout left: more than six standard deviations."""
-    share, sigma = float(kept.double().mean()), math.sqrt(DROPPED * (1 - DROPPED) / max(1, kept.numel()))
-    if not abs(share - (1 - DROPPED)) <= 6 * sigma:
-        return f"{share:.6f} of the elements are kept, expected {1 - DROPPED} within {6 * sigma:.2g}"
-    return ""
+    return share_kept(kept)
 
 
 # Rows
@@ -224,21 +207,6 @@ def _dropped_and_normed(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
     return dropped_and_normed(total, normed, x.double() + bias, r, w, b)
 
 
-def dropped_and_normed(total: Tensor, normed: Tensor, branch: Tensor, r: Tensor, w: Tensor, b: Tensor) -> str:
-    """What is wrong, if anything: the total must be the residual alone or with the scaled branch, of which as many elements
-    are left as dropout leaves, and the norm must be that of the total."""
-    eps = torch.finfo(total.dtype).eps
-    added, scaled = total.double() - r, branch.double() / (1 - DROPPED)
-    nearest = torch.minimum((added - scaled).abs(), added.abs())
-    if not float(nearest.max()) <= 64 * eps:
-        return f"an element is {float(nearest.max()):.2g} away from both the residual and the residual with the input"
-    if wrong := _share((added.abs() > (added - scaled).abs())[scaled.abs() > 256 * eps]):
-        return wrong
-    # In half precision the norm may have been taken before the sum was rounded.
-    error = float((normed.double() - F.layer_norm(total.double(), total.shape[-1:], w.double(), b.double())).abs().max())
-    return "" if error <= 256 * eps else f"the norm is off by {error:.2g}"
-
-
 @kernel("layer_norm backward", quick=True)
 def _layer_norm_backward(make: Maker) -> Program:
     x, w, b = make.matrix(), make.normal(COLUMNS), make.normal(COLUMNS)
@@ -254,12 +222,6 @@ def _layer_norm_backward(make: Maker) -> Program:
 def _layer_norm_gradient(make: Maker) -> Program:
     inputs = (make.matrix(gradient=True), make.normal(COLUMNS, gradient=True), make.normal(COLUMNS, gradient=True))
     return Program(lambda x, w, b: F.layer_norm(x, (COLUMNS,), w, b), inputs, Mode.GRADIENT)
-
-
-def rms_norm(x: Tensor, w: Tensor) -> Tensor:
-    """Zhang and Sennrich, Root Mean Square Layer Normalization (2019), as language models spell it."""
-    y = wide(x)
-    return w * (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
 @kernel("rms_norm")
@@ -295,11 +257,6 @@ def _cumsum(make: Maker) -> Program:
 # Attention's surroundings
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return x * cos + torch.cat((-second, first), -1) * sin
-
-
 def _rope_inputs(make: Maker, gradient: bool) -> tuple[Tensor, ...]:
     length = max(1, make.rows(HEADS * HEAD))
     angle = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, HEAD, 2) / HEAD)
@@ -310,7 +267,7 @@ def _rope_inputs(make: Maker, gradient: bool) -> tuple[Tensor, ...]:
 
 @kernel("rope")
 def _rope(make: Maker) -> Program:
-    return Program(_rotate, _rope_inputs(make, gradient=False))
+    return Program(rope, _rope_inputs(make, gradient=False))
 
 
 @kernel("rope, forward and backward")
@@ -318,7 +275,7 @@ def _rope_gradient(make: Maker) -> Program:
     inputs = _rope_inputs(make, gradient=True)
     # Linear in the query: neither direction reads what the other has read.
     moved = 4 * inputs[0].nbytes + 2 * (inputs[1].nbytes + inputs[2].nbytes)
-    return Program(_rotate, inputs, Mode.GRADIENT, ideal_bytes=moved)
+    return Program(rope, inputs, Mode.GRADIENT, ideal_bytes=moved)
 
 
 @kernel("embedding")

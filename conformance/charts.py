@@ -71,8 +71,7 @@ def bars(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def roofline(entries: Sequence[Mapping[str, Any]]) -> Roofline | None:
     """Operations a byte across, operations a second up, the measured copy and product as the roof.
 
-    Operations are those of products. A pattern without a product has one operation for four bytes, so that its height is that
-    of the bytes that it moves.
+    Operations are those of products, and one of every other prim for each element that it reads or makes.
     """
     large = [
         (entry, size)
@@ -87,7 +86,7 @@ def roofline(entries: Sequence[Mapping[str, Any]]) -> Roofline | None:
     peak = median(size["product_flops_per_second"] for _, size in products) if products else 0.0
     points = []
     for entry, size in large:
-        work = size["flops"] or size["bytes"] / 4
+        work = size["operations"]
         points.append((entry, size, work / size["bytes"], work / size["seconds"]["median"]))
     ceiling = peak or max(point[3] for point in points) * 2
     low_x, high_x = min(p[2] for p in points) / 3, max(max(p[2] for p in points) * 3, 4 * ceiling / bandwidth)

@@ -218,6 +218,19 @@ def chain(subject: Subject, pattern: Pattern, inputs: Sequence[Tensor], device: 
     return lambda *given: _flat(interpreter.run(*given))
 
 
+def operations(pattern: Pattern, inputs: Sequence[Tensor], flops: int) -> int:
+    """Operations of one call: of products as ``flops`` says, one of every other prim for each element that it has."""
+    graph, views = vendor_sdk.trace(pattern.function, inputs), (Family.VIEW, Family.CONTRACTION, Family.CREATION)
+    known = {row.target: row for row in OPSET.values()}
+    total = flops
+    for node in graph.graph.nodes:
+        row = known.get(node.target)
+        if row is not None and row.family not in views:
+            tensors = _tensors([node.meta["val"], *(each.meta.get("val") for each in node.all_input_nodes)])
+            total += max((int(tensor.numel()) for tensor in tensors), default=0)
+    return total
+
+
 def _alone(subject: Subject, target: Any, sample: Sample, device: torch.device) -> Callable[[list[Tensor]], Any]:
     """``target`` as a program of its own, a function of the tensors among its arguments."""
     result = target(*sample.args, **sample.kwargs)
@@ -337,6 +350,7 @@ class _Trial:
         judge.before.clear()
         contestants = self._contestants(call, inputs)
         moved = self._moved(inputs, call)
+        counted_operations = operations(self.pattern, inputs.sets[0], moved[1]) if self.label == "large" else None
         race, counted = self._race(contestants, inputs, judge, outcome, moved)
         if compiled is not None and not outcome.failures:
             self._disguised(compiled, inputs, outcome)
@@ -344,7 +358,9 @@ class _Trial:
         outcome.worst = max(outcome.worst, judge.worst)
         outcome.compared += judge.compared > compared
         outcome.fresh += judge.compared > compared + 1
-        return self._record(race, moved, judge.compared - compared, compiled, recompiled, counted, self._peak(call, inputs))
+        return self._record(
+            race, moved, judge.compared - compared, compiled, recompiled, counted, self._peak(call, inputs), counted_operations
+        )
 
     def _dynamic(self, inputs: Inputs) -> tuple[Callable[..., Any], int]:
         """Compiled at half as many rows; what runs then is how often it was compiled again for all of them."""
@@ -511,12 +527,14 @@ class _Trial:
         recompiled: int,
         counted: Mapping[str, int],
         peak: int | None,
+        operations: int | None,
     ) -> dict[str, Any]:
         nbytes, flops = moved
         size = self.size
         record: dict[str, Any] = {
             "label": self.label, "rows": size.rows, "columns": size.columns, "edge": size.edge if flops else None,
-            "bytes": nbytes, "flops": flops, "kernels": compiled.launches if compiled else None, "recompiles": recompiled,
+            "bytes": nbytes, "flops": flops, "operations": operations, "recompiles": recompiled,
+            "kernels": compiled.launches if compiled else None,
             "peak_bytes": peak, "counters": dict(counted), "verified_results": verified,
             "seconds": None, "spread": None, "fraction": None, "copy_bytes_per_second": None, "product_flops_per_second": None,
             "unfused": None, "gate": "inconclusive",

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from conformance import console, journal, page, report
-from conformance.cases import PRIM, TIMED, Case, SelectionError, shard_of
+from conformance.cases import PRIM, Case, SelectionError, shard_of
 from conformance.expectations import ExpectationsError, read
 from conformance.levels import LEVELS, NONE
 from conformance.pool import StartError
@@ -116,9 +116,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        timed = metafunc.function.__name__ == "test_timed"
-        cases = [case for case in metafunc.config.stash[CASES] if (case.kind in TIMED) == timed]
-        metafunc.parametrize("case", cases, ids=[f"{case.prim}-{case.dtype}" for case in cases])
+        cases = metafunc.config.stash[CASES]
+        metafunc.parametrize("case", cases, ids=[f"{case.id.partition('[')[0]}-{case.dtype}" for case in cases])
 
 
 @pytest.hookimpl(trylast=True)

@@ -13,14 +13,6 @@ from conformance.session import Session
 
 
 def test_prim(case: Case, certification: Session, record_property: Callable[[str, object], None]) -> None:
-    _judged(case, certification, record_property)
-
-
-def test_timed(case: Case, certification: Session, record_property: Callable[[str, object], None]) -> None:
-    _judged(case, certification, record_property)
-
-
-def _judged(case: Case, certification: Session, record_property: Callable[[str, object], None]) -> None:
     try:
         entry = certification.entry(case)
     except StartError as error:

@@ -389,6 +389,7 @@ def entries(**changes: Any) -> list[dict[str, Any]]:
             "fraction": spot,
             "seconds": spot,
             "flops": 0,
+            "operations": 4,
             "bytes": 8,
             "copy_bytes_per_second": 1e9,
             "unfused": spot,
