@@ -67,6 +67,9 @@ def compare(first: Mapping[str, Any], second: Mapping[str, Any]) -> Comparison:
         if change:
             why = next((f["message"].splitlines()[0] for f in new["failures"]), new["reason"]) if change < 0 else ""
             (made.improvements if change > 0 else made.regressions).append(Change(name, standing(old), standing(new), why))
+        elif {old["verdict"], new["verdict"]} == {"pass", "slow"}:
+            slower = new["verdict"] == "slow"
+            (made.regressions if slower else made.improvements).append(Change(name, old["verdict"], new["verdict"], ""))
         elif old["verdict"] == new["verdict"] == "pass":
             errors = old["worst_error"], new["worst_error"]
             if not all(isinstance(error, int | float) and error > 0 for error in errors):

@@ -17,6 +17,7 @@ import vendor_sdk
 from conformance import charts, models, profiles, zoo
 from conformance.cases import MODEL, PATTERN, PRIM, Case, Selection, SelectionError, every_case
 from conformance.certify import Outcome
+from conformance.compare import compare
 from conformance.levels import LEVELS, NONE, best, levels
 from conformance.patterns import PATTERNS, Size
 from conformance.performance import LIMITS, Inputs, error, measure_pattern
@@ -453,3 +454,18 @@ def test_charts() -> None:
     assert all(chart.left <= mark.x <= chart.right and chart.top <= mark.y <= chart.bottom for mark in chart.marks)
     assert charts.roofline([]) is None
     assert np.isfinite([bar["median"] for bar in charts.bars(found)]).all()
+
+
+def test_getting_slow_is_a_regression() -> None:
+    run = {
+        "backend": {"name": "a", "version": "1", "device": {"name": "d"}},
+        "effort": "quick",
+        "suite": "",
+        "interrupted": False,
+    }
+    pair = [
+        {"run": {**run, "versions": {"torch": "2"}}, "cases": [{**entry, "failures": [], "reason": "", "worst_error": 0.1}]}
+        for entry in (entries()[-10], entries(pattern={"verdict": "slow"})[-10])
+    ]
+    assert [change.case for change in compare(*pair).regressions] == [pair[0]["cases"][0]["id"]]
+    assert [change.case for change in compare(*reversed(pair)).improvements] == [pair[0]["cases"][0]["id"]]
