@@ -1,6 +1,6 @@
 """Runs a random sample of a report's cases again, on this machine, and says where the outcome is another one.
 
-Those of prims: times would be others each time.
+But for what is timed: times would be others each time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import report as reports
-from conformance.cases import PRIM, Case
+from conformance.cases import TIMED, Case
 from conformance.expectations import Declaration, Expectations
 from conformance.pool import Pool
 from conformance.worker import Settings
@@ -33,7 +33,7 @@ def again(report: Mapping[str, Any], count: int, plugins: Sequence[str] = (), wo
     """
     run = report["run"]
     settings = Settings(run["backend"]["name"], tuple(plugins or run["plugins"]), run["effort"], run["seed"])
-    entries = [entry for entry in report["cases"] if entry["verdict"] != "no-samples" and entry["kind"] == PRIM]
+    entries = [entry for entry in report["cases"] if entry["verdict"] != "no-samples" and entry["kind"] not in TIMED]
     drawn = random.SystemRandom().sample(entries, min(count, len(entries)))
     with tempfile.TemporaryDirectory(prefix="conformance-") as scratch:
         pool = Pool(settings, workers, run["timeout"], Path(scratch), run["selection"]["sample"])
@@ -49,10 +49,10 @@ def again(report: Mapping[str, Any], count: int, plugins: Sequence[str] = (), wo
                 different.append(f"the device is {there!r} in the report and {here!r} here")
             if different:
                 return [], different
-            pool.submit(Case(entry["prim"], entry["dtype"]) for entry in drawn)
+            pool.submit(Case(entry["prim"], entry["dtype"], entry["kind"]) for entry in drawn)
             expected = _expectations(report)
             for entry in drawn:
-                result = pool.result(Case(entry["prim"], entry["dtype"]))
+                result = pool.result(Case(entry["prim"], entry["dtype"], entry["kind"]))
                 now = reports.finished(result, expected, reports.Run(settings))
                 different += [
                     f"{entry['id']}: {key} is {entry[key]!r} in the report and {now[key]!r} here\n  {entry['reproducer']}"

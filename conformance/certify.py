@@ -22,6 +22,7 @@ from conformance.cases import Case, draw
 from conformance.endure import Problem, endure, independent
 from conformance.guards import Guarded, same_bits, storage_bytes
 from conformance.judge import Expectation, Judgement, expected_result, judge
+from conformance.outcome import ABSENT, MESSAGE_LIMIT, Failure, Outcome
 from conformance.pool import LOST_DEVICE
 from conformance.program import Program, build, inputs_of, interchangeable, tensors
 from conformance.subject import OPAQUE, Compiled, Placed, Subject
@@ -29,48 +30,6 @@ from vendor_sdk import Effort, Family, Sample
 
 STRENGTH = ("native", "view", "decomposed", "wrapper", "host")
 """Placements from the strongest claim to the weakest; a case has the weakest of its nodes."""
-
-ABSENT = "absent"
-"""Placement of a case whose prim is in no compiled graph: it was rewritten, or folded into a constant."""
-
-UNKNOWN = "unknown"
-"""Placement of a case that was never compiled."""
-
-MESSAGE_LIMIT = 2000
-
-
-@dataclass(frozen=True)
-class Failure:
-    """What went wrong with one sample.
-
-    Attributes:
-        sample: index in the order of the row's sampler.
-        label: the sampler's words for it.
-        kind: ``value``, ``shape``, ``dtype``, ``count``, ``class``, ``input-modified``, ``out-of-bounds``, ``second-call``,
-            ``overwritten``, ``exception``; a kind of ``endure.Problem``; ``disguised``; ``tampered``; ``torch`` for a wrong
-            value that has the very bits torch itself computes, or ``suite`` for a defect of the row.
-        message: one or a few lines.
-    """
-
-    sample: int
-    label: str
-    kind: str
-    message: str
-
-
-@dataclass
-class Outcome:
-    """What came out of one case; see ``report.schema.json`` for the meaning of each field."""
-
-    verdict: str
-    placement: str = UNKNOWN
-    reason: str = ""
-    worst: float = 0.0
-    samples: int = 0
-    compared: int = 0
-    fresh: int = 0
-    seconds: float = 0.0
-    failures: list[Failure] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

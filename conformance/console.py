@@ -90,6 +90,9 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
         _table(console, "cases by verdict", {k: v for k, v in totals["verdicts"].items() if v}, totals["cases"])
         _table(console, "passed cases by placement", totals["passed_by_placement"], totals["cases"])
         _table(console, "prims by the weakest of their cases", totals["prims_by_standing"], totals["prims"])
+    generated = {k: v for k, v in totals["generated"].items() if v}
+    if generated:
+        _table(console, "generated graphs by verdict", generated, sum(generated.values()))
     _timed(console, line, report)
     reasons = Counter(entry["reason"] for entry in entries if entry["placement"] == "host" and entry["reason"])
     if reasons:

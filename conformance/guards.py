@@ -8,8 +8,9 @@ import torch
 
 ZONE = 256
 """Bytes before and after each storage."""
-ALIGNMENT = 64
-"""Of the storages, in bytes: what torch's own allocator gives."""
+ALIGNMENT = {"cpu": 64}
+"""Of the storages, in bytes, by type of device: what torch's own allocator gives."""
+ALIGNMENT_ELSEWHERE = 512
 FILL = 0xFF
 """In every byte of a zone: NaN in each floating dtype, -1 in each signed one."""
 
@@ -17,7 +18,7 @@ FILL = 0xFF
 class Guarded:
     """Copies of tensors, equal in strides, offsets and in which of them share memory, each storage between two guard zones.
 
-    Zones are in memory of the host only; tensors that are empty stand as they are.
+    On whatever device the tensors lie. Tensors that are empty stand as they are.
 
     Attributes:
         tensors: the copies, in the order given.
@@ -33,9 +34,7 @@ class Guarded:
                 self.tensors.append(tensor)
                 continue
             if storage.data_ptr() not in enclosed:
-                content = storage_bytes(tensor)
-                host = tensor.device.type == "cpu"
-                enclosed[storage.data_ptr()] = self._enclose(content, position) if host else content.clone().untyped_storage()
+                enclosed[storage.data_ptr()] = self._enclose(storage_bytes(tensor), position)
             empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
             place = enclosed[storage.data_ptr()], tensor.storage_offset(), tensor.size(), tensor.stride()
             self.tensors.append(empty.set_(*place))
@@ -50,13 +49,14 @@ class Guarded:
 
     def _enclose(self, content: torch.Tensor, position: int) -> torch.UntypedStorage:
         size = content.numel()
-        outer = torch.full((size + 2 * ZONE + ALIGNMENT,), FILL, dtype=torch.uint8)
-        start = ZONE + -(outer.data_ptr() + ZONE) % ALIGNMENT
-        # A storage that begins in the midst of another: offsets into it (of as_strided) keep their meaning.
-        inner = torch.frombuffer(outer.numpy(), dtype=torch.uint8, offset=start, count=size)
-        inner.copy_(content)
+        alignment = ALIGNMENT.get(content.device.type, ALIGNMENT_ELSEWHERE)
+        outer = torch.full((size + 2 * ZONE + alignment,), FILL, dtype=torch.uint8, device=content.device)
+        start = ZONE + -(outer.data_ptr() + ZONE) % alignment
+        outer[start : start + size].copy_(content)
         self._zones += [(position, outer[start - ZONE : start]), (position, outer[start + size : start + size + ZONE])]
-        return inner.untyped_storage()
+        # A storage that begins in the midst of another, and keeps it alive: offsets into it (of as_strided) keep their meaning.
+        inner: torch.UntypedStorage = outer.untyped_storage()[start : start + size]
+        return inner
 
 
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:

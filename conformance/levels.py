@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from conformance.cases import MODEL, PATTERN, PRIM
+from conformance.cases import FUSED, MODEL, PATTERN, PRIM
 from conformance.expectations import RIGHT
 from conformance.profiles import FULL, PROFILES, dtypes, part_of, weights
 
@@ -43,7 +43,12 @@ def _level(profile: str, entries: Sequence[Mapping[str, Any]], numerics_agree: b
     prims = [e for e in entries if e["kind"] == PRIM and e["dtype"] in dtypes(profile).get(e["prim"], ())]
     patterns = [e for e in entries if e["kind"] == PATTERN]
     models = [e for e in entries if e["kind"] == MODEL and e["verdict"] != "no-samples"]
-    criteria = [*_runs(profile, prims, models), *_accurate(prims, patterns, models, numerics_agree), *_fast(patterns, models)]
+    generated = [e for e in entries if e["kind"] == FUSED]
+    criteria = [
+        *_runs(profile, prims, models),
+        *_accurate(prims, generated, patterns, models, numerics_agree),
+        *_fast(patterns, models),
+    ]
     reached = NONE
     for level in LEVELS:
         if not all(each["state"] == "met" for each in criteria if each["level"] == level):
@@ -94,12 +99,15 @@ def _runs(profile: str, prims: Sequence[Mapping[str, Any]], models: Sequence[Map
 
 def _accurate(
     prims: Sequence[Mapping[str, Any]],
+    generated: Sequence[Mapping[str, Any]],
     patterns: Sequence[Mapping[str, Any]],
     models: Sequence[Mapping[str, Any]],
     numerics_agree: bool,
 ) -> Iterable[dict[str, Any]]:
     wrong = _ids(prims, lambda e: e["verdict"] not in ("pass", "host-fail", "empty", "no-samples"))
     yield _none_of("accurate", "every prim passes in every dtype, none waived", wrong, prims, "cases")
+    wrong = _ids(generated, lambda e: e["verdict"] != "pass")
+    yield _none_of("accurate", "generated graphs are as accurate as their prims", wrong, generated, "cases")
     wrong = _ids(patterns, lambda e: e["verdict"] not in RIGHT)
     yield _none_of("accurate", "every fused pattern is right while it is timed", wrong, patterns, "patterns")
     wrong = _ids(models, lambda e: e["verdict"] not in RIGHT)

@@ -22,7 +22,7 @@ from torch import nn
 import vendor_sdk
 from conformance import witness
 from conformance.cases import Case, seed_of
-from conformance.certify import Failure, Outcome
+from conformance.outcome import Failure, Outcome
 from conformance.performance import NO_SLOWER, peak_memory, weakest
 from conformance.subject import OPAQUE, Placed, Subject
 from conformance.timing import Race, at_least, interval, timed

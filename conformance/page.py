@@ -13,7 +13,7 @@ import jinja2
 from markupsafe import Markup
 
 from conformance import charts
-from conformance.cases import DTYPES, PRIM
+from conformance.cases import DTYPES, TIMED
 from conformance.console import missing_for_next, timed_tables
 from conformance.levels import NONE, best
 from conformance.report import broken, standing
@@ -72,8 +72,8 @@ def html(report: Mapping[str, Any]) -> str:
         for name in ("page.html.jinja", "performance.html.jinja")
     )
     run, summary = report["run"], report["summary"]
-    prims = [entry for entry in report["cases"] if entry["kind"] == PRIM]
-    others = [entry for entry in report["cases"] if entry["kind"] != PRIM]
+    prims = [entry for entry in report["cases"] if entry["kind"] not in TIMED]
+    others = [entry for entry in report["cases"] if entry["kind"] in TIMED]
     performance = timed.render(
         run=run,
         summary=summary,

@@ -23,8 +23,9 @@ from torch import fx
 import vendor_sdk
 from conformance import roofline, witness
 from conformance.cases import Case, seed_of
-from conformance.certify import STRENGTH, Failure, Outcome
+from conformance.certify import STRENGTH
 from conformance.guards import same_bits
+from conformance.outcome import Failure, Outcome
 from conformance.patterns import PATTERNS, Operand, Pattern, Size
 from conformance.program import build
 from conformance.roofline import Machine, copies

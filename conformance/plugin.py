@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from conformance import console, journal, page, report
-from conformance.cases import PRIM, Case, SelectionError, shard_of
+from conformance.cases import TIMED, Case, SelectionError, shard_of
 from conformance.expectations import ExpectationsError, read
 from conformance.levels import LEVELS, NONE
 from conformance.pool import StartError
@@ -96,7 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         chosen = run.selection.cases()
         if run.only is not None:
-            chosen = [case for case in chosen if case.kind == PRIM]
+            chosen = [case for case in chosen if case.kind not in TIMED]
         config.stash[CASES] = shard_of(chosen, run.shard)
         expected = read(run.expectations) if run.expectations else None
     except (SelectionError, ExpectationsError) as error:

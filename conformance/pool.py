@@ -23,7 +23,7 @@ from multiprocessing import Pipe, connection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conformance.cases import PRIM, Case
+from conformance.cases import TIMED, Case
 from conformance.worker import Settings
 
 START_SECONDS = 300.0
@@ -300,7 +300,7 @@ class Pool:
             self._refuse(f"the worker process {how} while it loaded the backend:\n{self._log(worker)}")
         if job is None:
             return
-        if not job.apart and self.only is None and job.case.kind == PRIM:
+        if not job.apart and self.only is None and job.case.kind not in TIMED:
             # Again, sample by sample, to say which one it is.
             spent = job.spent + time.monotonic() - worker.began
             self._queue.appendleft(_Job(job.case, apart=True, crash=f"the worker process {how}", spent=spent))

@@ -62,6 +62,8 @@ def part_of(kind: str, name: str, profile: str) -> bool:
     """Whether a case of this kind and name belongs to the profile."""
     if profile == FULL:
         return True
+    if kind == "fused":
+        return True  # of no prim in particular
     if kind == "pattern":
         return profile in PATTERNS[name].profiles
     return name in zoo.PROFILES[profile] if kind == "model" else name in weights(profile)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import vendor_sdk
-from conformance.cases import PRIM, TIMED, Case, Selection, all_cases
+from conformance.cases import FUSED, PRIM, TIMED, Case, Selection, all_cases
 from conformance.expectations import RIGHT, Expectations
 from conformance.levels import levels
 from conformance.pool import Result
@@ -126,7 +126,16 @@ def reproducer(run: Run, case: Case, sample: int) -> str:
     words = ["vendor-sdk", "conformance", "--backend", settings.backend]
     for plugin in settings.plugins:
         words += ["--plugin", plugin]
-    words += [f"--{case.kind}s", case.prim, "--dtypes", case.dtype, "--effort", settings.effort, "--seed", str(settings.seed)]
+    words += [
+        f"--{case.kind if case.kind in TIMED else PRIM}s",
+        case.prim,
+        "--dtypes",
+        case.dtype,
+        "--effort",
+        settings.effort,
+        "--seed",
+        str(settings.seed),
+    ]
     if sample >= 0:
         words += ["--sample", str(sample)]
     if run.expectations is not None:
@@ -162,6 +171,7 @@ def summarize(
         "coverage": round(native / len(entries), 4) if entries else 0.0,
         "stale_expectations": list(stale),
         "numerics_disagree": disagree,
+        "generated": _every(VERDICTS, [entry for entry in every if entry["kind"] == FUSED]),
         "performance": {kind: _every(VERDICTS, [e for e in every if e["kind"] == kind]) for kind in TIMED},
         "levels": levels(every, not disagree),
         "claims_hold": complete and not stale and not disagree and not any(map(broken, every)) and _shown(every),

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from conformance.cases import MODEL, Case
-from conformance.certify import Outcome
 from conformance.models import measure_model
+from conformance.outcome import Outcome
 from conformance.performance import measure_pattern
 from conformance.roofline import Machine, machine
 from conformance.subject import Subject

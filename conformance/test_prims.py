@@ -33,4 +33,6 @@ def test_prim(case: Case, certification: Session, record_property: Callable[[str
             lines += [f"declared to fail ({entry['expectation']['reason']}), but it passes", entry["reproducer"]]
         for failure in entry["failures"]:
             lines += [f"sample {failure['sample']} ({failure['label']}): {failure['message']}", f"  {failure['reproducer']}"]
+            if failure.get("script"):
+                lines += ["", failure["script"]]
         pytest.fail("\n".join(lines), pytrace=False)

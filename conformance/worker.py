@@ -68,8 +68,9 @@ def _serve(connection: Connection, settings: Settings) -> None:
     try:
         import torch
 
+        from conformance import fused
         from conformance import subject as subjects  # imports ``witness``, which must see everything before any plugin does
-        from conformance.cases import TIMED, Case
+        from conformance.cases import FUSED, TIMED, Case, seed_of
         from conformance.certify import certify
         from conformance.probes import datasheet
         from conformance.stopwatch import Stopwatch
@@ -96,16 +97,18 @@ def _serve(connection: Connection, settings: Settings) -> None:
             sys.stderr.flush()
             send({"event": "done", "outcome": {**dataclasses.asdict(outcome), "performance": measured}})
             continue
-        outcome = certify(
-            subject,
-            case,
-            effort=Effort[settings.effort.upper()],
-            seed=settings.seed,
-            device=device,
-            only=request["only"],
-            apart=request["apart"],
-            announce=lambda index: send({"event": "sample", "index": index}),
-        )
+        how: dict[str, Any] = {
+            "effort": Effort[settings.effort.upper()],
+            "device": device,
+            "only": request["only"],
+            "apart": request["apart"],
+            "announce": lambda index: send({"event": "sample", "index": index}),
+        }
+        if case.kind == FUSED:
+            kind = case.prim.partition("/")[2].rpartition("-")[0]
+            outcome = fused.certify(subject, kind, seed=seed_of(case, settings.seed), **how)
+        else:
+            outcome = certify(subject, case, seed=settings.seed, **how)
         sys.stdout.flush()
         sys.stderr.flush()
         send({"event": "done", "outcome": dataclasses.asdict(outcome)})

@@ -245,6 +245,18 @@ def test_rms_norm_is_recognized(weighted: bool) -> None:
     torch.testing.assert_close(graph.interpret(x, weight)[0], norm(x, weight))
 
 
+def test_a_recognized_rms_norm_of_halves_keeps_its_reciprocal_root_in_float32() -> None:
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+    graph = _graph(norm, torch.randn(2, 5).half())
+    recognize = COMPOSITES["rms_norm"].recognize
+    assert recognize is not None
+    assert recognize(graph.module) == 1
+    (node,) = (node for node in graph.calls() if node.target is torch.ops.aten._fused_rms_norm.default)
+    assert [value.dtype for value in node.meta["val"]] == [torch.float16, torch.float32]
+
+
 def test_other_normalizations_are_not_rms_norm() -> None:
     x = torch.randn(2, 3, 5)
     recognize = COMPOSITES["rms_norm"].recognize

@@ -16,9 +16,9 @@ from torch import nn
 import vendor_sdk
 from conformance import charts, models, profiles, zoo
 from conformance.cases import MODEL, PATTERN, PRIM, Case, Selection, SelectionError, every_case
-from conformance.certify import Outcome
 from conformance.compare import compare
 from conformance.levels import LEVELS, NONE, best, levels
+from conformance.outcome import Outcome
 from conformance.patterns import PATTERNS, Size
 from conformance.performance import LIMITS, Inputs, error, measure_pattern
 from conformance.roofline import Machine, copies

@@ -579,3 +579,18 @@ def test_outputs_are_stored_in_the_order_of_their_last_view() -> None:
     (graph,) = graphs
     assert "reshape" not in graph.wrapper.source
     assert "RT.output" not in graph.wrapper.source
+
+
+def test_parts_of_a_node_and_other_nodes_have_names_of_their_own(linked: bool) -> None:
+    # Graphs number nodes of a kind: the second result of ``amax_exp_sum_div`` is not the node ``amax_exp_sum_div_1``.
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        powers = torch.exp(x - x.amax(0, True))
+        return powers / powers.sum(0, True)
+
+    def twice(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        once = softmax(x)
+        return softmax(once), once, softmax(y)
+
+    inputs = torch.randn(5, 1, 1), torch.randn(8)
+    for found, wanted in zip(build(twice, *inputs)(*inputs), twice(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted)

@@ -60,7 +60,18 @@ if TYPE_CHECKING:
     from vendor_sdk.lower import online, split
     from vendor_sdk.model_file import export
     from vendor_sdk.pipeline import compile_graph, trace
-    from vendor_sdk.prims.bounds import Accumulated, Bound, Distribution, Exact, Property, Ulp, Verdict, violations
+    from vendor_sdk.prims.bounds import (
+        Accumulated,
+        Bound,
+        Distribution,
+        Exact,
+        Property,
+        Ulp,
+        Verdict,
+        allowances,
+        rounded_once,
+        violations,
+    )
     from vendor_sdk.prims.opset import COMPOSITES, OPSET, OPSET_VERSION
     from vendor_sdk.prims.reference import Expected, outlined, reference, target_of
     from vendor_sdk.prims.row import ALL, BOOL, FLOATS, HALVES, INTS, NUMBERS, Composite, Family, Prim, Result, Shape
@@ -98,7 +109,7 @@ _HOMES = {
     "vendor_sdk.ir.loop": "LoopKernel",
     "vendor_sdk.ir.primgraph": "PrimGraph",
     "vendor_sdk.pipeline": "compile_graph trace",
-    "vendor_sdk.prims.bounds": "Accumulated Bound Distribution Exact Property Ulp Verdict violations",
+    "vendor_sdk.prims.bounds": "Accumulated Bound Distribution Exact Property Ulp Verdict allowances rounded_once violations",
     "vendor_sdk.prims.reference": "Expected outlined reference target_of",
     "vendor_sdk.prims.opset": "COMPOSITES OPSET OPSET_VERSION",
     "vendor_sdk.prims.row": "ALL BOOL FLOATS HALVES INTS NUMBERS Composite Family Prim Result Shape",
@@ -209,6 +220,7 @@ __all__ = [
     "VersionMismatchError",
     "WrongResultError",
     "__version__",
+    "allowances",
     "cache_dir",
     "compile_graph",
     "contiguous_strides",
@@ -232,6 +244,7 @@ __all__ = [
     "reference",
     "register",
     "release_memory",
+    "rounded_once",
     "sealed",
     "split",
     "target_of",

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from vendor_sdk.contract.placement import Kind
-from vendor_sdk.ir.memory import BANK, Home, MemoryPlan, Slot
+from vendor_sdk.ir.memory import BANK, Home, MemoryPlan, Slot, part_name
 
 
 class Shares(Protocol):
@@ -80,7 +80,7 @@ class Values:
     def variable(self, slot: Slot) -> str:
         node, index = slot
         single = not isinstance(node.meta["val"], list | tuple)
-        return node.name if single or not self.allocated(node) else f"{node.name}_{index}"
+        return node.name if single or not self.allocated(node) else part_name(node, index)
 
     def root(self, slot: Slot) -> Slot:
         """The first result in the memory of ``slot``, or the placeholder that it belongs to."""

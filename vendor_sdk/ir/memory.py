@@ -32,6 +32,12 @@ Slot = tuple[fx.Node, int]
 """One result of a node; index 0 where it has a single one."""
 
 
+def part_name(node: fx.Node, index: int) -> str:
+    """What one of several results of a node is called. Not ``name_1``, which may be another node: graphs number those of a kind
+    so."""
+    return f"{node.name}_r{index}"
+
+
 class Home(enum.Enum):
     """Who owns the bytes of a buffer."""
 

@@ -15,7 +15,7 @@ from torch import fx
 
 from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.ir.index import ZERO, Int, from_size, product, symbols
-from vendor_sdk.ir.memory import Buffer, Home, MemoryPlan, Slot
+from vendor_sdk.ir.memory import Buffer, Home, MemoryPlan, Slot, part_name
 from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.plan.order import Steps
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET
@@ -71,7 +71,7 @@ def plan_memory(
                 home = Home.ELSEWHERE
                 if allocated(node) and nbytes is not None and arena:
                     home = Home.BLOCK if slot in escaping else Home.ARENA
-                name = node.name if isinstance(node.meta["val"], torch.Tensor) else f"{node.name}_{index}"
+                name = node.name if isinstance(node.meta["val"], torch.Tensor) else part_name(node, index)
                 buffers.append(Buffer(name, nbytes if nbytes is not None else ZERO, step, step, home, [slot]))
             slots[slot] = number
     end = max(len(steps.order) - 1, 0)

@@ -95,7 +95,9 @@ def recognize_rms_norm(module: fx.GraphModule) -> int:
             other = _other_operand(user, scaled)
             if other is not None and list(_value(other).shape) == shape and _value(other).dtype == _value(x).dtype:
                 last, weight = user, other
-        norm = _insert(last, aten._fused_rms_norm.default, (x, shape, weight, eps), (last.meta["val"], root.meta["val"]))
+        # The operator computes in float32 at least, and keeps its reciprocal roots so.
+        kept = root.meta["val"].to(torch.promote_types(root.meta["val"].dtype, torch.float32))
+        norm = _insert(last, aten._fused_rms_norm.default, (x, shape, weight, eps), (last.meta["val"], kept))
         last.replace_all_uses_with(_insert(last, operator.getitem, (norm, 0), last.meta["val"]))
         found += 1
     return found

@@ -1,0 +1,72 @@
+"""What came of a case, whatever its kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+ABSENT = "absent"
+"""Placement of a case whose prim is in no compiled graph: it was rewritten, or folded into a constant."""
+
+UNKNOWN = "unknown"
+"""Placement of a case that was never compiled."""
+
+MESSAGE_LIMIT = 2000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong with one sample.
+
+    Attributes:
+        sample: index in the order of the row's sampler.
+        label: the sampler's words for it.
+        kind: ``value``, ``shape``, ``dtype``, ``count``, ``class``, ``input-modified``, ``out-of-bounds``, ``second-call``,
+            ``overwritten``, ``exception``; a kind of ``endure.Problem``; ``disguised``; ``tampered``; ``torch`` for a wrong
+            value that has the very bits torch itself computes, or ``suite`` for a defect of the row.
+        message: one or a few lines.
+        script: a program of its own that shows it, where there is one.
+    """
+
+    sample: int
+    label: str
+    kind: str
+    message: str
+    script: str = ""
+
+
+@dataclass
+class Outcome:
+    """What came out of one case; see ``report.schema.json`` for the meaning of each field."""
+
+    verdict: str
+    placement: str = UNKNOWN
+    reason: str = ""
+    worst: float = 0.0
+    samples: int = 0
+    compared: int = 0
+    fresh: int = 0
+    seconds: float = 0.0
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What is wrong with a result of a graph.
+
+    Attributes:
+        kind: ``value``, ``dtype``, ``shape``, ``count``, ``input-modified`` or ``exception``.
+        message: one line.
+        output: which result, -1 where it is not one.
+        call: 0 for the first call, 1 for the second.
+        index: of the worst element.
+        found, low, high: what it is, and between what it may lie.
+    """
+
+    kind: str
+    message: str
+    output: int = -1
+    call: int = 0
+    index: tuple[int, ...] = ()
+    found: float | int | bool = 0.0
+    low: float | int | bool = 0.0
+    high: float | int | bool = 0.0

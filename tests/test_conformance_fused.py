@@ -1,0 +1,309 @@
+"""Generated graphs: right fusions are accepted however they round, planted wrong ones are found and written down."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from conformance import fused, graphs, spans
+from conformance.fused import Tally, by_seed
+from conformance.program import Program
+from conformance.subject import Compiled, Description, Subject
+from vendor_sdk import OPSET, Effort, Sample, reference, violations
+
+CPU = torch.device("cpu")
+aten = torch.ops.aten
+Tensor = torch.Tensor
+HALVES = (torch.bfloat16, torch.float16)
+
+
+class Interpreted(Subject):
+    """A backend that runs whole graphs, as ``interpreter`` says."""
+
+    opaque = True
+
+    def __init__(self, interpreter: type[fx.Interpreter]) -> None:
+        self.interpreter = interpreter
+
+    def describe(self) -> Description:
+        return Description("torch:eager", "1", "", {"name": "none"})
+
+    def synchronize(self) -> None:
+        """Everything is done at once."""
+
+    def prepare(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Compiled:
+        return Compiled(function, ())
+
+    def through_torch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return function
+
+    def compile(self, program: Program) -> Compiled:
+        return Compiled(lambda *inputs: self.interpreter(program.module).run(*inputs), ())
+
+
+class Eager(fx.Interpreter):
+    """Unfused, in the graph's own dtypes."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+
+    def run_node(self, node: fx.Node) -> Any:
+        if node.op != "call_function" or node.target is operator.getitem:
+            return super().run_node(node)
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        return self.call(node, args, kwargs)
+
+    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+# Right ones
+
+
+class InFloat32(Eager):
+    """Halves are computed in float32 and rounded where the graph says so, and at its end."""
+
+    wide = torch.float32
+    narrow: Sequence[torch.dtype] = HALVES
+
+    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        dtype = kwargs.get("dtype")
+        if node.target is aten._to_copy.default and dtype in self.narrow:
+            return self.widened(super().call(node, args, kwargs))
+        if node.target is aten._to_copy.default and isinstance(dtype, torch.dtype):
+            return super().call(node, args, kwargs)
+        return self.widened(super().call(node, args, kwargs))
+
+    def widened(self, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return tuple(map(self.widened, value))
+        return value.to(self.wide) if value.dtype in self.narrow else value
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self.widened(super().placeholder(target, args, kwargs))
+
+    def output(self, target: Any, args: Any, kwargs: Any) -> Any:
+        ends = list(self.module.graph.nodes)[-1].args[0]  # type: ignore[union-attr]
+        return tuple(value.to(node.meta["val"].dtype) for value, node in zip(args[0], ends, strict=True))
+
+
+class InFloat64(InFloat32):
+    """Everything but the end, and conversions, in float64."""
+
+    wide = torch.float64
+    narrow = (*HALVES, torch.float32)
+
+
+class Backwards(Eager):
+    """Sums in another order: the last element first."""
+
+    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if node.target in (aten.sum.dim_IntList, aten.mean.dim) and args[0].is_floating_point():
+            return super().call(node, (args[0].flip(args[1]), *args[1:]), kwargs)
+        if node.target is aten.mm.default and args[0].dtype == torch.float32:
+            return super().call(node, (args[0].flip(1), args[1].flip(0)), kwargs)
+        return super().call(node, args, kwargs)
+
+
+# Wrong ones
+
+
+class DropsCasts(Eager):
+    """To a half precision and back is taken for nothing."""
+
+    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source = node.args[0]
+        if (
+            node.target is aten._to_copy.default
+            and isinstance(source, fx.Node)
+            and source.target is aten._to_copy.default
+            and source.meta["val"].dtype in HALVES
+            and node.meta["val"].dtype.is_floating_point
+        ):
+            args = (self.env[source.args[0]], *args[1:])  # type: ignore[index]
+        return super().call(node, args, kwargs)
+
+
+class BroadcastsTheOtherWay(Eager):
+    """A row is added as a column where the matrix is square."""
+
+    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if node.target in (aten.add.Tensor, aten.mul.Tensor, aten.sub.Tensor) and isinstance(args[1], Tensor):
+            a, b = args[:2]
+            if a.dim() == 2 and b.dim() == 1 and a.shape[0] == a.shape[1] == b.shape[0] > 1:
+                args = (a, b.unsqueeze(1))
+        return super().call(node, args, kwargs)
+
+
+class ReusesABuffer(Eager):
+    """Two pointwise results of one shape share memory, whether or not the first is read again."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module)
+        self.buffers: dict[Any, Tensor] = {}
+
+    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = super().call(node, args, kwargs)
+        if node.target in (aten.mul.Tensor, aten.add.Tensor) and value.numel():
+            return self.buffers.setdefault((value.shape, value.dtype), torch.empty_like(value)).copy_(value)
+        return value
+
+
+class ReducesFirst(Eager):
+    """A reduction moves past the pointwise prim below it."""
+
+    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        source = node.args[0] if node.args else None
+        moves = (aten.exp.default, aten.abs.default, aten.relu.default, aten.tanh.default, aten.sigmoid.default)
+        if node.target is aten.sum.dim_IntList and isinstance(source, fx.Node) and source.target in moves:
+            inner = super().call(node, (self.env[source.args[0]], *args[1:]), kwargs)  # type: ignore[index]
+            return source.target(inner)  # type: ignore[operator]
+        return super().call(node, args, kwargs)
+
+
+class DropsTheTail(Eager):
+    """Sums leave out the last element of a long row."""
+
+    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if node.target is aten.sum.dim_IntList and len(args[1]) == 1 and args[0].shape[args[1][0]] > 16:
+            dim = args[1][0]
+            args = (args[0].narrow(dim, 0, args[0].shape[dim] - 1), *args[1:])
+        return super().call(node, args, kwargs)
+
+
+class SwallowsNan(Eager):
+    """The maximum of a number and NaN is the number."""
+
+    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if node.target is aten.relu.default:
+            return super().call(node, args, kwargs).nan_to_num(0.0, float("inf"), float("-inf"))
+        return torch.fmax(*args) if node.target is aten.maximum.default else super().call(node, args, kwargs)
+
+
+def failures(interpreter: type[fx.Interpreter], kind: str, seeds: Sequence[int]) -> tuple[list[fused.Failed], Tally]:
+    tally = Tally()
+    subject = Interpreted(interpreter)
+    found = [failed for seed in seeds for failed in fused.run(call_of(subject), [by_seed(kind, seed)], CPU, tally)]
+    return found, tally
+
+
+def call_of(subject: Subject) -> Callable[[Program], Any]:
+    return lambda program: subject.compile(program).call
+
+
+@pytest.mark.parametrize("kind", ["float32", "mixed", "bfloat16"])
+@pytest.mark.parametrize("interpreter", [Eager, InFloat32, InFloat64, Backwards])
+def test_right_fusions_are_accepted(interpreter: type[fx.Interpreter], kind: str) -> None:
+    found, tally = failures(interpreter, kind, range(8))
+    assert not found, found[0].wrong
+    assert tally.graphs == 8
+    assert tally.open < 0.05 * tally.elements, "bounds that leave results open show nothing"
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "kind", "first"),
+    [
+        (DropsCasts, "mixed", 63),
+        (BroadcastsTheOtherWay, "float32", 30),
+        (ReusesABuffer, "float32", 5),
+        (ReducesFirst, "float32", 2),
+        (DropsTheTail, "float32", 34),
+        (SwallowsNan, "mixed", 119),
+    ],
+)
+def test_planted_bugs_are_found(interpreter: type[fx.Interpreter], kind: str, first: int) -> None:
+    # ``first`` is where one is found, so that this takes no time; others follow.
+    assert any(fused.fails(call_of(Interpreted(interpreter)), by_seed(kind, seed), CPU) for seed in range(first, first + 100))
+
+
+def test_a_failure_is_made_small_and_written_down(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(fused, "SHRINKING", 5.0)
+    outcome = fused.certify(Interpreted(Negates), "float32", effort=Effort.QUICK, seed=1, device=CPU)
+    assert outcome.verdict == "fail"
+    failure = outcome.failures[0]
+    assert failure.kind == "value"
+    assert len(re.findall(r"= torch\.ops\.", failure.script)) <= 2, failure.script
+    assert failure.script in capsys.readouterr().out
+    # Run by itself with what is right, it says so; with what is wrong, its status is 1.
+    assert _status(failure.script) == 0
+    assert (
+        _status(failure.script.replace("compiled = ", "compiled = lambda *given: [-each for each in program(*given)]  # ")) == 1
+    )
+
+
+def test_what_a_graph_does_to_its_inputs_is_seen() -> None:
+    def compiled(program: Program) -> Callable[..., Any]:
+        return lambda *inputs: [value.clone() for value in program.module(*(each.add_(0.5) for each in inputs))]
+
+    wrong = fused.fails(compiled, by_seed("float32", 4), CPU)
+    assert wrong is not None
+
+
+class Negates(Eager):
+    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = super().call(node, args, kwargs)
+        return -value if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _status(text: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        exec(compile(text, "script", "exec"), {"__name__": "__main__"})
+    return int(ended.value.code or 0)
+
+
+@pytest.mark.parametrize("kind", sorted(graphs.KINDS))
+def test_graphs_follow_from_their_seed(kind: str) -> None:
+    one, other = (fused.drawn_by_hypothesis(kind, 3, 2) for _ in range(2))
+    assert [each.module.code for each in one] == [each.module.code for each in other]
+    for each in one:
+        fused.spans_of(each.module, each.values())
+        fused.spans_of(each.module, each.values(1, other=True))
+
+
+def test_spans_hold_every_conforming_result() -> None:
+    """By definition: any value within the bound of a prim, at any place in a chain, stays within the chain's span."""
+    x = torch.linspace(-2, 2, 33)
+    graph = fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["val"] = x.to("meta")
+    for target in (aten.exp.default, aten.sigmoid.default, aten.log.default, aten.tanh.default):
+        node = graph.call_function(target, (node,))
+        node.meta["val"] = x.to("meta")
+    graph.output((node,))
+    (span,) = fused.spans_of(fx.GraphModule(torch.nn.Module(), graph), [x])
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        value = x.double()
+        for function, units in ((torch.exp, 3), (torch.sigmoid, 2), (torch.log, 3), (torch.tanh, 5)):
+            exact = function(value)
+            noise = torch.rand(exact.shape, generator=generator, dtype=torch.float64) * 2 - 1
+            value = exact + noise * units * exact.abs() * torch.finfo(torch.float32).eps / 2
+        assert ((value >= span.low) & (value <= span.high)).all()
+    assert ((span.high - span.low) < 1e-4).all(), "and not much more"
+
+
+def test_a_conversion_rounds_whatever_precision_came_before() -> None:
+    third = spans.exactly(torch.tensor([1 / 3], dtype=torch.float32))
+    half = spans.converted(third, torch.float16)
+    assert half.low.item() == half.high.item() == torch.tensor(1 / 3).half().item()
+    # Beside a tie: at once, or through float32.
+    beside = spans.converted(spans.exactly(torch.tensor([1 + 2.0**-11 + 2.0**-40], dtype=torch.float64)), torch.float16)
+    assert (beside.low.item(), beside.high.item()) == (1.0, 1 + 2.0**-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_float64_may_be_rounded_to_halves_at_once_or_through_float32(dtype: torch.dtype) -> None:
+    row, unit = OPSET["_to_copy"], torch.finfo(dtype).eps
+    sample = Sample((torch.tensor([1 + unit / 2 + 2.0**-40], dtype=torch.float64),), {"dtype": dtype})
+    expected = reference(row, sample)
+    right = {
+        value: violations(row.bound, row, sample, torch.tensor([value]).to(dtype), expected).ok
+        for value in (1 - unit, 1.0, 1 + unit, 1 + 2 * unit)
+    }
+    assert right == {1 - unit: False, 1.0: True, 1 + unit: True, 1 + 2 * unit: False}
