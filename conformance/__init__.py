@@ -8,5 +8,6 @@ is certified), ``judge`` (one result against its reference), ``certify`` (one ca
 (what is timed), ``timing``, ``roofline`` (how), ``performance``, ``models``, ``stopwatch`` (a timed case), ``profiles``,
 ``levels`` (what it adds up to), ``worker`` and ``pool`` (cases in processes of their own), ``expectations`` (what the vendor
 declares), ``session`` and ``journal`` (a run, and what is left of one that was stopped), ``report``, ``page``, ``charts`` and
-``console`` (what came out), ``evidence``, ``again``, ``merge`` and ``compare`` (reports afterwards), ``plugin``, ``cli`` and ``report_cli`` (pytest and the command line).
+``console`` (what came out), ``evidence``, ``again``, ``merge`` and ``compare`` (reports afterwards), ``plugin``, ``cli`` and
+``report_cli`` (pytest and the command line).
 """
