@@ -388,9 +388,9 @@ VECTORS: Mapping[str, tuple[int, int]] = {
     "softmax": (4, 4),
     "softmax of odd rows": (4, 4),
     "softmax of short odd rows": (4, 4),
-    "softmax of long rows": (8, 4),  # twice read
-    "softmax of long odd rows": (8, 4),
-    "cross entropy": (4, 0),  # once
+    "softmax of long rows": (4, 2),  # twice read
+    "softmax of long odd rows": (4, 2),
+    "cross entropy": (2, 0),  # once
     "elements of an odd count": (2, 1),
 }
 """Loads and stores of 16 bytes in a kernel's text of machine instructions."""

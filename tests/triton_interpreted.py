@@ -199,14 +199,6 @@ def install() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patched
-
-    def unravel(self: Any, operands: Any, axis: int | None) -> Any:
-        """All operands of a reduction over all axes are flat, not the first alone."""
-        if axis is not None:
-            return tuple(operands), axis
-        return tuple(self.to_tensor(each.handle.data.flatten(), each.dtype) for each in operands), 0
-
-    interpreter.ReduceOps.unravel = unravel
     narrow, widen = InterpreterBuilder.create_fp_trunc, InterpreterBuilder.create_fp_ext
 
     def narrowed(self: Any, value: Any, dtype: Any) -> Any:
@@ -344,7 +336,7 @@ def float_symbol(name: str) -> str:
     (launch,) = emitter.compile([(kernel, emitter.emit(kernel))])
     results = torch.empty(3, dtype=torch.float64), torch.empty(3, dtype=torch.int64)
     for rate, seed in ((0.1, 1), (1e300, 2**62 + 1)):
-        launch(results, (rate, seed))  # type: ignore[arg-type]
+        launch(results, (rate, torch.tensor([seed])))  # type: ignore[arg-type]
         if results[0].tolist() != [rate] * 3 or results[1].tolist() != [seed] * 3:
             return f"{rate} and {seed} arrive as {results}"
     return ""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.graph import trace
@@ -212,7 +211,7 @@ def _decomposition(prim: row.Prim) -> str:
 def _parts(prim: row.Prim) -> list[str]:
     called: set[str] = set()
 
-    class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    class Calls(torch_private.TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func in BY_TARGET:
                 called.add(BY_TARGET[func].name)

@@ -93,6 +93,18 @@ def transposed(nest: loop.Nest) -> loop.Nest | None:
     return None
 
 
+def reads_steadily(s: Loop) -> bool:
+    """Whether a loop does nothing but read at places one step apart and compute with that. (Triton 3.6 made wrong code of
+    divisions by constants of the iterations' numbers, where these were written out.)"""
+    return all(
+        isinstance(each, loop.Compute | loop.Const)
+        or (
+            isinstance(each, loop.Load) and each.mask is None and all(step(each.index, r.var) is not None for r in ranges_of(s))
+        )
+        for each in body_of(s)
+    )
+
+
 def step(expression: index.Int, variable: str) -> int | None:
     found = index.stride(expression, variable)
     return None if found is None else found.value

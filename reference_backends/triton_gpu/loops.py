@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.triton_gpu.analysis import Loop, body_of, length_of, names_in, plain, ranges_of, tiled
+from reference_backends.triton_gpu.analysis import Loop, body_of, length_of, names_in, ranges_of, reads_steadily, tiled
 from reference_backends.triton_gpu.statements import NONE, Axes, R, Statements
 from reference_backends.triton_gpu.table import SMALL, TYPES, combination, constant, convert, nothing, wide
 from reference_backends.triton_gpu.tiles import Tile, Vectors
@@ -146,12 +146,12 @@ class Loops(Statements):
             operands.append([name for a in accumulators for name in self.operands(a, axes)])
             self.leave(s, before)
         if len({wide(a.dtype) for a in accumulators}) == 1 and all(len(a.to) == 1 for a in accumulators):
-            self.reduce_lanes(accumulators, operands, axes - R)
+            self.reduce_lanes(accumulators, operands, axes - R, pieces)
             return
         first = 0
         for a in accumulators:
             last = first + len(a.to)
-            self.reduce_lanes([a], [names[first:last] for names in operands], axes - R)
+            self.reduce_lanes([a], [names[first:last] for names in operands], axes - R, pieces)
             first = last
 
     def operands(self, a: loop.Accumulator, axes: Axes) -> list[str]:
@@ -169,12 +169,17 @@ class Loops(Statements):
             names.append(name)
         return names
 
-    def reduce_lanes(self, accumulators: Sequence[loop.Accumulator], operands: Sequence[list[str]], axes: Axes) -> None:
+    def reduce_lanes(
+        self, accumulators: Sequence[loop.Accumulator], operands: Sequence[list[str]], axes: Axes, pieces: Sequence[Tile]
+    ) -> None:
         """Combines the lanes of each piece, and the pieces: accumulators at once, since lanes wait for one another."""
         function = self.joint(accumulators)
         joined = [f"{to}_r" for a in accumulators for to in a.to]
-        along = "1" if "x" in axes else "None"
-        for position, names in enumerate(operands):
+        for position, (names, tile) in enumerate(zip(operands, pieces, strict=True)):
+            along = "1" if "x" in axes else "None"
+            if along == "None" and len(joined) > 1:
+                # Flattened by Triton itself, each operand may get an order of its own.
+                names, along = [f"tl.reshape({name}, [{tile.block}])" for name in names], "0"
             results = [f"{name}_{position}" for name in joined] if position else joined
             self.out(f"{', '.join(results)} = tl.reduce({listed(names)}, {along}, {function})")
             if position:
@@ -236,7 +241,7 @@ class Loops(Statements):
             turn = self.fresh("turn")
             if "r" in axes:
                 raise LoweringError(f"triton_gpu: {self.kernel.name} has an inner loop whose length varies along another")
-            steps = "tl.static_range" if plain(body_of(s)) and (r.size.value or UNROLLED + 1) <= UNROLLED else "range"
+            steps = "tl.static_range" if reads_steadily(s) and (r.size.value or UNROLLED + 1) <= UNROLLED else "range"
             self.out(f"for {turn} in {steps}(0, {f'tl.max({length})' if axes else length}):")
             self.out.depth += 1
             if axes:

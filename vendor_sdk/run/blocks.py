@@ -155,10 +155,12 @@ def shaped(
             step *= max(size, 1)
         strides = tuple(reversed(steps))
     start = flat.storage_offset() * flat.dtype.itemsize + offset
-    # Tensors made in inference mode could not be written to outside of it, and frames outlive the mode.
-    with torch.inference_mode(False):
-        empty = torch.empty(0, dtype=dtype, device=flat.device)
-        return empty.set_(flat.untyped_storage(), start // dtype.itemsize, shape, strides)
+    if torch.is_inference_mode_enabled():
+        # Tensors made in inference mode could not be written to outside of it, and frames outlive the mode.
+        with torch.inference_mode(False):
+            return shaped(flat, offset, shape, dtype, strides)
+    empty = torch.empty(0, dtype=dtype, device=flat.device)
+    return empty.set_(flat.untyped_storage(), start // dtype.itemsize, shape, strides)
 
 
 def warm_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
