@@ -93,6 +93,11 @@ def transposed(nest: loop.Nest) -> loop.Nest | None:
     return None
 
 
+def pairs(s: Loop) -> bool:
+    """Whether a loop combines several values at once: the largest and where it is."""
+    return isinstance(s, loop.Reduce) and any(len(a.to) > 1 for a in s.accumulators)
+
+
 def reads_steadily(s: Loop) -> bool:
     """Whether a loop does nothing but read at places one step apart and compute with that. (Triton 3.6 made wrong code of
     divisions by constants of the iterations' numbers, where these were written out.)"""

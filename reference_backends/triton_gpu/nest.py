@@ -19,6 +19,7 @@ from reference_backends.triton_gpu.analysis import (
     inner_loops,
     length_of,
     manner,
+    pairs,
     plain,
     ranges_of,
     step,
@@ -82,8 +83,8 @@ class NestText(Loops):
         """Places on the axis x."""
         self.inner = inner_loops(self.nest)
         sizes = list(dict.fromkeys(map(length_of, self.inner)))
-        # A scan cannot be taken in pieces.
-        one_piece = {length_of(s) for s in self.inner if isinstance(s, loop.Scan)}
+        # A scan cannot be taken in pieces. (Pairs, a value and its place, were: on GPUs the places were wrong.)
+        one_piece = {length_of(s) for s in self.inner if isinstance(s, loop.Scan) or (self.whole and pairs(s))}
         self.fixed = self.whole and all(size.value is not None for size in sizes)
         """Whether the text says how many iterations lie in a tile; else the launch does."""
         self.kind: Kind = manner(nest)
@@ -116,7 +117,7 @@ class NestText(Loops):
 
     def pieces_of(self, n: int, size: index.Int, *, whole: bool) -> list[Tile]:
         """The tile of loops of one length; ``whole``: in one piece."""
-        name, found = f"r{n}", None
+        name, found = f"r_{n}", None
         if not whole and (self.fixed or (self.kind != "across" and not self.spread and size.value is not None)):
             loops = [s for s in self.inner if length_of(s) == size]
             known = {"x_index", "lead", *(s.name for s in self.kernel.symbols)}
