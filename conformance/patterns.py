@@ -220,7 +220,8 @@ def _cross_entropy_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Te
 
 
 def _dropout_residual_norm(x: Tensor, r: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    total = F.dropout(x, DROPPED) + r
+    # F.dropout would be traced with its write in place, and not as the one operator that it is.
+    total = torch.native_dropout(x, DROPPED, True)[0] + r
     return total, F.layer_norm(total, x.shape[-1:], w, b)
 
 
