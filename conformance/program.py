@@ -110,7 +110,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     lies between the elements of a strided view must stay as it is too."""
     if tensor.device == device:
         return tensor
-    storage = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    storage = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
     return storage.to(device).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 

@@ -626,7 +626,10 @@ def _position(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: 
     dim = args[1] if len(args) > 1 else None
     keepdim = bool(args[2]) if len(args) > 2 else bool(kwargs.get("keepdim", False))
     by = torch.ops.aten.argmax.default if row.name in ("argmax", "max.dim") else torch.ops.aten.argmin.default
-    low, high, free, known = ((end.reshape(-1) if dim is None else end) for end in (a.low, a.high, a.free, a.fixed))
+    ends = (a.low, a.high, a.free, a.fixed)
+    low, high, free, known = ((end.reshape(-1) if dim is None else end) for end in ends)
+    if a.dtype == torch.bool:  # Of bools torch finds the largest, and refuses to say where it is.
+        low, high = low.to(torch.uint8), high.to(torch.uint8)
     along = 0 if dim is None else dim
     where = by(low, along, True)
     if low.dim():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import fx
 
+import vendor_sdk
 from conformance import fused, graphs, spans
 from conformance.fused import Tally, by_seed
 from conformance.program import Program
@@ -264,6 +265,13 @@ def test_graphs_follow_from_their_seed(kind: str) -> None:
     for each in one:
         fused.spans_of(each.module, each.values())
         fused.spans_of(each.module, each.values(1, other=True))
+
+
+def test_places_of_bools_have_spans() -> None:
+    x = torch.tensor([[False, True, False], [False, False, False]])
+    value, place = fused.spans_of(vendor_sdk.trace(lambda x: tuple(x.max(1)), [x]).module, [x])
+    assert value.low.tolist() == value.high.tolist() == [True, False]
+    assert place.low.tolist() == [1, 0]
 
 
 def test_spans_hold_every_conforming_result() -> None:

@@ -17,6 +17,7 @@ import torch
 
 import vendor_sdk
 from reference_backends.triton_gpu import compiler, launch, plugin
+from reference_backends.triton_gpu.analysis import late
 from reference_backends.triton_gpu.emitter import OPS, TritonEmitter, divided
 from vendor_sdk import ALL, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
 
@@ -335,6 +336,7 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
     "columns": (lambda a: a.amax(0), (torch.empty(5000, 64),)),
     "all": (lambda a: a.any(), (torch.empty(5000, 64, dtype=torch.bool),)),
     "argmax": (lambda a: a.argmax(1), (torch.empty(64, 5000),)),
+    "argmax of one odd row": (lambda a: a.argmax(0), (torch.empty(67, dtype=torch.int32),)),
     "scan": (lambda a: a.cumsum(1), (torch.empty(64, 5000, dtype=torch.int64),)),
     "scatter": (lambda a, i, b: a.scatter_add(0, i, b), (torch.empty(99), torch.empty(50, dtype=torch.int64), torch.empty(50))),
     "scatter by compare and swap": (
@@ -406,6 +408,60 @@ def vectors(cubin: bytes, folder: Path) -> tuple[int, int]:
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     loads, stores = (len(re.findall(rf"\b{op}\.E\.\S*\b128\b", text)) for op in ("LDG", "STG"))
     return loads, stores
+
+
+def unordered(module: str) -> list[str]:
+    """Reductions of several operands at once, in Triton's first representation, of which one may be in an order of its own."""
+    free = set(re.findall(r"(%\S+) = tt\.reshape \S+ allow_reorder", module))
+    found = re.findall(r'"tt\.reduce"\((%[^)]*)\)', module)
+    return [operands for operands in found if "," in operands and free & set(operands.split(", "))]
+
+
+@needs_triton
+@pytest.mark.parametrize("name", ["argmax", "argmax of one odd row", "layer norm", "positions of odd rows"])
+def test_values_and_their_places_are_reduced_in_one_order(
+    name: str, emitted: Callable[..., list[tuple[LoopKernel, str]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton may reorder what is flattened only to be reduced, each operand by itself; its interpreter never does."""
+    import triton
+
+    assert unordered('%0 = tt.reshape %a allow_reorder : x\n%2:2 = "tt.reduce"(%0, %1)')
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    modules: list[str] = []
+    compile_ = triton.compile
+
+    def spied(*arguments: Any, **keywords: Any) -> Any:
+        made = compile_(*arguments, **keywords)
+        modules.append(made.asm["ttir"])
+        return made
+
+    monkeypatch.setattr(triton, "compile", spied)
+    function, inputs = KERNELS[name]
+    for kernel, text in emitted(function, *inputs):
+        compiler.compile_offline(kernel, text, "cuda:90")
+    assert any("tt.reduce" in module for module in modules)
+    assert not [operands for module in modules for operands in unordered(module)]
+
+
+def test_a_store_over_what_was_loaded_waits_unless_it_stores_what_follows_from_it() -> None:
+    """Threads that load an element are not always those that store it."""
+    x = index.variable("x", index.wrap(64))
+    load = [loop.Load(f"v{n}", name, x, torch.float32) for n, name in enumerate(("out0", "in0"))]
+    total = loop.Compute("s", "add", ("v0", "v1"), torch.float32)
+    own, other = loop.Store("out0", x, "s"), loop.Store("out0", x, "v1")
+    assert late([*load, total, own]) == frozenset()
+    assert late([*load, total, other]) == {id(other)}
+    assert late([load[1], other]) == frozenset(), "nothing was loaded"
+    second = loop.Store("out0", x, "v1")
+    assert late([*load, other, second]) == {id(other)}, "once is enough"
+    r = loop.Range("r", index.wrap(64))
+    sum_ = loop.Reduce((r,), (load[0],), (loop.Accumulator(("a",), "sum", ("v0",), torch.float32),))
+    first = loop.Load("w", "in0", index.variable("r", index.wrap(64)), torch.float32)
+    after = loop.Store("out0", index.variable("r", index.wrap(64)), "w")
+    assert late([sum_, loop.Nest((r,), (first, after))]) == {id(after)}
+    whole = loop.Store("out0", index.variable("r", index.wrap(64)), "q")
+    scaled = loop.Compute("q", "mul", ("w", "a"), torch.float32)
+    assert late([sum_, loop.Nest((r,), (first, scaled, whole))]) == frozenset()
 
 
 @needs_triton

@@ -93,11 +93,6 @@ def transposed(nest: loop.Nest) -> loop.Nest | None:
     return None
 
 
-def pairs(s: Loop) -> bool:
-    """Whether a loop combines several values at once: the largest and where it is."""
-    return isinstance(s, loop.Reduce) and any(len(a.to) > 1 for a in s.accumulators)
-
-
 def reads_steadily(s: Loop) -> bool:
     """Whether a loop does nothing but read at places one step apart and compute with that. (Triton 3.6 made wrong code of
     divisions by constants of the iterations' numbers, where these were written out.)"""
@@ -108,6 +103,39 @@ def reads_steadily(s: Loop) -> bool:
         )
         for each in body_of(s)
     )
+
+
+def late(body: Sequence[loop.Stmt]) -> frozenset[int]:
+    """Stores, by identity, over content that was loaded and that their values do not follow from. The thread that stores an
+    element need not be the one that loads it: where the stored value does not wait for the loaded one, the store must."""
+    stored = {s.param for s in loop.walk(tuple(body)) if isinstance(s, loop.Store)}
+    pending: dict[str, set[str]] = {name: set() for name in stored}
+    behind: dict[str, frozenset[str]] = {}
+    found = set[int]()
+
+    def origins(names: Sequence[str]) -> frozenset[str]:
+        return frozenset[str]().union(*(behind.get(name, frozenset()) for name in names))
+
+    def visit(body: Sequence[loop.Stmt]) -> None:
+        for s in body:
+            if isinstance(s, Loop):
+                visit(s.body)
+                for a in getattr(s, "accumulators", ()):
+                    behind.update(dict.fromkeys(a.to, origins(a.args)))
+                visit(s.then if isinstance(s, loop.Scan) else ())
+            elif isinstance(s, loop.Store):
+                if pending[s.param] - origins(loop.reads(s)):
+                    found.add(id(s))
+                    for names in pending.values():
+                        names.clear()
+            elif made := loop.makes(s):
+                own = made if isinstance(s, loop.Load) and s.param in stored else ()
+                behind[made[0]] = origins(loop.reads(s)).union(own)
+                if own and isinstance(s, loop.Load):
+                    pending[s.param].update(own)
+
+    visit(body)
+    return frozenset(found)
 
 
 def step(expression: index.Int, variable: str) -> int | None:

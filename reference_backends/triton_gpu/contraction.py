@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from reference_backends.triton_gpu.analysis import late
 from reference_backends.triton_gpu.functions import arguments_text, function_text, given, most_elements, numbers_text
 from reference_backends.triton_gpu.products import Factors
 from reference_backends.triton_gpu.statements import R, Statements, Writer, X
@@ -68,6 +69,7 @@ class ProductText(Statements):
         self.batches, self.rows, self.columns, self.terms = (contraction.sizes(r) for r in (c.batch, c.m, c.n, c.k))
         self.x_block = "XBLOCK"
         self.written = {s.param for s in c.epilogue if isinstance(s, loop.Store)}
+        self.late = late(c.epilogue)
         self.factors = factors(c)
 
     def shape(self, axes: frozenset[str]) -> str:

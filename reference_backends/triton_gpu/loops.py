@@ -146,12 +146,12 @@ class Loops(Statements):
             operands.append([name for a in accumulators for name in self.operands(a, axes)])
             self.leave(s, before)
         if len({wide(a.dtype) for a in accumulators}) == 1 and all(len(a.to) == 1 for a in accumulators):
-            self.reduce_lanes(accumulators, operands, axes - R, pieces)
+            self.reduce_lanes(accumulators, operands, axes - R)
             return
         first = 0
         for a in accumulators:
             last = first + len(a.to)
-            self.reduce_lanes([a], [names[first:last] for names in operands], axes - R, pieces)
+            self.reduce_lanes([a], [names[first:last] for names in operands], axes - R)
             first = last
 
     def operands(self, a: loop.Accumulator, axes: Axes) -> list[str]:
@@ -169,19 +169,18 @@ class Loops(Statements):
             names.append(name)
         return names
 
-    def reduce_lanes(
-        self, accumulators: Sequence[loop.Accumulator], operands: Sequence[list[str]], axes: Axes, pieces: Sequence[Tile]
-    ) -> None:
+    def reduce_lanes(self, accumulators: Sequence[loop.Accumulator], operands: Sequence[list[str]], axes: Axes) -> None:
         """Combines the lanes of each piece, and the pieces: accumulators at once, since lanes wait for one another."""
         function = self.joint(accumulators)
         joined = [f"{to}_r" for a in accumulators for to in a.to]
-        for position, (names, tile) in enumerate(zip(operands, pieces, strict=True)):
-            along = "1" if "x" in axes else "None"
-            if along == "None" and len(joined) > 1:
-                # Flattened by Triton itself, each operand may get an order of its own.
-                names, along = [f"tl.reshape({name}, [{tile.block}])" for name in names], "0"
+        for position, names in enumerate(operands):
             results = [f"{name}_{position}" for name in joined] if position else joined
-            self.out(f"{', '.join(results)} = tl.reduce({listed(names)}, {along}, {function})")
+            whole = "x" not in axes and len(joined) == 1
+            self.out(f"{', '.join(results)} = tl.reduce({listed(names)}, {None if whole else 1}, {function})")
+            if "x" not in axes and not whole:
+                # Flattened, be it by Triton or here, each operand gets an order of its own: Triton takes reshapes that only
+                # reductions use as free to reorder (CombineReshapeReducePatterns), which parts values from their places.
+                self.out(f"{', '.join(results)} = tl.reduce({listed(results)}, 0, {function})")
             if position:
                 self.out(f"{', '.join(joined)} = {function}({', '.join([*joined, *results])})")
         for a in accumulators:

@@ -17,9 +17,9 @@ from reference_backends.triton_gpu.analysis import (
     Loop,
     body_of,
     inner_loops,
+    late,
     length_of,
     manner,
-    pairs,
     plain,
     ranges_of,
     step,
@@ -83,14 +83,15 @@ class NestText(Loops):
         """Places on the axis x."""
         self.inner = inner_loops(self.nest)
         sizes = list(dict.fromkeys(map(length_of, self.inner)))
-        # A scan cannot be taken in pieces. (Pairs, a value and its place, were: on GPUs the places were wrong.)
-        one_piece = {length_of(s) for s in self.inner if isinstance(s, loop.Scan) or (self.whole and pairs(s))}
+        scanned = {length_of(s) for s in self.inner if isinstance(s, loop.Scan)}
+        """What cannot be taken in pieces."""
         self.fixed = self.whole and all(size.value is not None for size in sizes)
         """Whether the text says how many iterations lie in a tile; else the launch does."""
         self.kind: Kind = manner(nest)
         if self.spread or self.whole:
             self.kind = "spread" if self.spread else "fixed" if self.fixed else "whole"
         self.written = {s.param for s in loop.walk(self.nest.body) if isinstance(s, loop.Store)}
+        self.late = late(self.nest.body)
         self.private: dict[str, Private] = {}
         self.kept: dict[str, Private] = {}
         self.place(self.lead, index.variable("lead", self.leads))
@@ -101,7 +102,7 @@ class NestText(Loops):
         else:
             self.places[self.ranges[0].var] = index.symbol("x_index") - self.shift
             self.along_x = self.count + (VECTOR_BYTES - 1)
-        self.tiles = {size: self.pieces_of(n, size, whole=size in one_piece) for n, size in enumerate(sizes)}
+        self.tiles = {size: self.pieces_of(n, size, whole=size in scanned) for n, size in enumerate(sizes)}
         edges = any(tile.edges for found in self.tiles.values() for tile in found)
         if self.fixed and edges:
             # Of several rows, a thread would hold edges of each.

@@ -55,6 +55,8 @@ class Statements:
         self.x_axes = X
         """The axes of what varies between the iterations of a block: none where a block is one iteration."""
         self.written: set[str] = set()
+        self.late: frozenset[int] = frozenset()
+        """Stores that wait for the loads before them."""
         self.streamed: set[str] = set()
         """Params of which each element is read once."""
         self.counter = 0
@@ -204,6 +206,8 @@ class Statements:
         address, axes = self.pointer(s.param, s.index, (s.value, s.mask), least)
         mask = self.mask(axes, self.here(s.mask) if s.mask else None)
         value = self.here(s.value)
+        if id(s) in self.late:
+            self.out("tl.debug_barrier()")
         if s.mode == "set":
             self.out(f"tl.store({address}, {value}{f', mask={mask}' if mask else ''})")
         else:
