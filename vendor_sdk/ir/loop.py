@@ -24,11 +24,11 @@ Grammar (one screen; every name is a class below, every tuple is ordered):
     index   = an expression of `vendor_sdk.ir.index` over loop variables, symbols of role "size" and int64 values of the body
 
 Values are single-assignment, named, and typed by `dtype`. A body is a tuple of statements. Buffers never overlap, except that
-an "inout" param is its own old content: an iteration may load an element and store a value there that does not follow from it,
-so where several threads share an iteration, all must have loaded before one stores. Halves are values of their dtype and are only loaded, stored and converted: lowering
-inserts the conversions, so `Compute` sees float32, float64, integers and bool. A Reduce over zero iterations gives the
-operation's identity; accumulators of "argmax" and "argmin" have two results, value and int64 position, and so has "expsum":
-the largest value and the sum of weights times exp(value - largest).
+an "inout" param is its own old content: an iteration may load an element and store a value there that does not follow from
+it, so where several threads share an iteration, all must have loaded before one stores. Halves are values of their dtype and
+are only loaded, stored and converted: lowering inserts the conversions, so `Compute` sees float32, float64, integers and
+bool. A Reduce over zero iterations gives the operation's identity; accumulators of "argmax" and "argmin" have two results,
+value and int64 position, and so has "expsum": the largest value and the sum of weights times exp(value - largest).
 """
 
 from __future__ import annotations
