@@ -27,7 +27,9 @@ LEAST_BYTES = 1 << 26
 MOST_BYTES = 1 << 29
 """Of the main tensor, unless the last cache asks for more."""
 CACHES = 2
-"""The main tensor is so many times as large as the last cache."""
+"""The main tensor is so many times as large as the last cache, if copying it takes no longer than ``MOST_SECONDS``: virtual
+machines are told of the whole cache of a server of which they have a small part."""
+MOST_SECONDS = 0.02
 LEAST_SECONDS = 1e-4
 """What copying the main tensor takes on fast devices."""
 PRODUCT_SECONDS = 0.02
@@ -53,7 +55,8 @@ class Machine:
 
     def size(self, dtype: torch.dtype, *, odd: bool = False) -> Size:
         """Past the last cache; ``odd``: nothing about it is a multiple of anything."""
-        nbytes = max(LEAST_BYTES, CACHES * self.cache_bytes, min(MOST_BYTES, int(self.copy_bytes * LEAST_SECONDS / 2)))
+        least, most = (int(self.copy_bytes * seconds / 2) for seconds in (LEAST_SECONDS, MOST_SECONDS))
+        nbytes = max(LEAST_BYTES, min(CACHES * self.cache_bytes, most), min(MOST_BYTES, least))
         rows = nbytes // (COLUMNS * dtype.itemsize)
         edge = (self.product_flops[name(dtype)] * PRODUCT_SECONDS / 2) ** (1 / 3)
         edge = min(max(EDGES[0], int(edge) // 256 * 256), EDGES[1])

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reference_backends.triton_gpu.analysis import Loop, body_of, inner_loops, length_of, ranges_of, step, walks_across
-from reference_backends.triton_gpu.launch import LINE, LONGEST
+from reference_backends.triton_gpu.launch import LONGEST
 from reference_backends.triton_gpu.tiles import Vectors, vectors
-from vendor_sdk import LoopKernel, index, loop
+from vendor_sdk import LoopKernel, index, loop, split
 
 ROWS = 64
 """Rows for each copy from which on copies are made."""
@@ -55,7 +55,7 @@ class _Copies:
         lanes = loop.Range(self.fresh("k"), index.wrap(found.lanes))
         element = loop.Range(self.fresh("j"), length)
         k, j = (index.variable(r.var, r.size) for r in (lanes, element))
-        self.step = (length + (found.lanes + LINE - 1)) // LINE * LINE
+        self.step = (length + (found.lanes + split.LINE - 1)) // split.LINE * split.LINE
         """Elements from one copy to the next."""
         self.params: dict[tuple[str, int], loop.Param] = {}
         """By param, and where in it the rows read."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
 
-from vendor_sdk import CompilerError
+from vendor_sdk import CompilerError, split
 
 Kind = Literal["row", "fixed", "whole", "along", "lean", "again", "costly", "across", "spread"]
 """How a nest's inner loops become tiles: all iterations at once, as the text says (with one iteration of the nest in a program,
@@ -32,8 +32,6 @@ LONGEST = 16384
 """Most iterations of a row that is a tile as a whole: 32 values a thread of 512."""
 PLANS = 256
 """Sizes of a function whose blocks are known without computing them again."""
-LINE = 16
-"""Elements of which whole vectors hold a multiple, whatever their type."""
 PROGRAMS = 264
 """Programs that a large GPU wants at least: two for each of its multiprocessors."""
 LONG: dict[str, tuple[int, int]] = {
@@ -98,8 +96,8 @@ def parts(count: int, lengths: Sequence[int], kind: Kind) -> int:
         return 1
     most = min(-(-2 * PROGRAMS // programs), longest // (4 * max(blocks) if kind == "across" else max(blocks)))
     if kind == "across":
-        return -(-most // LINE) * LINE if most > 1 else 1
-    return next((n for n in range(most, most // 2, -1) if longest % (n * LINE) == 0), max(most, 1))
+        return -(-most // split.LINE) * split.LINE if most > 1 else 1
+    return next((n for n in range(most, most // 2, -1) if longest % (n * split.LINE) == 0), max(most, 1))
 
 
 def _below(n: int) -> int:

@@ -27,12 +27,10 @@ from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.lower.build import Builder, Layout, Lowered, Lowering, Node, Request, TensorSpec, contiguous_strides
 from vendor_sdk.lower.phases import arrange
 from vendor_sdk.lower.simplify import simplify
+from vendor_sdk.lower.split import LINE
 from vendor_sdk.lower.view import flatten, is_view, unflatten
 from vendor_sdk.prims.opset import BY_TARGET
 
-LINE = 16
-"""Elements of which a line of memory holds a whole number: rows of partial results begin at such places, and so do rows of any
-length that lie as many apart."""
 PARTS = 8
 """Loops that one loop may be cut into."""
 SHORTEST = 16

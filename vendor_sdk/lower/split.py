@@ -38,7 +38,8 @@ from vendor_sdk.ir.ranges import renamed, substitute
 from vendor_sdk.lower.simplify import live
 
 LINE = 16
-"""Iterations that parts side by side have multiples of, where the last has fewer: all begin with a vector if the first does."""
+"""Elements of which a line of memory and whole vectors hold a multiple, whatever their type. So many apart lie rows of partial
+results; parts side by side, but for the last, have as many iterations, so that all begin with a vector if the first does."""
 
 
 def long_loops(nest: Nest) -> list[Reduce | Nest]:

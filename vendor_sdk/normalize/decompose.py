@@ -70,8 +70,9 @@ def capture_table(keep: frozenset[OpOverload] = frozenset()) -> dict[OpOverload,
     return table
 
 
-def prim_table(keep: frozenset[OpOverload]) -> dict[OpOverload, Rule]:
-    """Decompositions from core ATen and composites to prims (a fresh dict).
+@functools.lru_cache(64)
+def prim_table(keep: frozenset[OpOverload]) -> Mapping[OpOverload, Rule]:
+    """Decompositions from core ATen and composites to prims, shared by all who ask for the same.
 
     Args:
         keep: overloads of composites that the backend claims; they stay whole.

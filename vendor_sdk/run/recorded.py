@@ -26,6 +26,7 @@ import torch
 from vendor_sdk import torch_private
 from vendor_sdk.contract.recording import Recorder, Recording
 from vendor_sdk.run import arena
+from vendor_sdk.run.blocks import shaped
 
 MOVES = 4
 """Places of a large operand, but the first, at which it is expected again: results of recordings are operands of others."""
@@ -85,10 +86,7 @@ class _Aliased:
         same = owner.shape == self.shape and owner.stride() == self.strides and owner.dtype == self.dtype
         if same and self.offset == 0:
             return owner
-        first = owner.storage_offset() * owner.dtype.itemsize + self.offset
-        with torch.inference_mode(False):
-            empty = torch.empty(0, dtype=self.dtype, device=owner.device)
-            return empty.set_(owner.untyped_storage(), first // self.dtype.itemsize, self.shape, self.strides)
+        return shaped(owner, self.offset, tuple(self.shape), self.dtype, self.strides)
 
 
 @dataclass(eq=False)
