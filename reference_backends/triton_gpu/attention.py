@@ -14,8 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -33,8 +32,7 @@ _DROPOUT = {FORWARD: 3, BACKWARD: 6}
 """Position of ``dropout_p`` in the arguments."""
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """What decides who computes it.
 
     Attributes:
@@ -99,7 +97,7 @@ _refused: set[tuple[Way, Problem]] = set()
 def _first(p: Problem, calls: Mapping[Way, Callable[[], Any]]) -> Any:
     """What the best way that takes the problem answers."""
     for way in ways(p, capability()):
-        if (way, p) in _refused:
+        if _refused and (way, p) in _refused:
             continue
         try:
             return calls[way]()
@@ -233,7 +231,13 @@ def declined(node: NodeContext) -> Decline | None:
 
 
 def _without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.no_grad()(call)
+    def without_gradients(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return call(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    return without_gradients
 
 
 KERNELS: Mapping[str, Callable[..., Any]] = {FORWARD: _without_gradients(_forward), BACKWARD: _without_gradients(_backward)}

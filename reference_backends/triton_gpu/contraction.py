@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from reference_backends.triton_gpu.analysis import late
-from reference_backends.triton_gpu.functions import arguments_text, function_text, given, most_elements, numbers_text
+from reference_backends.triton_gpu.functions import function_text, given, most_elements, numbers_text
 from reference_backends.triton_gpu.products import Factors
 from reference_backends.triton_gpu.statements import R, Statements, Writer, X
 from reference_backends.triton_gpu.table import HALVES
@@ -175,11 +175,11 @@ class ProductText(Statements):
 
     # The launch
 
-    def launch(self) -> str:
-        """Text of the call that launches the function."""
+    def sizes_text(self) -> str:
+        """Python text of what the launch passes beside buffers and numbers."""
         sizes = ", ".join(map(index.to_python, (self.batches, self.rows)))
         lengths = ", ".join(map(index.to_python, (self.columns, self.terms)))
-        return f"launch_{self.name}({arguments_text(self.kernel)}, {sizes}, ({lengths}), {most_elements(self.kernel)})"
+        return f"{sizes}, ({lengths}), {most_elements(self.kernel)}"
 
     def sizes(self) -> tuple[index.Int, index.Int, list[index.Int]]:
         """What the launch passes: matrices of the batch, rows, and columns and terms."""

@@ -5,7 +5,8 @@ Nests are in ``nest.py``, those that are matrix products in ``contraction.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -13,8 +14,8 @@ from reference_backends.triton_gpu import compiler, products
 from reference_backends.triton_gpu.analysis import inner_loops, length_of, manner, walks_across
 from reference_backends.triton_gpu.contraction import ProductText, template
 from reference_backends.triton_gpu.copies import copied
-from reference_backends.triton_gpu.functions import symbol_name
-from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Kind, parts
+from reference_backends.triton_gpu.functions import arguments_text, symbol_name
+from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Fixed, Kind, parts
 from reference_backends.triton_gpu.nest import NestText
 from reference_backends.triton_gpu.statements import Writer
 from reference_backends.triton_gpu.table import OPS, TYPES
@@ -87,6 +88,11 @@ def variants(kernel: LoopKernel, position: int) -> list[tuple[str, NestText | Pr
     ]
 
 
+def launch_text(kernel: LoopKernel, function: NestText | ProductText) -> str:
+    """Python text of the call that launches a function."""
+    return f"launch_{function.name}({arguments_text(kernel)}, {function.sizes_text()})"
+
+
 def kernel_text(kernel: LoopKernel) -> str:
     """The functions of a kernel's nests, and one of the kernel's name that launches them."""
     kernel = divided(kernel)
@@ -101,15 +107,18 @@ def kernel_text(kernel: LoopKernel) -> str:
         found = variants(kernel, position)
         texts += [nest.text() for _, nest in found]
         if len(found) == 1:
-            host(found[0][1].launch())
+            host(launch_text(kernel, found[0][1]))
             continue
         for condition, nest in found:
             host(f"if {condition}:" if condition else "else:")
-            host(f"    {nest.launch()}")
+            host(f"    {launch_text(kernel, nest)}")
     # A module is loaded once for equal texts, and its launchers keep what Triton compiled: texts must differ where dtypes do.
-    buffers = (f'{p.name}: "{TYPES[p.dtype]}"' for p in kernel.params)
-    taken = ", ".join([*buffers, *map(symbol_name, kernel.symbols)])
-    texts.append("\n".join([f"def {kernel.name}({taken}):", *(host.lines or ["    pass"])]) + "\n")
+    buffers = [f'{p.name}: "{TYPES[p.dtype]}"' for p in kernel.params]
+    if len(kernel.body) == 1 and not kernel.symbols and not kernel.scratch:
+        texts.append(f"{kernel.name} = launch_{found[0][1].name}.fixed({found[0][1].sizes_text()})  # {', '.join(buffers)}\n")
+    else:
+        taken = ", ".join([*buffers, *map(symbol_name, kernel.symbols)])
+        texts.append("\n".join([f"def {kernel.name}({taken}):", *(host.lines or ["    pass"])]) + "\n")
     return "\n\n".join(texts)
 
 
@@ -141,5 +150,5 @@ class TritonEmitter(Emitter):
         return [_launch(getattr(module, kernel.name)) for kernel, _ in kernels]
 
 
-def _launch(function: Callable[..., None]) -> Launch:
-    return lambda buffers, symbols: function(*buffers, *symbols)
+def _launch(function: Any) -> Launch:
+    return function if isinstance(function, Fixed) else lambda buffers, symbols: function(*buffers, *symbols)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,8 +21,7 @@ ROOM = 200 * 1024
 _MASKS = {None: 0, torch.bool: 1}
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """What a function is compiled for.
 
     Attributes:
@@ -155,7 +153,10 @@ def _sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
 
 
 def _steps(mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[int, ...]:
-    return (0, 0, 0, 0) if mask is None else mask.expand(*query.shape[:3], key.shape[2]).stride()
+    if mask is None:
+        return 0, 0, 0, 0
+    wanted = *query.shape[:3], key.shape[2]
+    return tuple(0 if own != size else step for own, size, step in zip(mask.shape, wanted, mask.stride(), strict=True))
 
 
 def forward(

@@ -169,6 +169,10 @@ class Launcher:
             return
         compiled.launch(plan.programs, driver.get_current_stream(device), self.settings, (*pointers, *arguments))
 
+    def fixed(self, leads: int, count: int, lengths: tuple[int, ...], largest: int) -> Fixed:
+        """What launches for sizes that no call changes."""
+        return Fixed(self, leads, count, lengths, largest)
+
     def _planned(
         self, leads: int, count: int, lengths: tuple[int, ...], largest: int
     ) -> tuple[Plan, dict[tuple[Any, ...], _Compiled]]:
@@ -218,6 +222,45 @@ class _Compiled:
             self.direct(programs, 1, 1, stream, self.function, *self.flags, *ends, *arguments)
         else:
             self.run(programs, 1, 1, stream, self.function, *ends, *arguments)
+
+
+class Fixed:
+    """A launch of sizes that are known before: what was found the first time is kept, for buffers that begin with a vector."""
+
+    __slots__ = ("after", "before", "device", "direct", "driver", "launcher", "sizes")
+
+    def __init__(self, launcher: Launcher, *sizes: Any) -> None:
+        self.launcher, self.sizes = launcher, sizes
+        self.device = -1
+        """of which the rest is; -1: nothing is known yet"""
+
+    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
+        bits, pointers = 0, []
+        for buffer in buffers:
+            pointer = buffer.data_ptr()
+            bits |= pointer
+            pointers.append(pointer)
+        if self.device >= 0 and not bits & 15:
+            driver = self.driver
+            device = driver.get_current_device()
+            if device == self.device:
+                hooks, stream = self.launcher.settings, driver.get_current_stream(device)
+                ends = hooks.launch_enter_hook, hooks.launch_exit_hook
+                self.direct(*self.before[0], stream, *self.before[1], *ends, *pointers, *self.after)
+                return
+        self.launcher(tuple(buffers), (), *self.sizes)
+        if not bits & 15:
+            self._keep(len(buffers))
+
+    def _keep(self, count: int) -> None:
+        plan, known = self.launcher.planned(*self.sizes)
+        driver = self.launcher.driver.active
+        device = driver.get_current_device() if known else -1
+        compiled = known.get((device, *(True,) * count))
+        if compiled is not None and compiled.direct is not None:
+            self.direct, self.driver, self.after = compiled.direct, driver, plan.values
+            self.before = (plan.programs, 1, 1), (compiled.function, *compiled.flags, compiled.metadata, None)
+            self.device = device
 
 
 def constants(count: int, lengths: Sequence[int], x: int, blocks: Sequence[int], largest: int) -> tuple[Any, ...]:

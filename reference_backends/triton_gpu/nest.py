@@ -27,7 +27,7 @@ from reference_backends.triton_gpu.analysis import (
     transposed,
     walks_across,
 )
-from reference_backends.triton_gpu.functions import arguments_text, function_text, most_elements, numbers_text
+from reference_backends.triton_gpu.functions import function_text, most_elements, numbers_text
 from reference_backends.triton_gpu.launch import PIECES, POINTS, THREAD, Kind
 from reference_backends.triton_gpu.loops import Loops
 from reference_backends.triton_gpu.statements import NONE
@@ -242,11 +242,12 @@ class NestText(Loops):
         """What the launch passes: ranges that programs have one iteration of, the axis x, and each tile."""
         return self.leads, self.along_x, self.lengths()
 
-    def launch(self) -> str:
-        """Text of the call that launches the function: how many iterations there are, and in each tile's loops."""
+    def sizes_text(self) -> str:
+        """Python text of what the launch passes beside buffers and numbers: how many iterations there are, and in each tile's
+        loops; the elements of the largest buffer."""
         lengths = "".join(f"{index.to_python(size)}, " for size in self.lengths())
         counts = f"{index.to_python(self.leads)}, {index.to_python(self.along_x)}"
-        return f"launch_{self.name}({arguments_text(self.kernel)}, {counts}, ({lengths}), {most_elements(self.kernel)})"
+        return f"{counts}, ({lengths}), {most_elements(self.kernel)}"
 
     # Totals
 

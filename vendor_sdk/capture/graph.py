@@ -6,11 +6,13 @@ is applied afterwards, here, inside the forward and backward compilers.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from vendor_sdk import torch_private
 from vendor_sdk.errors import CaptureError
@@ -112,7 +114,11 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor], table: T
     with torch_private.new_fake_mode() as fake_mode:
         fakes = [fake_mode.from_tensor(value, static_shapes=True) for value in inputs]
     with fake_mode:
-        traced = torch_private.functional_trace(function, fakes)
+        if isinstance(function, fx.GraphModule):  # a graph already, which need not be traced to become one
+            traced = fx.GraphModule(function, copy.deepcopy(function.graph))
+            FakeTensorProp(traced, fake_mode).propagate_dont_convert_inputs(*fakes)
+        else:
+            traced = torch_private.functional_trace(function, fakes)
     return to_prim_graph(traced, fakes, table)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.codegen.folds import folds, read
 from vendor_sdk.codegen.segments import EmittedCall, LaunchedCall, NativeLaunch, Segment, Segments, results_of, runs
 from vendor_sdk.codegen.text import Text
 from vendor_sdk.codegen.values import Arena, InBank, Inside, Values, is_view, tensor_of
@@ -45,11 +46,14 @@ class Runtime(Protocol):
 
 @dataclass(frozen=True)
 class FrameTensor:
-    """A tensor in the arena that wrapper text calls ``T[i]``: the buffer it lies in, its fake shape and its dtype."""
+    """A tensor in the arena that wrapper text calls ``T[i]``: the buffer it lies in, its fake shape and its dtype; of views
+    also strides (``None``: contiguous) and offset, in elements."""
 
     number: int
     shape: tuple[Any, ...]
     dtype: torch.dtype
+    strides: tuple[int, ...] | None = None
+    offset: int = 0
 
 
 class Frames(Protocol):
@@ -159,7 +163,7 @@ class _Writer:
     ) -> None:
         self.bank = bank
         self.graph, self.runtime, self.kernels, self.launched, self.host = graph, runtime, kernels, launched, host
-        self.order, self.values, self.link, self.frames = steps, values, link, frames
+        self.values, self.link, self.frames = values, link, frames
         self.lines: list[str] = []
         self.nodes: dict[int, Sequence[fx.Node]] = {}
         self.text = Text(graph.module, values.name)
@@ -167,7 +171,12 @@ class _Writer:
         self.static = {graph.placeholders[index] for index in graph.static_inputs}
         self.seeds: dict[tuple[fx.Node, str], str] = {}
         self.allocated: set[Slot] = set()
+        returned = [*graph.outputs, *(value for _, value in graph.written)]
+        self.folds = folds(steps, values, returned)
+        needed = read(steps, self.folds, self._reads, *returned)
+        self.order = [node for node in steps if node not in self.folds or node in needed]
         self.in_frame: dict[Slot, int] = {}
+        self.folded_in_frame: dict[fx.Node, int] = {}
         self.shown: set[Slot] = set()
         self.defined: set[str] = set()
         self.framed = False
@@ -249,9 +258,17 @@ class _Writer:
                         self.in_frame[slot] = len(tensors)
                         tensor = tensor_of(slot)
                         tensors.append(FrameTensor(where.number, tuple(tensor.shape), tensor.dtype))
+        for node in self.order:
+            fold = self.folds.get(node)
+            if fold is not None and fold.slot is not None and isinstance(where := self.values.where(fold.slot), Arena):
+                self.folded_in_frame[node] = len(tensors)
+                tensors.append(FrameTensor(where.number, fold.shape, fold.dtype, fold.strides, fold.offset))
         self.frames.want(tensors)
 
     def _reads(self, node: fx.Node) -> list[fx.Node]:
+        fold = self.folds.get(node)
+        if fold is not None:
+            return [fold.source]
         call = self.launched.get(node)
         return list(node.all_input_nodes) if call is None else list(call.inputs)
 
@@ -352,7 +369,7 @@ class _Writer:
             self.text.namespace["IDLE"] = self.frames.idle
             self._line("try: F = IDLE.pop()")
             self._line("except IndexError: F = FRAMES.take()")
-        if self.in_frame:
+        if self.in_frame or self.folded_in_frame:
             self._line("T = F.tensors")
 
     def _bank(self) -> None:
@@ -534,7 +551,12 @@ class _Writer:
 
     def _view(self, node: fx.Node) -> None:
         arguments = self.text.arguments(node.args, node.kwargs)
-        if _on_device(node):
+        if node in self.folded_in_frame:
+            self._line(f"{node.name} = T[{self.folded_in_frame[node]}]", node)
+        elif (fold := self.folds.get(node)) is not None:
+            text = self._strided(self._value(fold.source), fold.shape, fold.strides, fold.offset)
+            self._line(f"{node.name} = {text}", node)
+        elif _on_device(node):
             self._line(f"{node.name} = RT.view({prim_name(node)!r}, {arguments})", node)
         elif (strides := self._promised(node)) is not None:
             lying = f"{self.text.tuple(node.meta['val'].shape)}, {self.text.tuple(strides)}"
@@ -631,8 +653,21 @@ class _Writer:
             whole = tensor_of(where.owner)
             steps.append(f"{owner} = RT.empty({self.text.tuple(whole.shape)}, {self.text.constant(whole.dtype)})")
         if owner != name:
-            steps.append(f"{name} = RT.part({owner}, {where.offset}, {shape}, {dtype})")
+            steps.append(f"{name} = {self._part(owner, tensor_of(where.owner), where.offset, tensor)}")
         return steps
+
+    def _part(self, owner: str, whole: torch.Tensor, offset: int, tensor: torch.Tensor) -> str:
+        """A contiguous tensor in the memory of another, ``offset`` bytes from its start: torch's own call is the quickest."""
+        static = all(isinstance(size, int) for size in tensor.shape)
+        if whole.dtype != tensor.dtype or offset % tensor.dtype.itemsize or not static:
+            return f"RT.part({owner}, {offset}, {self.text.tuple(tensor.shape)}, {self.text.constant(tensor.dtype)})"
+        strides = torch.empty(tuple(tensor.shape), device="meta").stride()
+        return self._strided(owner, tuple(tensor.shape), strides, offset // tensor.dtype.itemsize)
+
+    def _strided(self, source: str, shape: Sequence[int], strides: Sequence[int], offset: int) -> str:
+        """A tensor in the memory of another, ``offset`` elements from its first."""
+        begin = f", {source}.storage_offset() + {offset}" if offset else ""
+        return f"{source}.as_strided({self.text.tuple(shape)}, {self.text.tuple(strides)}{begin})"
 
     # Text
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from vendor_sdk.ir.index import Int, evaluate, from_size, symbols
+from vendor_sdk.ir.index import evaluate, from_size, symbols
 from vendor_sdk.ir.memory import Layout, MemoryPlan
 from vendor_sdk.run.blocks import BLOCKS, LARGE, shaped, tensor_over_block
 
@@ -29,7 +29,8 @@ LAYOUTS = 64
 
 
 class FrameTensor(Protocol):
-    """A tensor that frames hold: the buffer it lies in, its fake shape, its dtype."""
+    """A tensor that frames hold: the buffer it lies in, its fake shape, its dtype; strides (``None``: contiguous) and offset,
+    in elements."""
 
     @property
     def number(self) -> int: ...
@@ -37,6 +38,10 @@ class FrameTensor(Protocol):
     def shape(self) -> tuple[Any, ...]: ...
     @property
     def dtype(self) -> torch.dtype: ...
+    @property
+    def strides(self) -> tuple[int, ...] | None: ...
+    @property
+    def offset(self) -> int: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -89,7 +94,7 @@ class Frames:
         self.plan, self.device = plan, device
         self.symbols: tuple[str, ...] = plan.symbols if plan.fixed is None else ()
         self._lay_out = lay_out
-        self._wanted: list[tuple[int, tuple[Int, ...], torch.dtype]] = []
+        self._wanted: list[FrameTensor] = []
         self._layouts: OrderedDict[tuple[int, ...], _Numbers] = OrderedDict()
         self._lock = threading.Lock()
         small = plan.fixed is not None and plan.fixed.arena_bytes <= SMALL and device.type == "cpu" and not pooled
@@ -98,8 +103,8 @@ class Frames:
 
     def want(self, tensors: Sequence[FrameTensor]) -> None:
         """Says which tensors each frame holds; once, before the first call."""
-        self._wanted = [(t.number, tuple(map(from_size, t.shape)), t.dtype) for t in tensors]
-        used = {name for _, shape, _ in self._wanted for size in shape for name in symbols(size)}
+        self._wanted = list(tensors)
+        used = {name for t in tensors for size in t.shape for name in symbols(from_size(size))}
         self.symbols = tuple(sorted(used.union(self.symbols)))
 
     def layout(self, *values: int) -> Layout:
@@ -158,7 +163,7 @@ class Frames:
             table = (ctypes.c_int64 * max(len(self.plan.buffers), 1))()
             for number, place in layout.places.items():
                 table[number] = place.offset
-        shapes = [tuple(evaluate(size, known) for size in shape) for _, shape, _ in self._wanted]
+        shapes = [tuple(evaluate(from_size(size), known) for size in t.shape) for t in self._wanted]
         numbers = _Numbers(layout, shapes, table)
         with self._lock:
             self._layouts[values] = numbers
@@ -169,8 +174,8 @@ class Frames:
     def _frame(self, numbers: _Numbers, memory: torch.Tensor) -> Frame:
         places = numbers.layout.places
         tensors = [
-            shaped(memory, places[number].offset, shape, dtype)
-            for (number, _, dtype), shape in zip(self._wanted, numbers.shapes, strict=True)
+            shaped(memory, places[t.number].offset + t.offset * t.dtype.itemsize, shape, t.dtype, t.strides)
+            for t, shape in zip(self._wanted, numbers.shapes, strict=True)
         ]
         table = ctypes.addressof(numbers.offsets) if numbers.offsets is not None else 0
         return Frame(memory.data_ptr(), table, tensors, memory, numbers)

@@ -71,12 +71,14 @@ class TorchRuntime:
 
     def own(self, value: Any, *operands: torch.Tensor) -> Any:
         """``value``, copied where its memory is that of one of ``operands``, which others will write to."""
-        if isinstance(value, list | tuple):
-            return tuple(self.own(item, *operands) for item in value)
-        if not isinstance(value, torch.Tensor):
-            return value
-        memory = value.untyped_storage().data_ptr()
-        return value.clone() if any(memory == operand.untyped_storage().data_ptr() for operand in operands) else value
+        taken = {operand.untyped_storage().data_ptr() for operand in operands}
+
+        def owned(item: Any) -> Any:
+            if isinstance(item, list | tuple):
+                return tuple(map(owned, item))
+            return item.clone() if isinstance(item, torch.Tensor) and item.untyped_storage().data_ptr() in taken else item
+
+        return owned(value)
 
     def to_device(self, value: torch.Tensor, dtype: torch.dtype, static: bool) -> torch.Tensor:
         return value
