@@ -271,7 +271,7 @@ def attend(a: Attention, rounds: int, tiles: bool) -> tuple[dict[str, Any], dict
     calls: dict[str, Callable[[], Any]] = {
         "generated": lambda: flash_launch.forward(query, key, value, a.causal, mask, None),
         "sdpa": lambda: F.scaled_dot_product_attention(query, key, value, **given),  # type: ignore[arg-type]
-        "dispatch": lambda: own.KERNELS[own.FORWARD](query, key, value, 0.0, a.causal, **kwargs),
+        "dispatch": lambda: own.KERNELS[own.FORWARD].call(query, key, value, 0.0, a.causal, **kwargs),
     }
     ways = own.ways(own.problem(query, key, value, a.causal, mask, backward=False), own.capability())
     for way in set(ways) & {"cudnn", "flash", "efficient"}:
@@ -296,13 +296,13 @@ def attend(a: Attention, rounds: int, tiles: bool) -> tuple[dict[str, Any], dict
     leaves = [t.detach().requires_grad_() for t in (query, key, value)]
     out = F.scaled_dot_product_attention(*leaves, **given)  # type: ignore[arg-type]
     grad = torch.randn_like(out)
-    result, saved = own.KERNELS[own.FORWARD](query, key, value, 0.0, a.causal, **kwargs)
+    result, saved = own.KERNELS[own.FORWARD].call(query, key, value, 0.0, a.causal, **kwargs)
     arguments = (grad, query, key, value, result, saved, 0.0, a.causal)
     expected = torch.autograd.grad(out, leaves, grad, retain_graph=True)
     backward: dict[str, Callable[[], Any]] = {
         "sdpa": lambda: torch.autograd.grad(out, leaves, grad, retain_graph=True),
         "generated": lambda: flash_launch.backward(*arguments[:6], a.causal, mask, None),
-        "dispatch": lambda: own.KERNELS[own.BACKWARD](*arguments, **kwargs),
+        "dispatch": lambda: own.KERNELS[own.BACKWARD].call(*arguments, **kwargs),
     }
     ways = own.ways(own.problem(query, key, value, a.causal, mask, backward=True), own.capability())
     for way in set(ways) & {"cudnn", "flash", "efficient"}:

@@ -306,7 +306,7 @@ def test_a_library_that_refuses_is_not_asked_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(attention, "aten", Operators)
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError):
-            attention.KERNELS[attention.FORWARD](query, key, value)
+            attention.KERNELS[attention.FORWARD].call(query, key, value)
     assert asked == ["cudnn", "flash", "flash"]
 
 
@@ -329,7 +329,7 @@ def test_gradients_with_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     expected = torch.autograd.grad(F.scaled_dot_product_attention(query, key, value, is_causal=True).sum(), (query, key, value))
     (rule,) = COMPOSITES[attention.FORWARD].targets.values()
     out, saved = rule(query.detach(), key.detach(), value.detach(), 0.0, True)
-    backward = attention.KERNELS[attention.BACKWARD]
+    backward = attention.KERNELS[attention.BACKWARD].call
     for found, exact in zip(backward(torch.ones_like(out), query, key, value, out, saved, 0.0, True), expected, strict=True):
         torch.testing.assert_close(found, exact)
     attention.ways.cache_clear()

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import vendor_sdk
-from vendor_sdk import PrimGraph
+from reference_backends.cpp_cpu.emitter import CppEmitter
+from vendor_sdk import ALL, COMPOSITES, Backend, Kernel, PrimGraph, TorchDevice, hookimpl
 from vendor_sdk.pipeline import recording
 from vendor_sdk.run import arena
 from vendor_sdk.run.blocks import BLOCKS, LARGE, warm_empty
@@ -579,6 +580,97 @@ def test_outputs_are_stored_in_the_order_of_their_last_view() -> None:
     (graph,) = graphs
     assert "reshape" not in graph.wrapper.source
     assert "RT.output" not in graph.wrapper.source
+
+
+def heads(x: torch.Tensor, w: torch.Tensor, returned: bool) -> tuple[torch.Tensor, ...]:
+    """Kernels called from Python that read views: of the arena or of an output's memory, and of another kernel's result."""
+    both = torch.tanh(x @ w)
+    left, right = (part.reshape(4, 2, 3).permute(1, 0, 2) for part in (both[:, :6], both[:, 6:]))
+    turned = left.sort(1).values.permute(1, 0, 2).sort(0).values.reshape(4, 6)
+    results = turned @ right.sort(2).values.reshape(6, 4), turned * 2
+    return (*results, both.t()) if returned else results
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_chains_of_views_are_one_tensor(linked: bool, returned: bool) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return heads(x, w, returned)
+
+    x, w = torch.randn(4, 8), torch.randn(8, 12)
+    compiled = build(function, x, w)
+    for _ in range(3):
+        poison(compiled)
+        x = torch.randn(4, 8)
+        torch.testing.assert_close(compiled(x, w), outputs(function, x, w))
+    assert ".reshape" not in compiled.source
+    assert compiled.source.count("as_strided") == (3 if returned else 1)
+    views = [line for line in compiled.source.splitlines() if "permute" in line and "= T[" in line]
+    assert len(views) == (0 if returned else 2), "views of the arena belong to the frame"
+
+
+class Orders:
+    """Attention whose heads lie beside each other in memory, products, and an emitter."""
+
+    name = "orders"
+
+    def __init__(self, orders: tuple[tuple[int, ...] | None, ...], *, contiguous: bool = False) -> None:
+        self.orders, self.contiguous = orders, contiguous
+
+    def attention(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        (rule,) = COMPOSITES["scaled_dot_product_attention"].targets.values()
+        out, saved = rule(*args, **kwargs)
+        beside = out.transpose(1, 2).contiguous().transpose(1, 2)
+        return out.contiguous() if self.contiguous else beside, saved
+
+    @hookimpl
+    def backend(self) -> Backend:
+        composites = frozenset(("scaled_dot_product_attention",))
+        return Backend(name=self.name, version="0", dtypes=frozenset(ALL), composites=composites)
+
+    @hookimpl
+    def device(self) -> TorchDevice:
+        return TorchDevice("cpu")
+
+    @hookimpl
+    def kernels(self) -> dict[str, Any]:
+        return {"mm": torch.mm, "scaled_dot_product_attention": Kernel(self.attention, orders=self.orders)}
+
+    @hookimpl
+    def emitter(self) -> CppEmitter:
+        return CppEmitter()
+
+
+def attend(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    query, key, value = (part.reshape(2, 5, 4, 8).transpose(1, 2) for part in (x @ w).split(32, 1))
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+    return out.transpose(1, 2).reshape(10, 32) @ v, out.exp() * torch.arange(8), out
+
+
+@pytest.mark.parametrize("orders", [((0, 2, 1, 3),), ()])
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_results_lie_as_their_kernel_says(
+    orders: tuple[tuple[int, ...] | None, ...], contiguous: bool, register: Callable[..., str]
+) -> None:
+    x, w, v = torch.randn(10, 16), torch.randn(16, 96) / 16, torch.randn(32, 16) / 16
+    backend = register(Orders(orders, contiguous=contiguous))
+    graph = vendor_sdk.trace(attend, [x, w, v], composites=["scaled_dot_product_attention"])
+    compiled = vendor_sdk.compile_graph(graph, backend=backend)
+    for _ in range(2):
+        x = torch.randn(10, 16)
+        torch.testing.assert_close(compiled(x, w, v), list(attend(x, w, v)))
+    assert (".reshape" in compiled.source) == (not orders), "what lies so already is not copied"
+
+
+@pytest.mark.parametrize(("orders", "destination"), [(((0, 1, 1, 3),), False), (((0, 2, 1, 3),), True)])
+def test_orders_that_cannot_be_are_refused(orders: Any, destination: bool, register: Callable[..., str]) -> None:
+    class Wrong(Orders):
+        @hookimpl
+        def kernels(self) -> dict[str, Any]:
+            kernel = Kernel(self.attention, destination=destination, orders=orders)
+            return {"scaled_dot_product_attention": kernel}
+
+    with pytest.raises(vendor_sdk.errors.ContractError, match="scaled_dot_product_attention has"):
+        vendor_sdk.load(register(Wrong(orders)))
 
 
 def test_parts_of_a_node_and_other_nodes_have_names_of_their_own(linked: bool) -> None:

@@ -19,6 +19,7 @@ from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.errors import LoweringError
 from vendor_sdk.ir.index import from_size
 from vendor_sdk.ir.loop import required_ops, required_types
+from vendor_sdk.ir.orders import order_of, strides_of
 from vendor_sdk.ir.primgraph import PrimGraph, describe, map_nodes, prim_name, tensors_of
 from vendor_sdk.lower import LOWERINGS, VIEWS, Layout, lower
 from vendor_sdk.lower.build import contiguous_strides
@@ -48,7 +49,8 @@ def layout_of(node: fx.Node, *, own_memory: bool) -> Layout | None:
     value = node.meta["val"]
     if node.op == "placeholder" and not own_memory:
         return Layout(tuple(from_size(stride) for stride in value.stride()))
-    return Layout(contiguous_strides([from_size(size) for size in value.shape]))
+    sizes, order = [from_size(size) for size in value.shape], order_of(node)
+    return Layout(contiguous_strides(sizes) if order is None else strides_of(sizes, order))
 
 
 class Routes:
@@ -87,6 +89,10 @@ class Routes:
         """Whether a node on the kernel route could be on the emitter's."""
         kernel, sized_by_data = self.session.loaded.kernels.get(name), _sized_by_data(node)
         return kernel is not None and kernel.yields and self._other_route(node, name, sized_by_data) is Route.EMITTER
+
+    def order(self, node: fx.Node, name: str, index: int) -> tuple[int, ...] | None:
+        """How a result of a node on the kernel route lies in memory, ``None`` for row-major."""
+        return self.session.loaded.kernels[name].order(index) if self.device_type else None
 
     def _other_route(self, node: fx.Node, name: str, sized_by_data: bool) -> Route | Decline:
         compiler, emitter = self.session.graph_compiler, self.session.emitter

@@ -20,7 +20,7 @@ import torch
 
 from reference_backends.triton_gpu import flash_launch
 from reference_backends.triton_gpu.flash_launch import HALVES, WIDEST
-from vendor_sdk import COMPOSITES, Decline, NodeContext, TensorInfo
+from vendor_sdk import COMPOSITES, Decline, Kernel, NodeContext, TensorInfo
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -132,7 +132,7 @@ def _forward(
         "scores": lambda: _decomposed(FORWARD)(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale),
     }
     out, logsumexp = _first(p, calls)
-    return out.contiguous(), logsumexp.contiguous()
+    return out, logsumexp
 
 
 def _cudnn(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -197,12 +197,12 @@ def _backward(
 
     def flash() -> Any:
         state = torch.zeros(2, dtype=torch.uint64, device=query.device)
-        saved = out, logsumexp, None, None, rows, keys, 0.0, is_causal, state, state[0]
+        saved = out, logsumexp.contiguous(), None, None, rows, keys, 0.0, is_causal, state, state[0]
         return aten._scaled_dot_product_flash_attention_backward(grad, query, key, value, *saved, scale=scale)
 
     def cudnn() -> Any:
         seed = torch.zeros((), dtype=torch.int64, device=query.device)
-        saved = out, logsumexp.unsqueeze(3), seed, seed, None, None, None, rows, keys, 0.0, is_causal
+        saved = out, logsumexp.contiguous().unsqueeze(3), seed, seed, None, None, None, rows, keys, 0.0, is_causal
         return aten._scaled_dot_product_cudnn_attention_backward(grad, query, key, value, *saved, scale=scale)
 
     calls: dict[Way, Callable[[], Any]] = {
@@ -213,7 +213,8 @@ def _backward(
             grad, query, key, value, out, logsumexp, 0.0, is_causal, attn_mask=attn_mask, scale=scale
         ),
     }
-    return tuple(g.contiguous() for g in _first(p, calls))
+    by_query, by_key, by_value, *_ = _first(p, calls)
+    return by_query, by_key, by_value
 
 
 def declined(node: NodeContext) -> Decline | None:
@@ -240,5 +241,10 @@ def _without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
     return without_gradients
 
 
-KERNELS: Mapping[str, Callable[..., Any]] = {FORWARD: _without_gradients(_forward), BACKWARD: _without_gradients(_backward)}
+BESIDE = (0, 2, 1, 3)
+"""How results lie: (batch, rows, heads, width), as the layers around attention have them and as the libraries return them."""
+KERNELS: Mapping[str, Kernel] = {
+    FORWARD: Kernel(_without_gradients(_forward), orders=(BESIDE,)),
+    BACKWARD: Kernel(_without_gradients(_backward), orders=(BESIDE, BESIDE, BESIDE)),
+}
 """Composite to kernel."""

@@ -164,7 +164,7 @@ def forward(
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attention of one block of queries. ``out`` and ``logsumexp`` are contiguous.
+    """Attention of one block of queries: ``out`` as (batch, rows, heads, depth), ``logsumexp`` as (batch, heads, rows).
 
     MASK: 0 none, 1 of bools (true: seen), 2 of numbers that are added; ALIKE: the same ones for all rows. FACTOR: of the
     scores, times log2(e). WHOLE: whether width and depth are WIDTH and DEPTH.
@@ -205,8 +205,7 @@ def forward(
         )  # fmt: skip
     none = weight == 0
     sure = tl.where(none, 1.0, weight)
-    place = matrix * rows + row
-    o_at = out + place[:, None] * depth + deep[None, :]
+    o_at = out + (batch * rows * heads + head) * depth + row[:, None] * (heads * depth) + deep[None, :]
     result = (total / sure[:, None]).to(out.dtype.element_ty)
     tl.store(o_at, result, mask=row_mask[:, None] & ((deep < depth) | WHOLE)[None, :])
-    tl.store(logsumexp + place, tl.where(none, 0.0, (peak + tl.log2(sure)) * LN2), mask=row_mask)
+    tl.store(logsumexp + matrix * rows + row, tl.where(none, 0.0, (peak + tl.log2(sure)) * LN2), mask=row_mask)

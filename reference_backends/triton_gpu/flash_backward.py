@@ -5,7 +5,8 @@ Dao et al., FlashAttention-2, 2023. Importing it needs triton; ``attention.py`` 
 With weights ``p = exp2(s - logsumexp)`` and ``d = rowsum(grad * out)``, the gradient of the scores is ``p * (grad @ v.T - d)``.
 ``by_query`` sums over the keys for a block of queries, and leaves ``d``. ``by_key`` sums over the queries, those of all heads
 that share it, for a block of keys; its scores lie as (keys, queries). So no program waits for another, and equal calls give
-equal bits. Operands and masks are as ``flash.forward`` takes them; the gradients are contiguous.
+equal bits. Operands and masks are as ``flash.forward`` takes them; gradients lie as (batch, rows, heads, width), ``d``
+and ``logsumexp`` as (batch, heads, rows).
 """
 
 # ruff: noqa: RET505
@@ -130,6 +131,10 @@ def by_query(
     g_head,
     g_row,
     g_step,
+    o_batch,
+    o_head,
+    o_row,
+    o_step,
     mask_batch,
     mask_head,
     mask_row,
@@ -145,7 +150,7 @@ def by_query(
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradient of one block of queries, and ``inner``: the product of each row of ``grad`` and ``out``, contiguous."""
+    """The gradient of one block of queries, and ``inner``: the product of each row of ``grad`` and ``out``."""
     blocks = tl.cdiv(rows, ROWS)
     # Of a causal mask the longest blocks come first.
     block = blocks - 1 - tl.program_id(0) % blocks if CAUSAL else tl.program_id(0) % blocks
@@ -156,7 +161,7 @@ def by_query(
     row = first + tl.arange(0, ROWS)
     q = block_of(query + batch * q_batch + head * q_head, first, q_row, q_step, rows, width, True, ROWS, WIDTH, WHOLE)
     g = block_of(grad + batch * g_batch + head * g_head, first, g_row, g_step, rows, depth, True, ROWS, DEPTH, WHOLE)
-    o = block_of(out + matrix * rows * depth, first, depth, 1, rows, depth, True, ROWS, DEPTH, WHOLE)
+    o = block_of(out + batch * o_batch + head * o_head, first, o_row, o_step, rows, depth, True, ROWS, DEPTH, WHOLE)
     product = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(inner + matrix * rows + row, product, mask=row < rows)
     # Rows beyond the last weigh nothing.
@@ -183,7 +188,7 @@ def by_query(
             FACTOR, MASK, ALIKE, CAUSAL, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
         )  # fmt: skip
     across = tl.arange(0, WIDTH)
-    at = grad_query + (matrix * rows + row)[:, None] * width + across[None, :]
+    at = grad_query + ((batch * rows + row) * heads + head)[:, None] * width + across[None, :]
     result = (total * (FACTOR * LN2)).to(grad_query.dtype.element_ty)
     tl.store(at, result, mask=(row < rows)[:, None] & ((across < width) | WHOLE)[None, :])
 
@@ -311,7 +316,7 @@ def by_key(
                 FACTOR, MASK, ALIKE, CAUSAL, ROWS, WIDTH, DEPTH, WHOLE, PRECISION,
             )  # fmt: skip
     across, deep = tl.arange(0, WIDTH), tl.arange(0, DEPTH)
-    place = (matrix * keys + along)[:, None]
+    place = ((batch * keys + along) * shared + own)[:, None]
     there = (along < keys)[:, None]
     k_result, v_result = (by_k * (FACTOR * LN2)).to(grad_key.dtype.element_ty), by_v.to(grad_value.dtype.element_ty)
     tl.store(grad_key + place * width + across[None, :], k_result, mask=there & ((across < width) | WHOLE)[None, :])

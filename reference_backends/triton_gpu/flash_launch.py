@@ -14,6 +14,7 @@ from reference_backends.triton_gpu.products import machine
 
 Tensor = torch.Tensor
 HALVES = (torch.bfloat16, torch.float16)
+DENSE = torch.contiguous_format
 WIDEST = 256
 """Width of a head up to which a program has room for a block of rows."""
 ROOM = 200 * 1024
@@ -162,11 +163,11 @@ def _steps(mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[int, ...]:
 def forward(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Attention and the logarithms that its gradients need; both results contiguous."""
+    """Attention, with the heads beside each other in memory, and the logarithms that its gradients need, contiguous."""
     sizes = _sizes(query, key, value)
     batch, heads, rows, _ = query.shape
     keys, depth = key.shape[2], value.shape[3]
-    out = torch.empty((batch, heads, rows, depth), dtype=query.dtype, device=query.device)
+    out = torch.empty((batch, rows, heads, depth), dtype=query.dtype, device=query.device).transpose(1, 2)
     saved = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
     if not out.numel() and not saved.numel():
         return out, saved
@@ -187,16 +188,17 @@ def backward(
     mask: Tensor | None,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by query, key and value, contiguous."""
+    """Gradients by query, key and value, with the heads beside each other in memory."""
     sizes = _sizes(query, key, value)
     batch, heads, rows, _ = query.shape
     shared, keys = key.shape[1], key.shape[2]
-    by_query, by_key, by_value = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
+    by_query, by_key, by_value = (torch.empty_like(x.transpose(1, 2), memory_format=DENSE) for x in (query, key, value))
     inner = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
-    numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *grad.stride(), *_steps(mask, query, key)
+    operands, ends = (*query.stride(), *key.stride(), *value.stride(), *grad.stride()), _steps(mask, query, key)
     over_queries, over_keys = backward_launchers(form_of(query, value, causal, mask, scale))
     given = query, key, value, query if mask is None else mask, grad
-    saved = logsumexp.contiguous()
-    over_queries((*given, out.contiguous(), saved, inner, by_query), numbers, batch * heads, rows, (), 0)
-    over_keys((*given, saved, inner, by_key, by_value), numbers, batch * shared, keys, (), 0)
-    return by_query, by_key, by_value
+    saved = logsumexp.contiguous(), inner
+    numbers = *sizes, *operands, *out.stride(), *ends
+    over_queries((*given, out, *saved, by_query), numbers, batch * heads, rows, (), 0)
+    over_keys((*given, *saved, by_key, by_value), (*sizes, *operands, *ends), batch * shared, keys, (), 0)
+    return by_query.transpose(1, 2), by_key.transpose(1, 2), by_value.transpose(1, 2)

@@ -24,6 +24,7 @@ from vendor_sdk.ir.fused import Fused, members
 from vendor_sdk.ir.loop import LoopKernel, Nest, Reduce, Scan, Stmt
 from vendor_sdk.ir.loop_interpreter import interpret as interpret_loops
 from vendor_sdk.ir.memory import Slot
+from vendor_sdk.ir.orders import laid, order_of
 from vendor_sdk.ir.primgraph import PrimGraph, map_nodes, prim_name
 from vendor_sdk.ir.transfer import to_device
 from vendor_sdk.lower import Layout, Lowered, lower
@@ -160,7 +161,7 @@ class _Kernels:
         return _mapped(self.values[node.name], node.meta["val"], lambda v, fake: self._moved(node, v, fake))
 
     def _moved(self, node: fx.Node, value: torch.Tensor, fake: torch.Tensor) -> Any:
-        dense = value.contiguous()
+        dense = laid(value, order_of(node))
         return self.runtime.to_device(dense, fake.dtype, False) if node.meta.get("on_device") else dense
 
     def _back(self, value: Any, fake: Any) -> Any:
@@ -299,7 +300,7 @@ class _Kernels:
             strides = tuple(ix.evaluate(ix.from_size(s), self.draws.sizes) for s in source.meta["val"].stride())
             value = self.runtime.as_traced(value, strides)
         else:
-            value = value.contiguous()
+            value = laid(value, order_of(source))
         return value.detach().cpu().as_strided((size,), (1,)) if interpreted else value
 
     def _number(self, name: str, role: str) -> Any:

@@ -1,7 +1,7 @@
 """Chains of views, folded: where in the memory of its source a view lies, so that a step that reads it finds one tensor, and
 one of the frame where the memory is the arena's. Views between others take no time then.
 
-A view folds when its source is contiguous memory of a size known now; views that the graph returns stay as the user wrote them.
+A view folds when its source is dense memory of a size known now; views that the graph returns stay as the user wrote them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from vendor_sdk import torch_private
 from vendor_sdk.codegen.values import Values, is_view
 from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.ir.memory import Slot
+from vendor_sdk.ir.orders import laid, order_of
 from vendor_sdk.ir.primgraph import prim_name
 
 
@@ -71,7 +72,8 @@ def _fold(node: fx.Node, values: Values, found: Mapping[fx.Node, Fold]) -> Fold 
     before = found.get(source)
     if before is None:
         before = _whole(source, values)
-    if before is None or value.dtype != before.dtype:
+    # Strides of ``as_strided`` count in the elements of the logical tensor, which need not lie so.
+    if before is None or value.dtype != before.dtype or prim_name(node) == "as_strided":
         return None
     memory = torch.empty(1, dtype=before.dtype, device="meta").as_strided(before.shape, before.strides, before.offset)
     if prim_name(node) == "view":
@@ -84,7 +86,7 @@ def _fold(node: fx.Node, values: Values, found: Mapping[fx.Node, Fold]) -> Fold 
 
 
 def _whole(source: fx.Node, values: Values) -> Fold | None:
-    """A value as a view of itself, if it is contiguous and of known size when the view is made."""
+    """A value as a view of itself, if it is dense and of known size when the view is made."""
     value = source.meta.get("val")
     if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
         return None
@@ -97,12 +99,12 @@ def _whole(source: fx.Node, values: Values) -> Fold | None:
     elif not _checked(source):
         return None
     shape = tuple(value.shape)
-    strides = torch.empty(shape, dtype=value.dtype, device="meta").stride()
+    strides = laid(torch.empty(shape, dtype=value.dtype, device="meta"), order_of(source)).stride()
     return Fold(source, slot, shape, strides, 0, value.dtype)
 
 
 def _checked(node: fx.Node) -> bool:
-    """Whether a value is what a kernel returned, which is made contiguous."""
+    """Whether a value is what a kernel returned, which is made to lie as the kernel says."""
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     placement = node.meta.get("placement")

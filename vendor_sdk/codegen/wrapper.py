@@ -27,6 +27,7 @@ from vendor_sdk.contract.program import Entry, Program
 from vendor_sdk.ir.index import Int, bounds, from_size, wrap
 from vendor_sdk.ir.loop import Symbol
 from vendor_sdk.ir.memory import Slot
+from vendor_sdk.ir.orders import order_of
 from vendor_sdk.ir.panels import panels
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.transfer import to_device, to_host
@@ -605,16 +606,22 @@ class _Writer:
         self._line(f"{node.name} = {name}({arguments})", node)
         self._bind_data_dependent(node)
         results = node.meta["val"] if several else (node.meta["val"],)
+        orders = {user.args[1]: order_of(user) for user in node.users if user.target is operator.getitem}
+        if not several:
+            orders = {0: order_of(node)}
         expected = [
-            "None" if result is None else f"({self.text.tuple(result.shape)}, {self.text.constant(result.dtype)})"
-            for result in results
+            "None"
+            if result is None
+            else f"({self.text.tuple(result.shape)}, {self.text.constant(result.dtype)}, {orders.get(index)})"
+            for index, result in enumerate(results)
         ]
         check = f"checked_several({node.name}, ({', '.join(expected)},))" if several else f"checked({node.name}, {expected[0]})"
         self._line(f"{node.name} = RT.{check}", node)
         self._own(node)
 
     def _dense(self, value: fx.Node) -> str | None:
-        return f"RT.contiguous({self.values.name(value)})" if value.op == "placeholder" or is_view(value) else None
+        other = value.op == "placeholder" or is_view(value) or order_of(value) is not None
+        return f"RT.contiguous({self.values.name(value)})" if other else None
 
     def _launch(self, node: fx.Node) -> None:
         """One launch from Python."""

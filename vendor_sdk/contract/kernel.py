@@ -58,6 +58,9 @@ class Kernel:
         native: for backends with an emitter on a ``TorchDevice``: the same kernel as a launch of compiled code. Called once for
             each node, with what ``call`` gets but an ``Operand`` for each tensor (results, which are contiguous, first); views
             above the operands are in their strides. None, or the answer None: ``call`` runs.
+        orders: for kernels that return their results, on a ``TorchDevice``: the order of memory in which each lies, as its
+            dimensions from the outermost to the innermost (``None``: row-major), so that nobody rearranges what is where
+            others want it: ``((0, 2, 1, 3),)`` for heads that lie beside each other. A result that lies otherwise is copied.
         yields: for backends with an emitter that lowers the prim too: whether a fused kernel may run it instead, where
             ``Emitter.takes_over`` says so. (A library's matrix product, against a template that has the epilogue.)
     """
@@ -67,6 +70,11 @@ class Kernel:
     dtypes: frozenset[torch.dtype] | None = None
     native: Callable[..., NativeCall | None] | None = None
     yields: bool = False
+    orders: tuple[tuple[int, ...] | None, ...] = ()
+
+    def order(self, index: int = 0) -> tuple[int, ...] | None:
+        """In which result ``index`` lies."""
+        return self.orders[index] if index < len(self.orders) else None
 
 
 def destination(call: Callable[..., None]) -> Kernel:

@@ -406,6 +406,7 @@ def _check(name: str | None, plugin: object, extensions: Sequence[object], distr
     _check_values(
         hooks, "kernels", kernels, lambda value: isinstance(value, Kernel) or callable(value), "a Kernel or a callable"
     )
+    _check_orders(hooks, kernels)
     decompositions = hooks.merged("decompositions")
     _check_names(hooks, "decompositions", decompositions, [*defaults.decomposition_keys()])
     _check_values(hooks, "decompositions", decompositions, callable, "a callable")
@@ -467,6 +468,19 @@ def _check_backend(hooks: _Hooks, backend: Backend, name: str | None, distributi
     if taken:
         raise hooks.error("backend", f"declares options that the SDK has already: {', '.join(taken)}", "Rename them.")
     _check_names(hooks, "backend", backend.composites, COMPOSITES, "composites")
+
+
+def _check_orders(hooks: _Hooks, kernels: Mapping[str, Any]) -> None:
+    for name, kernel in kernels.items():
+        if not isinstance(kernel, Kernel) or not kernel.orders:
+            continue
+        if kernel.destination:
+            problem = "has orders, and results that the SDK allocates are row-major"
+        elif any(order is not None and sorted(order) != [*range(len(order))] for order in kernel.orders):
+            problem = "has an order that is no permutation of its result's dimensions"
+        else:
+            continue
+        raise hooks.error("kernels", f"the kernel of {name} {problem}: {kernel.orders}", "Mend Kernel(orders=...), or drop it.")
 
 
 def _check_machine(backend: Backend) -> None:

@@ -20,7 +20,7 @@ from torch import fx
 
 from vendor_sdk import torch_private
 
-META = ("val", "placement", "seed", "stack_trace", "on_device", "host_dtype")
+META = ("val", "placement", "seed", "stack_trace", "on_device", "host_dtype", "order")
 """What a node keeps."""
 _GRAPHS = "graphs"
 """Persistent identifier of the list of graphs read so far."""

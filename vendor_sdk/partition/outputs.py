@@ -15,6 +15,7 @@ from torch import fx
 from vendor_sdk import torch_private
 from vendor_sdk.contract.placement import Kind, Placement, Route
 from vendor_sdk.ir.index import Int, from_size, wrap
+from vendor_sdk.ir.orders import order_of
 from vendor_sdk.ir.primgraph import PrimGraph, map_nodes
 
 aten = torch.ops.aten
@@ -104,7 +105,12 @@ def _lies_so(value: fx.Node, strides: Sequence[Any]) -> bool:
     tensor = root.meta["val"]
     if not isinstance(tensor, torch.Tensor):
         return False
-    tensor = tensor.new_empty(tensor.shape)
+    order = order_of(root)
+    if order is None:
+        tensor = tensor.new_empty(tensor.shape)
+    else:
+        back = sorted(range(len(order)), key=order.__getitem__)
+        tensor = tensor.new_empty([tensor.shape[dim] for dim in order]).permute(back)
     for view in reversed(views):
         args = map_nodes(view.args[1:], lambda n: n.meta["val"])
         kwargs = map_nodes(view.kwargs, lambda n: n.meta["val"])

@@ -30,6 +30,9 @@ class Routes(Protocol):
     def route(self, node: fx.Node, name: str) -> Route | Decline:
         """By which route the backend offers this node, or why by none."""
 
+    def order(self, node: fx.Node, name: str, index: int) -> tuple[int, ...] | None:
+        """How a result of a node on the kernel route lies in memory, ``None`` for row-major."""
+
     def supports(self, node: NodeContext) -> Support: ...
 
     def decomposition(self, target: Any) -> Callable[..., Any] | None: ...
@@ -59,6 +62,7 @@ def place(graph: PrimGraph, routes: Routes) -> list[NodePlacement]:
         if placement.kind is Kind.HOST and routes.fallback == "error":
             raise unsupported(node, routes.backend.name, placement.reason)
         node.meta["placement"] = placement
+        _note_order(node, routes)
         if node.target is not operator.getitem:
             placements.append(_report(node, placement))
     erase(graph, dead)
@@ -101,6 +105,17 @@ def placement_of(node: fx.Node, graph: PrimGraph, routes: Routes) -> Placement:
             return Placement(Kind.NATIVE, route)
         route = answer
     return Placement(Kind.VIEW if view else Kind.HOST, reason=route.reason)
+
+
+def _note_order(node: fx.Node, routes: Routes) -> None:
+    """How the result of a kernel lies in memory, before those who read it are asked for their routes."""
+    source, index = node.args[:2] if node.target is operator.getitem else (node, 0)
+    assert isinstance(source, fx.Node)
+    assert isinstance(index, int)
+    if source.meta["placement"].route is Route.KERNEL and isinstance(value := node.meta["val"], torch.Tensor):
+        order = routes.order(source, prim_name(source), index)
+        if order is not None and len(order) == value.dim():
+            node.meta["order"] = order
 
 
 _SIZE_READS = frozenset(

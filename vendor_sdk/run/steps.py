@@ -11,13 +11,15 @@ import torch
 
 from vendor_sdk.contract.device import DeviceTensor
 from vendor_sdk.errors import KernelError
+from vendor_sdk.ir.orders import laid
 from vendor_sdk.run.blocks import shaped, warm_empty
 from vendor_sdk.run.kept import kept
 from vendor_sdk.run.memory import DeviceMemory
 
 Shape = tuple[int, ...]
 Tensors = tuple[torch.Tensor, ...]
-Expected = tuple[Shape, torch.dtype]
+Expected = tuple[Shape, torch.dtype, Shape | None]
+"""What a kernel's result must be: shape, dtype, and the order of its dimensions in memory (``None``: row-major)."""
 
 
 class Runtime(Protocol):
@@ -112,7 +114,7 @@ class TorchRuntime:
 
     def checked(self, value: Any, expected: Expected) -> torch.Tensor:
         """A kernel's result, verified; raises ``KernelError`` when it is not what the prim's meta rule says."""
-        shape, dtype = expected
+        shape, dtype, order = expected
         if not isinstance(value, torch.Tensor):
             raise KernelError(f"returned {type(value).__name__}", fix="return a torch.Tensor")
         if value.shape != shape or value.dtype != dtype or value.device.type != self.device.type:
@@ -121,7 +123,7 @@ class TorchRuntime:
                 why=f"the prim's result here is {dtype} {shape} on {self.device}",
                 fix="return exactly that shape, dtype and device",
             )
-        return value.contiguous()
+        return laid(value, order)
 
     def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> tuple[Any, ...]:
         return _checked_several(self.checked, values, expected)
@@ -270,7 +272,7 @@ class OwnMemoryRuntime:
         return value
 
     def checked(self, value: Any, expected: Expected) -> DeviceTensor:
-        shape, dtype = expected
+        shape, dtype, _ = expected
         if not isinstance(value, DeviceTensor):
             raise KernelError(f"returned {type(value).__name__}", fix="return a DeviceTensor of the device's own buffer")
         if value.shape != shape or value.dtype != dtype:
