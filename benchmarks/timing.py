@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+
+from vendor_sdk import without_collections
 
 SAMPLE_SECONDS = 0.02
 """A sample repeats the call until it takes at least this long."""
@@ -70,7 +70,7 @@ def interleave(
         for name in list(names):
             settle()
             try:
-                with _uncollected():
+                with without_collections():
                     if index < 0:
                         counts[name] = repetitions(calls[name], at_least)
                         samples[name] = []
@@ -85,15 +85,3 @@ def interleave(
                 names.remove(name)
                 samples.pop(name, None)
     return {name: samples[name] for name in calls if name in samples}
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage collection meanwhile; cycles wait until the clock has stopped."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -22,14 +22,13 @@ from conformance.cases import Case, draw
 from conformance.endure import Problem, endure, independent
 from conformance.guards import Guarded, same_bits, storage_bytes
 from conformance.judge import Expectation, Judgement, expected_result, judge
-from conformance.outcome import ABSENT, MESSAGE_LIMIT, Failure, Outcome
+from conformance.outcome import MESSAGE_LIMIT, Failure, Outcome
+from conformance.placements import placement
 from conformance.pool import LOST_DEVICE
 from conformance.program import Program, build, inputs_of, interchangeable, tensors
 from conformance.subject import OPAQUE, Compiled, Placed, Subject
+from conformance.values import flat
 from vendor_sdk import Effort, Family, Sample
-
-STRENGTH = ("native", "view", "decomposed", "wrapper", "host")
-"""Placements from the strongest claim to the weakest; a case has the weakest of its nodes."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +235,7 @@ def _lasting(
         return judge(case.row, sample, expected, _on_host(outputs)).problem
 
     problems: list[Problem] = endure(
-        lambda tensors: program.split(_flat(compiled.call(*tensors))),
+        lambda tensors: program.split(flat(compiled.call(*tensors))),
         (inputs, others),
         (first, second),
         [[expected.value is not None or case.row.family is Family.RANDOM for expected in t.expected.results if expected.dtype]
@@ -289,7 +288,7 @@ def _is_torchs(case: Case, sample: Sample, outline: Any, outputs: Sequence[torch
 def _call(compiled: Compiled, program: Program, inputs: Guarded) -> tuple[list[list[torch.Tensor]], dict[str, set[int]]]:
     """Results by sample, and by kind of damage the positions of the samples whose inputs suffered it (undone here)."""
     before = [storage_bytes(tensor).clone() for tensor in inputs.tensors]
-    outputs = _flat(compiled.call(*inputs.tensors))
+    outputs = flat(compiled.call(*inputs.tensors))
     breached = inputs.breached()
     modified = [i for i, tensor in enumerate(inputs.tensors) if not torch.equal(storage_bytes(tensor), before[i])]
     if modified:
@@ -298,10 +297,6 @@ def _call(compiled: Compiled, program: Program, inputs: Guarded) -> tuple[list[l
             storage_bytes(inputs.tensors[i]).copy_(before[i])
     damage = {"input-modified": modified, "out-of-bounds": breached}
     return program.split(outputs), {kind: {program.owners[i] for i in which} for kind, which in damage.items()}
-
-
-def _flat(returned: Any) -> list[Any]:
-    return [returned] if isinstance(returned, torch.Tensor) else list(returned)
 
 
 def _on_host(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -326,20 +321,6 @@ def _verdict(outcome: Outcome) -> str:
     if not outcome.samples:
         return "no-samples"
     return "pass" if outcome.compared else "empty"
-
-
-def placement(case: Case, placed: Sequence[Placed]) -> tuple[str, str]:
-    """The weakest placement among the prim's own nodes that computed something, with the reason for it."""
-    own = [entry for entry in placed if entry.prim == case.prim]
-    if not own:
-        return ABSENT, "no node of this prim with a non-empty result was compiled"
-    kinds = {entry.kind for entry in own}
-    weakest = max(kinds, key=lambda kind: STRENGTH.index(kind) if kind in STRENGTH else len(STRENGTH))
-    at_fault = [entry for entry in own if entry.kind == weakest]
-    reason = next((entry.reason for entry in at_fault if entry.reason), "")
-    if len(kinds) > 1:
-        reason = f"{len(at_fault)} of {len(own)} nodes: {reason}"
-    return weakest, reason
 
 
 def _failure(trial: _Trial, kind: str, message: str) -> Failure:

@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from torch import fx
 
 from conformance import graphs, script, spans
-from conformance.compiled import through_torch
 from conformance.graphs import Drawn
 from conformance.outcome import MESSAGE_LIMIT, UNKNOWN, Failure, Outcome, Wrong
 from conformance.program import Program
+from conformance.slack import extended
 from conformance.spans import Span
 from conformance.subject import OPAQUE, Placed, Subject
+from conformance.values import flat
 from vendor_sdk import OPSET, Effort
 
 ROWS = {row.target: row for row in OPSET.values()}
@@ -59,7 +60,7 @@ class _Interpreter(fx.Interpreter):
             return args[0][args[1]]
         value = node.meta["val"]
         dtypes = [each.dtype for each in value] if isinstance(value, tuple | list) else [value.dtype]
-        found = spans.extended(ROWS[node.target], args, kwargs, dtypes)
+        found = extended(ROWS[node.target], args, kwargs, dtypes)
         return tuple(found) if isinstance(value, tuple | list) else found[0]
 
 
@@ -139,11 +140,10 @@ def run(compiled: Compile, drawn: Sequence[Drawn], device: torch.device, tally: 
     failed: dict[int, Failed] = {}
     for again in (0, 1):
         values = [each.values(again, other=again == 1) for each in drawn]
-        flat = [value.to(device) for each in values for value in each]
-        before = [value.clone() for value in flat]
-        returned = call(*flat)
-        outputs = [returned] if isinstance(returned, torch.Tensor) else list(returned)
-        modified = [not _equal(one, two) for one, two in zip(flat, before, strict=True)]
+        given = [value.to(device) for each in values for value in each]
+        before = [value.clone() for value in given]
+        outputs = flat(call(*given))
+        modified = [not _equal(one, two) for one, two in zip(given, before, strict=True)]
         for position, (each, own, found) in enumerate(zip(drawn, values, program.split(outputs), strict=True)):
             wrong = judge(spans_of(each.module, own), [_host(value) for value in found], tally)
             if wrong is None and any(m for m, owner in zip(modified, program.owners, strict=True) if owner == position):
@@ -201,7 +201,8 @@ def certify(
 
     def compiled(program: Program) -> Call:
         if graphs.KINDS[kind].dynamic:
-            return through_torch(subject, program.module, dynamic=True)
+            torch.compiler.reset()
+            return subject.through_torch(program.module, dynamic=True)
         made = subject.compile(program)
         placed.extend(placement for placement in made.placements if placement.node not in made.empty)
         return made.call

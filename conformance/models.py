@@ -22,8 +22,10 @@ from torch import nn
 import vendor_sdk
 from conformance import witness
 from conformance.cases import Case, seed_of
+from conformance.memory import peak_memory
 from conformance.outcome import Failure, Outcome
-from conformance.performance import NO_SLOWER, peak_memory, weakest
+from conformance.performance import NO_SLOWER
+from conformance.placements import weakest
 from conformance.subject import OPAQUE, Placed, Subject
 from conformance.timing import Race, at_least, interval, timed
 from conformance.zoo import ZOO

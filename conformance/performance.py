@@ -7,31 +7,30 @@ its prims, each compiled alone by the same subject, a copy, and for products a p
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import math
 import random
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import fx
 
 import vendor_sdk
-from conformance import roofline, witness
+from conformance import witness
 from conformance.cases import Case, seed_of
-from conformance.certify import STRENGTH
+from conformance.closeness import Judge, alike
 from conformance.guards import same_bits
+from conformance.memory import peak_memory
 from conformance.outcome import Failure, Outcome
 from conformance.patterns import PATTERNS, Operand, Pattern, Size
-from conformance.program import build
+from conformance.placements import weakest
 from conformance.roofline import Machine, copies
 from conformance.subject import OPAQUE, Compiled, Placed, Subject
 from conformance.timing import Race, at_least, interval, probes, read, timed
-from vendor_sdk import OPSET, Effort, Family, Sample
+from conformance.unfused import chain, operations
+from conformance.values import flat
+from vendor_sdk import OPSET, Effort, Family
 
 Tensor = torch.Tensor
 
@@ -46,15 +45,6 @@ SAMPLE_SECONDS, MOST_SETS = 0.005, 8
 """A sample is so many calls, each with inputs of its own, that it takes this long."""
 SETS_BYTES = 1 << 31
 """Of all sets of inputs."""
-LIMITS = {torch.float32: 64.0, torch.bfloat16: 6.0, torch.float16: 8.0}
-"""Largest error in units of the dtype's epsilon times (magnitude of the element + root mean square of all). Rounding to half
-precision costs float32 results thousands of them."""
-OFF_BY_ONE = 1e-3
-"""Part of integer results that may be off by one: rounding decides them."""
-PART = 1 << 17
-"""Elements compared at a time, so that they stay in a cache."""
-TINY = 1e-37
-"""Added to magnitudes that are divided by."""
 UNCHANGED = (Family.VIEW, Family.CREATION)
 """Families whose operators the SDK's own wrapper uses too."""
 FASTEST = "the pattern"
@@ -112,165 +102,12 @@ _sources: dict[Any, Tensor] = {}
 """Random numbers by kind, drawn once in a process."""
 
 
-@dataclass
-class _Judge:
-    """Compares results with torch's own, which once is computed in float64 too."""
-
-    pattern: Pattern
-    dtype: torch.dtype
-    worst: float = 0.0
-    compared: int = 0
-    eager_error: float | None = None
-    before: list[list[Tensor]] = field(default_factory=list)
-    """What was right in earlier rounds, at the places that are read."""
-
-    def expected(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """Torch's results; the first time in float64."""
-        if self.eager_error is not None or self.pattern.check is not None:
-            return _flat(self.pattern(*inputs))
-        exact = _flat(self.pattern(*(x.double() if x.is_floating_point() else x for x in inputs)))
-        plain = _flat(self.pattern(*inputs))
-        self.eager_error = max(error(a, b, self.dtype)[0] for a, b in zip(plain, exact, strict=True))
-        return [e.to(p.dtype) if not p.is_floating_point() else e for p, e in zip(plain, exact, strict=True)]
-
-    def problem(self, results: Sequence[Tensor], inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
-        """What is wrong, ``""`` when nothing is."""
-        if len(results) != len(expected):
-            return f"{len(results)} results, expected {len(expected)}"
-        for index, (one, wanted) in enumerate(zip(results, expected, strict=True)):
-            if type(one) is not Tensor:
-                return f"result {index} is a {type(one).__name__}, which may compute when it is read"
-            shape = f"{roofline.name(one.dtype)}{list(one.shape)}"
-            if one.shape != wanted.shape or (one.dtype != wanted.dtype and wanted.dtype != torch.float64):
-                return f"result {index} is {shape}, expected {list(wanted.shape)}"
-        if self.pattern.check is not None:
-            self.compared += 1
-            return self.pattern.check(results, inputs)
-        limit = LIMITS[self.dtype] + (self.eager_error or 0.0)
-        for index, (one, wanted) in enumerate(zip(results, expected, strict=True)):
-            found, where = error(one, wanted, self.dtype)
-            self.worst = max(self.worst, found / limit)
-            if not found <= limit:
-                return f"result {index} is off by {found:.3g} units at {where}, allowed are {limit:.3g}"
-        self.compared += 1
-        return ""
-
-
-def error(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> tuple[float, list[int]]:
-    """The largest error of a result in the units of ``LIMITS``, and where it is. Integers may be off by one in few places."""
-    if found.shape != wanted.shape or not found.numel():
-        return (0.0 if found.shape == wanted.shape else math.inf), []
-    parts = list(zip(torch.split(found.reshape(-1), PART), torch.split(wanted.reshape(-1), PART), strict=True))
-    if not found.is_floating_point():
-        steps = [(one.long() - other.long()).abs() for one, other in parts]
-        most, where = max((int(each.max()), number) for number, each in enumerate(steps))
-        many = sum(int((each > 0).sum()) for each in steps) > OFF_BY_ONE * found.numel() + 1
-        return (math.inf if most > 1 or many else 0.0), _index(where * PART + int(steps[where].argmax()), found.shape)
-    kind = torch.float64 if wanted.dtype is torch.float64 else torch.float32
-    total = sum(float(other.to(kind).square().sum()) for _, other in parts)
-    magnitude = math.sqrt(total / found.numel()) if math.isfinite(total) else 0.0
-    worst, place = 0.0, 0
-    for number, (one, other) in enumerate(parts):
-        reference = other.to(kind)
-        off = torch.sub(one.to(kind), reference).abs_().div_(reference.abs().add_(magnitude + TINY))
-        largest, at = off.max(0)
-        if not float(largest) <= worst:  # NaN too
-            off = torch.where((one == other) | (one.isnan() & other.isnan()), 0.0, off.nan_to_num_(nan=math.inf))
-            largest, at = off.max(0)
-            worst, place = max((worst, place), (float(largest), number * PART + int(at)))
-    return worst / torch.finfo(dtype).eps, _index(place, found.shape)
-
-
-def _index(place: int, shape: torch.Size) -> list[int]:
-    found = []
-    for size in reversed(shape):
-        found.append(place % size)
-        place //= size
-    return found[::-1]
-
-
-def chain(subject: Subject, pattern: Pattern, inputs: Sequence[Tensor], device: torch.device) -> Callable[..., list[Tensor]]:
-    """The prims of a pattern as a function that calls them one by one, each compiled alone. Views stay views."""
-    graph = vendor_sdk.trace(pattern.function, inputs)
-    known = {row.target: row for row in OPSET.values()}
-    made: dict[Any, Callable[..., Any]] = {}
-    constants = dict(graph.constants)
-
-    class Chain(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            if n.op == "placeholder" and n.target in constants:
-                return constants[str(n.target)].to(device)
-            return super().run_node(n)
-
-        def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-            row = known.get(target)
-            if row is None or row.family is Family.VIEW:
-                return target(*args, **kwargs)
-            sample = Sample(args, dict(kwargs))
-            tensors = _tensors((args, sample.kwargs))
-            identities = [id(tensor) for tensor in tensors]
-            repeated = [identities.index(identity) for identity in identities]
-            key = target, str(repeated), str(_outline((args, sample.kwargs)))
-            if key not in made:
-                made[key] = _alone(subject, target, sample, device)
-            return made[key](tensors)
-
-    interpreter = Chain(graph.module)
-    return lambda *given: _flat(interpreter.run(*given))
-
-
-def operations(pattern: Pattern, inputs: Sequence[Tensor], flops: int) -> int:
-    """Operations of one call: of products as ``flops`` says, one of every other prim for each element that it has."""
-    graph, views = vendor_sdk.trace(pattern.function, inputs), (Family.VIEW, Family.CONTRACTION, Family.CREATION)
-    known = {row.target: row for row in OPSET.values()}
-    total = flops
-    for node in graph.graph.nodes:
-        row = known.get(node.target)
-        if row is not None and row.family not in views:
-            tensors = _tensors([node.meta["val"], *(each.meta.get("val") for each in node.all_input_nodes)])
-            total += max((int(tensor.numel()) for tensor in tensors), default=0)
-    return total
-
-
-def _alone(subject: Subject, target: Any, sample: Sample, device: torch.device) -> Callable[[list[Tensor]], Any]:
-    """``target`` as a program of its own, a function of the tensors among its arguments."""
-    result = target(*sample.args, **sample.kwargs)
-    program = build(target, [sample], [result], device)
-    compiled = subject.prepare(program.module, program.inputs)
-    single = isinstance(result, Tensor)
-
-    def call(tensors: list[Tensor]) -> Any:
-        results = compiled.call(*{id(tensor): tensor for tensor in tensors}.values())
-        return _flat(results)[0] if single else tuple(_flat(results))
-
-    return call
-
-
-def _outline(value: Any) -> Any:
-    """What a compiled prim depends on: of tensors shape, strides and dtype, of the rest the value."""
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype
-    if isinstance(value, Mapping):
-        return {key: _outline(item) for key, item in value.items()}
-    return [_outline(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
-        return []
-    return [tensor for item in value for tensor in _tensors(item)]
-
-
 def measure_pattern(
     subject: Subject, case: Case, machine: Machine, *, effort: Effort, seed: int, device: torch.device
 ) -> tuple[Outcome, dict[str, Any]]:
     """Runs a pattern at its sizes; what came out, and the measurements as they stand in the report."""
     pattern, dtype = PATTERNS[case.prim], getattr(torch, case.dtype)
-    outcome, found, judge = Outcome("pass"), _Found(pattern), _Judge(pattern, dtype)
+    outcome, found, judge = Outcome("pass"), _Found(pattern), Judge(pattern, dtype)
     generator = torch.Generator().manual_seed(seed_of(case, seed))
     plans = [("large", machine.size(dtype)), ("odd", machine.size(dtype, odd=True)), ("dynamic", machine.size(dtype))]
     if effort is Effort.QUICK:
@@ -309,17 +146,6 @@ def _verdict(outcome: Outcome, sizes: Sequence[Mapping[str, Any]]) -> str:
     return "inconclusive" if "inconclusive" in gates else "pass"
 
 
-def weakest(placed: Sequence[Placed]) -> tuple[str, str]:
-    """The weakest placement of all nodes that compute, with the reason for it."""
-    computing = [entry for entry in placed if entry.kind not in ("view", "wrapper")]
-    if not computing:
-        return "absent", "nothing was compiled"
-    kind = max((entry.kind for entry in computing), key=lambda k: STRENGTH.index(k) if k in STRENGTH else len(STRENGTH))
-    prims = sorted({entry.prim for entry in computing if entry.kind == kind})
-    reason = next((entry.reason for entry in computing if entry.kind == kind and entry.reason), "")
-    return kind, f"{', '.join(prims)}: {reason}" if kind != "native" else ""
-
-
 @dataclass
 class _Trial:
     """A pattern at one size."""
@@ -332,7 +158,7 @@ class _Trial:
     size: Size
     generator: torch.Generator
     rounds: int
-    judge: _Judge
+    judge: Judge
     placed: list[Placed] = field(default_factory=list)
 
     def run(self, outcome: Outcome) -> dict[str, Any]:
@@ -399,7 +225,7 @@ class _Trial:
         self,
         contestants: Mapping[str, Callable[..., Any]],
         inputs: Inputs,
-        judge: _Judge,
+        judge: Judge,
         outcome: Outcome,
         moved: tuple[int, int],
     ) -> tuple[Race, dict[str, int]]:
@@ -408,7 +234,7 @@ class _Trial:
         for call in contestants.values():
             call(*inputs.sets[0])
         sets = self._sets(contestants[FASTEST], inputs)
-        places = probes([t.shape for t in _flat(contestants[FASTEST](*inputs.sets[0]))], chance, self.device)
+        places = probes([t.shape for t in flat(contestants[FASTEST](*inputs.sets[0]))], chance, self.device)
         if self.pattern.check is None:
             judge.before.append([read(tensor, places) for tensor in judge.expected(inputs.sets[0])])
         yardsticks = self._yardsticks()
@@ -448,7 +274,7 @@ class _Trial:
         seen: Sequence[Sequence[Tensor]],
         inputs: Inputs,
         expected: Sequence[Sequence[Tensor]],
-        judge: _Judge,
+        judge: Judge,
         places: Mapping[Any, Any],
     ) -> Failure | None:
         where = f"{self.label}, timed" if name == FASTEST else f"{self.label}, {name}, timed"
@@ -460,7 +286,7 @@ class _Trial:
             problem = judge.problem(tensors, given, wanted)
             if not problem:
                 continue
-            if judge.pattern.check is None and any(_alike(early, old) for old in judge.before):
+            if judge.pattern.check is None and any(alike(early, old) for old in judge.before):
                 return Failure(-1, where, "stale", "the answer to an earlier call, though the inputs are others")
             return Failure(-1, where, "value", problem)
         return None
@@ -494,7 +320,7 @@ class _Trial:
         flops = self.pattern.flops(self.size)
         if self.pattern.moved is not None:
             return self.pattern.moved(self.size, self.dtype.itemsize), flops
-        return sum(t.nbytes for t in (*inputs.sets[0], *_flat(call(*inputs.sets[0])))), flops
+        return sum(t.nbytes for t in (*inputs.sets[0], *flat(call(*inputs.sets[0])))), flops
 
     def _disguised(self, compiled: Compiled, inputs: Inputs, outcome: Outcome) -> None:
         """Prims placed native for which torch's own operator ran on the host."""
@@ -561,55 +387,5 @@ class _Trial:
         return record
 
 
-def _alike(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether two readings of results are of the same ones, up to rounding."""
-    if len(some) != len(others) or not any(one.numel() for one in some):
-        return False
-    return all(
-        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-5) for a, b in zip(some, others, strict=True)
-    )
-
-
 def _rate(amount: float, seconds: Sequence[float]) -> float:
     return float(f"{amount / sorted(seconds)[len(seconds) // 2]:.4g}")
-
-
-@dataclass
-class Peak:
-    """By how many bytes memory grew at most; ``None`` where nobody says."""
-
-    bytes: int | None = None
-
-
-@contextlib.contextmanager
-def peak_memory(device: torch.device) -> Iterator[Peak]:
-    """Measures what the block allocates at most, beyond what was allocated before."""
-    peak = Peak()
-    if device.type != "cpu":
-        module = torch.get_device_module(device.type)
-        module.reset_peak_memory_stats()
-        allocated = module.memory_allocated()
-        yield peak
-        peak.bytes = module.max_memory_allocated() - allocated
-        return
-    vendor_sdk.release_memory()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-    before = _resident("VmRSS")
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back, see proc(5)
-    yield peak
-    if before is not None:
-        peak.bytes = max(0, (_resident("VmHWM") or before) - before)
-
-
-def _resident(which: str) -> int | None:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{which}:")), None)
-
-
-def _flat(returned: Any) -> list[Any]:
-    return [returned] if isinstance(returned, Tensor) else list(returned)

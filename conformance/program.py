@@ -7,13 +7,14 @@ Python, so that scalars, dtypes and lists stand in it as literals whatever compi
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from conformance import values
 from vendor_sdk import Sample
 
 Path = tuple[int, ...]
@@ -93,7 +94,7 @@ def _takes_device(target: Any) -> bool:
 
 def tensors(sample: Sample) -> list[torch.Tensor]:
     """The tensors among a sample's arguments, in order, with repetitions."""
-    return list(_tensors((sample.args, sample.kwargs)))
+    return values.tensors((sample.args, sample.kwargs))
 
 
 def paths(value: Any, prefix: Path = ()) -> list[Path]:
@@ -154,14 +155,3 @@ def _follow(graph: fx.Graph, node: fx.Node, path: Path) -> fx.Node:
     for index in path:
         node = graph.call_function(operator.getitem, (node, index))
     return node
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)

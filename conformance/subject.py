@@ -19,6 +19,7 @@ import torch
 import vendor_sdk
 from conformance import witness
 from conformance.program import Program
+from conformance.values import tensors
 
 TORCH_PREFIX = "torch:"
 OPAQUE = "opaque"
@@ -102,8 +103,8 @@ class Subject(abc.ABC):
         and what was made ready before stays so. Raises whatever the compiler raises."""
 
     @abc.abstractmethod
-    def through_torch(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """``torch.compile`` of a function or module, which compiles in the first call."""
+    def through_torch(self, function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+        """``torch.compile`` of a function or module, which compiles in the first call; ``dynamic`` as there."""
 
 
 def make(name: str, plugins: Sequence[str]) -> Subject:
@@ -168,8 +169,8 @@ class BackendSubject(Subject):
     def prepare(self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Compiled:
         return self._compiled(vendor_sdk.trace(function, inputs, composites=self.loaded.backend.composites))
 
-    def through_torch(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        compiled: Callable[..., Any] = torch.compile(function, backend=self.name, options={"fallback": "host"})
+    def through_torch(self, function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = torch.compile(function, backend=self.name, dynamic=dynamic, options={"fallback": "host"})
         return compiled
 
     def _compiled(self, graph: vendor_sdk.PrimGraph) -> Compiled:
@@ -222,8 +223,8 @@ class TorchSubject(Subject):
 
         return Compiled(without_gradients, ())
 
-    def through_torch(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        compiled: Callable[..., Any] = torch.compile(function, backend=self.name)
+    def through_torch(self, function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = torch.compile(function, backend=self.name, dynamic=dynamic)
         return compiled
 
 
@@ -239,14 +240,8 @@ def empty_nodes(graph: torch.fx.Graph) -> frozenset[str]:
     return frozenset(
         node.name
         for node in graph.nodes
-        if (found := _tensors(node.meta.get("val"))) and all(0 in _known_sizes(tensor) for tensor in found)
+        if (found := tensors(node.meta.get("val"))) and all(0 in _known_sizes(tensor) for tensor in found)
     )
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, list | tuple) else []
 
 
 def _known_sizes(tensor: torch.Tensor) -> list[int]:

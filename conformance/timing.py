@@ -6,7 +6,6 @@ all, and whoever answers from memory is wrong. What is said of two contestants i
 
 from __future__ import annotations
 
-import gc
 import random
 import statistics
 import time
@@ -16,6 +15,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from conformance.values import flat
+from vendor_sdk import without_collections
 
 Tensor = torch.Tensor
 
@@ -82,17 +84,12 @@ def timed(
     """
     _settle()
     synchronize()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collections():
         start = _clock()
-        results = [_flat(call(*inputs)) for inputs in sets]
+        results = [flat(call(*inputs)) for inputs in sets]
         synchronize()
         seen = [[read(tensor, places) for tensor in tensors] for tensors in results]
         seconds = (_clock() - start) / len(sets)
-    finally:
-        if enabled:
-            gc.enable()
     return Timed(seconds, results, seen)
 
 
@@ -148,10 +145,6 @@ def _settle() -> None:
         time.sleep(SETTLE_SECONDS)
         if time.process_time() - busy <= 0.1 * (_clock() - start) or start > end:
             return
-
-
-def _flat(returned: Any) -> list[Any]:
-    return [returned] if isinstance(returned, Tensor) else list(returned)
 
 
 def _digits(value: float) -> float:

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import vendor_sdk
-from conformance import cases, certify, evidence, judge, pool, program, report, subject
+from conformance import cases, certify, evidence, guards, judge, placements, pool, program, report, subject
 from conformance.cases import Case
 from conformance.expectations import Expectations
 from conformance.pool import Pool, Result, StartError
@@ -472,9 +472,9 @@ def test_samples_follow_from_the_seed_alone() -> None:
         return [tensor for sample in cases.draw(case, effort, seed, purpose) for tensor in program.tensors(sample)]
 
     first, again, other, second = bits(1, "first"), bits(1, "first"), bits(2, "first"), bits(1, "second call")
-    assert all(certify.same_bits(one, two) for one, two in zip(first, again, strict=True))
-    assert not all(certify.same_bits(one, two) for one, two in zip(first, other, strict=True))
-    assert not all(certify.same_bits(one, two) for one, two in zip(first, second, strict=True))
+    assert all(guards.same_bits(one, two) for one, two in zip(first, again, strict=True))
+    assert not all(guards.same_bits(one, two) for one, two in zip(first, other, strict=True))
+    assert not all(guards.same_bits(one, two) for one, two in zip(first, second, strict=True))
 
 
 def test_a_second_draw_is_used_only_where_the_program_fits_it() -> None:
@@ -524,9 +524,9 @@ def test_a_result_is_judged_by_dtype_shape_and_value(result: torch.Tensor, kind:
 
 @pytest.mark.parametrize("kinds", [["native", "host"], ["host", "native"], ["native", "decomposed"], ["view", "native"]])
 def test_a_case_has_the_weakest_placement_of_its_nodes(kinds: list[str]) -> None:
-    placed = [certify.Placed(f"n{i}", "add", kind, "") for i, kind in enumerate(kinds)]
-    kind, _ = certify.placement(Case("add", "float32"), [*placed, certify.Placed("other", "mul", "host", "")])
-    assert kind == max(kinds, key=certify.STRENGTH.index) != "native"
+    placed = [subject.Placed(f"n{i}", "add", kind, "") for i, kind in enumerate(kinds)]
+    kind, _ = placements.placement(Case("add", "float32"), [*placed, subject.Placed("other", "mul", "host", "")])
+    assert kind == max(kinds, key=placements.STRENGTH.index) != "native"
 
 
 def test_nodes_without_elements_have_no_placement() -> None:
@@ -538,7 +538,7 @@ def test_nodes_without_elements_have_no_placement() -> None:
 
 
 def test_a_prim_that_was_compiled_away_is_absent() -> None:
-    kind, reason = certify.placement(Case("add", "float32"), [certify.Placed("n", "mul", "native", "")])
+    kind, reason = placements.placement(Case("add", "float32"), [subject.Placed("n", "mul", "native", "")])
     assert kind == "absent"
     assert reason
 

@@ -16,11 +16,12 @@ from torch import nn
 import vendor_sdk
 from conformance import charts, models, profiles, zoo
 from conformance.cases import MODEL, PATTERN, PRIM, Case, Selection, SelectionError, every_case
+from conformance.closeness import LIMITS, error
 from conformance.compare import compare
 from conformance.levels import LEVELS, NONE, best, levels
 from conformance.outcome import Outcome
 from conformance.patterns import PATTERNS, Size
-from conformance.performance import LIMITS, Inputs, error, measure_pattern
+from conformance.performance import Inputs, measure_pattern
 from conformance.roofline import Machine, copies
 from conformance.subject import BackendSubject, Compiled, TorchSubject
 from conformance.timing import Interval, Race, at_least, interval, probes, read, timed

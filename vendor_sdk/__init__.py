@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from vendor_sdk.prims.row import ALL, BOOL, FLOATS, HALVES, INTS, NUMBERS, Composite, Family, Prim, Result, Shape
     from vendor_sdk.prims.samples import Effort, Sample, SampleContext
     from vendor_sdk.profiling import Profile, profile
+    from vendor_sdk.resting import without_collections
     from vendor_sdk.run.arena import release_memory
     from vendor_sdk.run.blocks import warm_empty
     from vendor_sdk.run.kept import sealed
@@ -115,6 +116,7 @@ _HOMES = {
     "vendor_sdk.prims.row": "ALL BOOL FLOATS HALVES INTS NUMBERS Composite Family Prim Result Shape",
     "vendor_sdk.prims.samples": "Effort Sample SampleContext",
     "vendor_sdk.profiling": "Profile profile",
+    "vendor_sdk.resting": "without_collections",
     "vendor_sdk.run.arena": "release_memory",
     "vendor_sdk.run.blocks": "warm_empty",
     "vendor_sdk.run.kept": "sealed",
@@ -252,6 +254,7 @@ __all__ = [
     "unregister",
     "violations",
     "warm_empty",
+    "without_collections",
 ]
 
 

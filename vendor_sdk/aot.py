@@ -85,7 +85,7 @@ def compile_dynamo(
         restore = functools.partial(_restore, backend, dict(options or {}))
         compile_pair = torch_private.cached_aot_autograd(*compilers, table, restore, key)
     resting.rest_in_dynamo()  # again: resets forget it
-    with resting.resting():
+    with resting.without_collections():
         return compile_pair(module, example_inputs)  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Python's garbage collector rests while graphs are compiled.
+"""Python's garbage collector rests while graphs are compiled, and wherever else it would come at a bad time.
 
 Tracing makes many objects and drops few in cycles, and a full collection takes 0.3 s in a process that has imported torch's
 compiler.
@@ -38,8 +38,8 @@ def _resume() -> None:
 
 
 @contextlib.contextmanager
-def resting() -> Iterator[None]:
-    """The collector rests inside, whatever other threads compile."""
+def without_collections() -> Iterator[None]:
+    """Python's garbage collector rests inside, and as long as any other thread is inside too; cycles wait."""
     _rest()
     try:
         yield

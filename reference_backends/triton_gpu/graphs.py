@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 
 import torch
 
-from vendor_sdk import Recorder, Recording
+from vendor_sdk import Recorder, Recording, without_collections
 
 
 @functools.cache
@@ -46,7 +45,8 @@ class CudaRecorder(Recorder):
         here = self.stream()
         aside = self._aside.get(here) or self._aside.setdefault(here, torch.cuda.Stream())  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside), _without_collections():
+        # What the garbage collector finds may want to wait for the device.
+        with torch.cuda.stream(aside), without_collections():
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 run()
@@ -56,15 +56,3 @@ class CudaRecorder(Recorder):
                 raise
             graph.capture_end()
         return graph
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Pauses the garbage collector: what it finds may want to wait for the device."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
