@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import fx
-from torch._subclasses import FakeTensorMode
 
 import vendor_sdk
 from reference_backends.triton_gpu import attention, compiler, flash_launch, plugin, products, tuning
 from tests.test_triton_gpu import OnPaper
 from vendor_sdk import ALL, COMPOSITES, Backend, Decline, Kernel, Supported, hookimpl
-from vendor_sdk.capture.attention import keep_attention
 from vendor_sdk.run.compiled import CompiledGraph
 
 HALF = torch.bfloat16
@@ -345,57 +342,3 @@ def test_what_attention_declines() -> None:
     assert attention.declined(node(HALF)) is None
     assert isinstance(attention.declined(node(torch.float64)), Decline)
     assert isinstance(attention.declined(node(HALF, 0.1)), Decline)
-
-
-# Capture on a device where torch would choose among NVIDIA's operators
-
-CALLS: Mapping[str, tuple[dict[str, Any], tuple[int, ...] | None, int]] = {
-    "plain": ({}, None, 4),
-    "causal": ({"is_causal": True}, None, 4),
-    "scaled": ({"scale": 0.3}, None, 4),
-    "a mask of two dimensions": ({}, (16, 24), 4),
-    "a mask of padding": ({}, (2, 1, 1, 24), 4),
-    "shared heads": ({"enable_gqa": True}, None, 2),
-}
-
-
-def captured(device: str, given: dict[str, Any], mask: tuple[int, ...] | None, shared: int) -> fx.GraphModule:
-    """A graph of one call, as Dynamo would make it."""
-    graph, mode = fx.Graph(), FakeTensorMode()
-
-    def operand(name: str, *shape: int, dtype: torch.dtype = HALF) -> fx.Node:
-        node = graph.placeholder(name)
-        with mode:
-            node.meta["example_value"] = torch.empty(shape, dtype=dtype, device=device)
-        return node
-
-    operands = operand("q", 2, 4, 16, 8), operand("k", 2, shared, 24, 8), operand("v", 2, shared, 24, 8)
-    masks = {} if mask is None else {"attn_mask": operand("m", *mask, dtype=torch.bool)}
-    graph.output(graph.call_function(F.scaled_dot_product_attention, operands, {**masks, **given}))
-    return fx.GraphModule({}, graph)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_attention_is_the_composite_on_any_device(name: str) -> None:
-    given, mask, shared = CALLS[name]
-    module = captured("cuda", given, mask, shared)
-    keep_attention(module, {attention.FORWARD})
-    (rule,) = COMPOSITES[attention.FORWARD].targets.values()
-    (call,) = (n for n in module.graph.nodes if n.target in COMPOSITES[attention.FORWARD].targets)
-    call.target = rule
-    module.recompile()
-    inputs = [torch.randn(2, 4, 16, 8), torch.randn(2, shared, 24, 8), torch.randn(2, shared, 24, 8)]
-    masks = [torch.rand(mask) > 0.3] if mask else []
-    expected = F.scaled_dot_product_attention(*inputs, *masks, **given)
-    torch.testing.assert_close(module(*inputs, *masks), expected)
-
-
-@pytest.mark.parametrize(
-    ("device", "given", "claimed"),
-    [("cpu", {}, attention.FORWARD), ("cuda", {"dropout_p": 0.1}, attention.FORWARD), ("cuda", {}, "softmax")],
-)
-def test_other_attention_stays(device: str, given: dict[str, Any], claimed: str) -> None:
-    module = captured(device, given, None, 4)
-    before = [node.target for node in module.graph.nodes]
-    keep_attention(module, {claimed})
-    assert [node.target for node in module.graph.nodes] == before

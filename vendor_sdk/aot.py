@@ -35,7 +35,7 @@ def compile_dynamo(
 ) -> Callable[..., Any]:
     """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
     session = load(backend).session(options)
-    keep_attention(module, session.loaded.backend.composites)
+    keep_attention(module)
     if session.emitter is not None:
         session.emitter.foresee(foreseen(module))
     key = _stored_key(session) if _worth_storing(module, example_inputs) else None

@@ -48,6 +48,7 @@ from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
     ShapeEnv,
+    guard_or_false,
     statically_known_true,
 )
 from torch.utils import _pytree
@@ -411,6 +412,12 @@ def surely_equal(a: Any, b: Any) -> bool:
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     return statically_known_true(a == b)
+
+
+def equal_from_now_on(a: Any, b: Any) -> bool:
+    """Whether two sizes are equal in this call; where their symbols leave it open, a guard keeps the answer. Sizes that only
+    the data tells are equal if that is known."""
+    return guard_or_false(a == b)
 
 
 def promote(values: Sequence[Any]) -> torch.dtype:

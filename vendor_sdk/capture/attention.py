@@ -2,13 +2,14 @@
 
 Torch decides while it traces which of its kernels an attention call becomes, by device, mask and dtype; only on CPU is that the
 operator of the composite. Elsewhere it would be one of several of NVIDIA's, with results of their own, or, with most masks, a
-chain of matrix products. So calls in the graph of Dynamo become the composite's operator before AOTAutograd sees them.
+chain of matrix products. So calls in the graph of Dynamo become the composite's operator before AOTAutograd sees them, whether
+or not a backend claims the composite. What that operator does not say (dropout, a mask with a gradient) becomes the chain of
+prims that it is on CPU.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -16,21 +17,26 @@ from torch import fx
 
 from vendor_sdk import torch_private
 
-NAME = "scaled_dot_product_attention"
 _OPERATOR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_CHAIN = torch.ops.aten._scaled_dot_product_attention_math.default
 
 
-def keep_attention(module: fx.GraphModule, composites: Collection[str]) -> None:
-    """Rewrites attention calls of a graph of Dynamo in place, for a backend that claims the composite."""
-    if NAME not in composites:
-        return
+def keep_attention(module: fx.GraphModule) -> None:
+    """Rewrites attention calls of a graph of Dynamo in place. Calls on CPU stay: torch itself does the same there."""
     found = False
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and node.target is torch.nn.functional.scaled_dot_product_attention:
-            given = _arguments(*node.args, **node.kwargs)
-            if given is not None:
-                _rewrite(node, *given)
-                found = True
+        if node.op != "call_function" or node.target is not torch.nn.functional.scaled_dot_product_attention:
+            continue
+        query = node.args[0] if node.args else node.kwargs["query"]
+        value = query.meta.get("example_value") if isinstance(query, fx.Node) else None
+        if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+            continue
+        given = _arguments(*node.args, **node.kwargs)
+        if given is not None:
+            _rewrite(node, *given)
+        else:
+            _spell_out(node, *node.args, **node.kwargs)
+        found = True
     if found:
         module.recompile()
 
@@ -55,12 +61,12 @@ def _arguments(
     if len(tensors) < 3 or not all(t.dim() == 4 and t.dtype.is_floating_point for t in tensors):
         return None
     q, k, v = tensors
-    if q.device.type == "cpu" or len({t.dtype for t in tensors}) > 1:
+    if len({t.dtype for t in tensors}) > 1:
         return None
     times = q.shape[1] // k.shape[1] if enable_gqa and isinstance(q.shape[1], int) and isinstance(k.shape[1], int) else 1
     same = [(q.shape[0], k.shape[0]), (q.shape[0], v.shape[0]), (q.shape[1], k.shape[1] * times), (k.shape[1], v.shape[1])]
     same += [(k.shape[2], v.shape[2]), (q.shape[3], k.shape[3]), (q.shape[3], v.shape[3])]
-    if not all(torch_private.surely_equal(a, b) for a, b in same):
+    if not all(torch_private.equal_from_now_on(a, b) for a, b in same):
         return None
     if attn_mask is not None:
         mask = attn_mask.meta.get("example_value") if isinstance(attn_mask, fx.Node) else None
@@ -82,11 +88,35 @@ def _rewrite(node: fx.Node, operands: list[fx.Node], mask: Any, causal: bool, sc
                 mask = graph.call_method("unsqueeze", (mask, 0))
         call = graph.call_function(_OPERATOR, (query, *shared, 0.0, causal), {"attn_mask": mask, "scale": scale})
         result = graph.call_function(operator.getitem, (call, 0))
+    _replace(node, call, result)
+
+
+def _spell_out(
+    node: fx.Node,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: Any = 0.0,
+    is_causal: Any = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> None:
+    graph = node.graph
+    with graph.inserting_before(node):
+        given = query, key, value, attn_mask, dropout_p, is_causal
+        call = graph.call_function(_CHAIN, given, {"scale": scale, "enable_gqa": enable_gqa})
+        result = graph.call_function(operator.getitem, (call, 0))
+    _replace(node, call, result)
+
+
+def _replace(node: fx.Node, call: fx.Node, result: fx.Node) -> None:
     for each in (call, result):
         each.meta.update({k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack", "source_fn_stack")})
     result.meta["example_value"] = node.meta.get("example_value")
     node.replace_all_uses_with(result)
-    graph.erase_node(node)
+    node.graph.erase_node(node)
 
 
 def _repeated(graph: fx.Graph, x: fx.Node, times: int) -> fx.Node:

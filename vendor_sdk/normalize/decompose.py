@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from vendor_sdk import torch_private
 from vendor_sdk.normalize.algebra import ALGEBRA
+from vendor_sdk.normalize.attention import ATTENTION
 from vendor_sdk.normalize.elementwise import ELEMENTWISE
 from vendor_sdk.normalize.foreach import FOREACH
 from vendor_sdk.normalize.positions import POSITIONS
@@ -65,6 +66,7 @@ def capture_table(keep: frozenset[OpOverload] = frozenset()) -> dict[OpOverload,
         table.pop(target, None)
     ours = {**_derived(), **VARIANTS}
     table.update({target: ours[target] for target in (*DECOMPOSED_AT_CAPTURE, *SLICED_AT_CAPTURE, *TORCHS_OWN_IS_WRONG)})
+    table.update(ATTENTION)  # forward and backward at once: the one saves what the other reads
     for name in STATISTICS_SAVED:
         table.update({target: rule for target, rule in COMPOSITES[name].targets.items() if target not in keep})
     return table
@@ -88,7 +90,7 @@ def _rules() -> dict[OpOverload, Rule]:
     table = {key: rule for key, rule in torch_rules.items() if key not in BY_TARGET}
     for target, composite in COMPOSITE_BY_TARGET.items():
         table[target] = composite.targets[target]
-    for rules in (_derived(), VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING):
+    for rules in (_derived(), VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING, ATTENTION):
         table.update(rules)
     return table
 
