@@ -1,4 +1,5 @@
-"""Cases: one prim, fused pattern or model with one dtype, or some generated graphs. Which exist, how they are selected.
+"""Cases: one prim, fused pattern or model with one dtype, some generated graphs, or a group of programs. Which exist, how they
+are selected.
 
 Samples never travel between processes: they are drawn again from a seed that follows from the run's seed and the case, so
 that a worker, a second worker after a crash and the command line of a reproducer all see the same tensors.
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from conformance import graphs, patterns, profiles, zoo
+from conformance import derivatives, graphs, patterns, profiles, semantics, zoo
 from conformance.profiles import FULL
 from vendor_sdk import ALL, OPSET, Effort, Prim, Sample, SampleContext
 
@@ -22,8 +23,8 @@ DTYPES: Mapping[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype fo
 """The dtypes that opset 1 certifies, by their names on the command line and in reports."""
 
 
-PRIM, FUSED, PATTERN, MODEL = "prim", "fused", "pattern", "model"
-KINDS = (PRIM, FUSED, PATTERN, MODEL)
+PRIM, FUSED, BEHAVIOUR, PATTERN, MODEL = "prim", "fused", "behaviour", "pattern", "model"
+KINDS = (PRIM, FUSED, BEHAVIOUR, PATTERN, MODEL)
 TIMED = (PATTERN, MODEL)
 """Kinds whose cases run alone on the machine."""
 
@@ -33,7 +34,8 @@ class Case:
     """One prim with one dtype of its data operand, or what its kind says: what a report says yes or no to.
 
     Attributes:
-        prim: its name, or that of the generated graphs (``fused/mixed-2``), the pattern or the model.
+        prim: its name, or that of the generated graphs (``fused/mixed-2``), the group of programs (``semantics/in-place``), the
+            pattern or the model.
         dtype: name.
         kind: one of ``KINDS``.
     """
@@ -61,12 +63,14 @@ class SelectionError(ValueError):
 
 
 def all_cases() -> list[Case]:
-    """Every prim with every dtype that its row allows, in the order of the opset; then the generated graphs, with the dtype of
-    most of their tensors."""
+    """Every prim with every dtype that its row allows, in the order of the opset; then the generated graphs and the groups of
+    programs, with the dtype of most of their tensors."""
     prims = [Case(row.name, name) for row in OPSET.values() for name, dtype in DTYPES.items() if dtype in row.dtypes]
     names = {dtype: name for name, dtype in DTYPES.items()}
     firsts = {kind: names[row.dtypes[0]] for kind, row in graphs.KINDS.items()}
-    return prims + [Case(f"fused/{kind}-{n}", firsts[kind], FUSED) for kind in firsts for n in range(1, PER_KIND + 1)]
+    generated = [Case(f"fused/{kind}-{n}", firsts[kind], FUSED) for kind in firsts for n in range(1, PER_KIND + 1)]
+    groups = [*(f"semantics/{group}" for group in semantics.ACTS), *(f"gradients/{group}" for group in derivatives.GROUPS)]
+    return prims + generated + [Case(group, "float32", BEHAVIOUR) for group in groups]
 
 
 PER_KIND = 4
@@ -92,8 +96,8 @@ class Selection:
     """What a run is asked to do.
 
     Attributes:
-        prims, patterns, models: globs; those of prims are for generated graphs too. Where any of the three is given, kinds
-            without a glob have no case.
+        prims, patterns, models: globs; those of prims are for generated graphs and programs too. Where any of the three is
+            given, kinds without a glob have no case.
         dtypes: names, empty for all.
         profile: only what is part of this workload.
         effort: decides which patterns and models are run.
@@ -112,13 +116,15 @@ class Selection:
         Raises:
             SelectionError: for a glob that matches nothing, an unknown dtype or profile, or a selection without a case.
         """
-        given = {PRIM: self.prims, FUSED: self.prims, PATTERN: self.patterns, MODEL: self.models}
+        given = {PRIM: self.prims, FUSED: self.prims, BEHAVIOUR: self.prims, PATTERN: self.patterns, MODEL: self.models}
         every = list(dict.fromkeys(case.prim for case in all_cases()))
-        names = {PRIM: every, FUSED: every, PATTERN: list(patterns.PATTERNS), MODEL: list(zoo.ZOO)}
+        names = {PRIM: every, FUSED: every, BEHAVIOUR: every, PATTERN: list(patterns.PATTERNS), MODEL: list(zoo.ZOO)}
         for kind, globs in given.items():
             for glob in globs:
                 if not any(matches(name, glob) for name in names[kind]):
-                    listed = "`vendor-sdk ops` lists them" if kind in (PRIM, FUSED) else f"they are {', '.join(names[kind])}"
+                    listed = (
+                        "`vendor-sdk ops` lists them" if given[kind] is self.prims else f"they are {', '.join(names[kind])}"
+                    )
                     raise SelectionError(f"no {KIND_WORDS[kind]} matches {glob!r}: {listed}")
         for name in self.dtypes:
             if name not in DTYPES:
@@ -141,7 +147,7 @@ class Selection:
         return found
 
 
-KIND_WORDS = {PRIM: "prim of the opset", FUSED: "prim of the opset", PATTERN: "pattern", MODEL: "model of the zoo"}
+KIND_WORDS = {PATTERN: "pattern", MODEL: "model of the zoo"}
 
 
 def select(prims: Sequence[str] = (), dtypes: Sequence[str] = ()) -> list[Case]:

@@ -90,9 +90,10 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
         _table(console, "cases by verdict", {k: v for k, v in totals["verdicts"].items() if v}, totals["cases"])
         _table(console, "passed cases by placement", totals["passed_by_placement"], totals["cases"])
         _table(console, "prims by the weakest of their cases", totals["prims_by_standing"], totals["prims"])
-    generated = {k: v for k, v in totals["generated"].items() if v}
-    if generated:
-        _table(console, "generated graphs by verdict", generated, sum(generated.values()))
+    for kind, title in (("generated", "generated graphs"), ("behaviour", "programs")):
+        counts = {k: v for k, v in totals[kind].items() if v}
+        if counts:
+            _table(console, f"{title} by verdict", counts, sum(counts.values()))
     _timed(console, line, report)
     reasons = Counter(entry["reason"] for entry in entries if entry["placement"] == "host" and entry["reason"])
     if reasons:

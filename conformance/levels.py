@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from conformance.cases import FUSED, MODEL, PATTERN, PRIM
+from conformance.cases import BEHAVIOUR, FUSED, MODEL, PATTERN, PRIM
 from conformance.expectations import RIGHT
 from conformance.profiles import FULL, PROFILES, dtypes, part_of, weights
 
@@ -44,9 +44,10 @@ def _level(profile: str, entries: Sequence[Mapping[str, Any]], numerics_agree: b
     patterns = [e for e in entries if e["kind"] == PATTERN]
     models = [e for e in entries if e["kind"] == MODEL and e["verdict"] != "no-samples"]
     generated = [e for e in entries if e["kind"] == FUSED]
+    behaviour = [e for e in entries if e["kind"] == BEHAVIOUR]
     criteria = [
         *_runs(profile, prims, models),
-        *_accurate(prims, generated, patterns, models, numerics_agree),
+        *_accurate(prims, generated, behaviour, patterns, models, numerics_agree),
         *_fast(patterns, models),
     ]
     reached = NONE
@@ -100,6 +101,7 @@ def _runs(profile: str, prims: Sequence[Mapping[str, Any]], models: Sequence[Map
 def _accurate(
     prims: Sequence[Mapping[str, Any]],
     generated: Sequence[Mapping[str, Any]],
+    behaviour: Sequence[Mapping[str, Any]],
     patterns: Sequence[Mapping[str, Any]],
     models: Sequence[Mapping[str, Any]],
     numerics_agree: bool,
@@ -108,6 +110,8 @@ def _accurate(
     yield _none_of("accurate", "every prim passes in every dtype, none waived", wrong, prims, "cases")
     wrong = _ids(generated, lambda e: e["verdict"] != "pass")
     yield _none_of("accurate", "generated graphs are as accurate as their prims", wrong, generated, "cases")
+    wrong = _ids(behaviour, lambda e: e["verdict"] != "pass")
+    yield _none_of("accurate", "gradients, views, strides and what is done in place are as in eager", wrong, behaviour, "cases")
     wrong = _ids(patterns, lambda e: e["verdict"] not in RIGHT)
     yield _none_of("accurate", "every fused pattern is right while it is timed", wrong, patterns, "patterns")
     wrong = _ids(models, lambda e: e["verdict"] not in RIGHT)

@@ -62,7 +62,7 @@ def part_of(kind: str, name: str, profile: str) -> bool:
     """Whether a case of this kind and name belongs to the profile."""
     if profile == FULL:
         return True
-    if kind == "fused":
+    if kind in ("fused", "behaviour"):
         return True  # of no prim in particular
     if kind == "pattern":
         return profile in PATTERNS[name].profiles

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import vendor_sdk
-from conformance.cases import FUSED, PRIM, TIMED, Case, Selection, all_cases
+from conformance.cases import BEHAVIOUR, FUSED, PRIM, TIMED, Case, Selection, all_cases
 from conformance.expectations import RIGHT, Expectations
 from conformance.levels import levels
 from conformance.pool import Result
@@ -172,6 +172,7 @@ def summarize(
         "stale_expectations": list(stale),
         "numerics_disagree": disagree,
         "generated": _every(VERDICTS, [entry for entry in every if entry["kind"] == FUSED]),
+        "behaviour": _every(VERDICTS, [entry for entry in every if entry["kind"] == BEHAVIOUR]),
         "performance": {kind: _every(VERDICTS, [e for e in every if e["kind"] == kind]) for kind in TIMED},
         "levels": levels(every, not disagree),
         "claims_hold": complete and not stale and not disagree and not any(map(broken, every)) and _shown(every),

@@ -68,9 +68,9 @@ def _serve(connection: Connection, settings: Settings) -> None:
     try:
         import torch
 
-        from conformance import fused
+        from conformance import behaviour, fused
         from conformance import subject as subjects  # imports ``witness``, which must see everything before any plugin does
-        from conformance.cases import FUSED, TIMED, Case, seed_of
+        from conformance.cases import BEHAVIOUR, FUSED, TIMED, Case, seed_of
         from conformance.certify import certify
         from conformance.probes import datasheet
         from conformance.stopwatch import Stopwatch
@@ -107,6 +107,8 @@ def _serve(connection: Connection, settings: Settings) -> None:
         if case.kind == FUSED:
             kind = case.prim.partition("/")[2].rpartition("-")[0]
             outcome = fused.certify(subject, kind, seed=seed_of(case, settings.seed), **how)
+        elif case.kind == BEHAVIOUR:
+            outcome = behaviour.certify(subject, case.prim, seed=seed_of(case, settings.seed), **how)
         else:
             outcome = certify(subject, case, seed=settings.seed, **how)
         sys.stdout.flush()

@@ -41,7 +41,7 @@ class Interpreted(Subject):
     def prepare(self, function: Callable[..., Any], inputs: Sequence[Tensor]) -> Compiled:
         return Compiled(function, ())
 
-    def through_torch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def through_torch(self, function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
         return function
 
     def compile(self, program: Program) -> Compiled:

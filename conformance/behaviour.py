@@ -1,0 +1,295 @@
+"""Whether programs behave under ``torch.compile`` as they do without: what they change and alias, and what their gradients are.
+
+Each program of a group is compiled by itself and called twice, with other values. What eager does is right; for gradients, what
+it does in float64 with room for its own error in float32.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import vendor_sdk
+from conformance import derivatives, roofline
+from conformance.closeness import LIMITS, error
+from conformance.derivatives import Differentiable
+from conformance.draw import Draw
+from conformance.guards import storage_bytes
+from conformance.outcome import MESSAGE_LIMIT, Failure, Outcome
+from conformance.placements import weakest
+from conformance.semantics import ACTS, Act
+from conformance.subject import OPAQUE, Placed, Subject
+from conformance.values import tensors
+from vendor_sdk import Effort
+
+Tensor = torch.Tensor
+
+GROUPS: dict[str, Sequence[Act | Differentiable]] = {
+    **{f"semantics/{group}": acts for group, acts in ACTS.items()},
+    **{f"gradients/{group}": programs for group, programs in derivatives.GROUPS.items()},
+}
+"""Programs by the name of their case."""
+QUICK = 2
+"""Programs of each group that are run with effort quick."""
+TIMES_EAGER = 4.0
+"""An error may be so many times that of eager float32, beside what ``closeness.LIMITS`` allows."""
+
+
+class _Wrong(Exception):
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+def certify(
+    subject: Subject,
+    group: str,
+    *,
+    effort: Effort,
+    seed: int,
+    device: torch.device,
+    only: int | None = None,
+    apart: bool = False,
+    announce: Callable[[int], None] = lambda index: None,
+) -> Outcome:
+    """Runs the programs of a group; the arguments are those for the cases of prims, and a program takes a sample's place."""
+    programs = list(enumerate(GROUPS[group]))[: QUICK if effort is Effort.QUICK else None]
+    if only is not None:
+        programs = [programs[only]]
+    outcome, placed = Outcome("pass", samples=len(programs)), list[Placed]()
+    for index, program in programs:
+        announce(index)
+        torch.compiler.reset()
+        given = [Draw(seed + turn, device) for turn in range(2)], [Draw(seed + turn, device) for turn in range(2)]
+        try:
+            with vendor_sdk.observe() as observed:
+                if isinstance(program, Act):
+                    _acts(subject, program, *given)
+                else:
+                    check = _differentiated_twice if program in derivatives.TWICE else _differentiated
+                    outcome.worst = max(outcome.worst, check(subject, program, *given))
+        except _Wrong as wrong:
+            outcome.failures.append(Failure(index, program.name, wrong.kind, str(wrong)[:MESSAGE_LIMIT]))
+        except Exception as problem:
+            traceback.print_exc()
+            text = f"{type(problem).__name__}: {problem}".strip()[:MESSAGE_LIMIT]
+            outcome.failures.append(Failure(index, program.name, "exception", text))
+        else:
+            outcome.compared += 1
+            outcome.fresh += 1
+        placed += [
+            Placed(each.name, each.prim, str(each.placement.kind), each.placement.reason)
+            for graph in observed.graphs
+            for each in graph.placements
+            if not each.prim.startswith(derivatives.OWN)
+        ]
+    outcome.placement, outcome.reason = (OPAQUE, "") if subject.opaque else weakest(placed)
+    kinds = {failure.kind for failure in outcome.failures}
+    outcome.verdict = "error" if "exception" in kinds else "fail" if kinds else "pass"
+    return outcome
+
+
+# What programs change and alias
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a user can see after a call: results and inputs, with what was so before it."""
+
+    results: list[Any]
+    inputs: Sequence[Tensor]
+    versions: Sequence[int]
+    before: Sequence[Tensor]
+
+
+def _seen(call: Callable[..., Any], inputs: Sequence[Tensor]) -> _Seen:
+    versions, before = [tensor._version for tensor in inputs], [storage_bytes(tensor).clone() for tensor in inputs]
+    returned = call(*inputs)
+    return _Seen([returned] if isinstance(returned, Tensor) else list(returned or ()), inputs, versions, before)
+
+
+def _acts(subject: Subject, act: Act, mine: Sequence[Draw], eager: Sequence[Draw]) -> None:
+    compiled = subject.through_torch(act.function)
+    earlier: list[tuple[_Seen, _Seen]] = []
+    for turn, (one, other) in enumerate(zip(mine, eager, strict=True)):
+        pair = _seen(compiled, act.inputs(one)), _seen(act.function, act.inputs(other))
+        earlier.append(pair)
+        subject.synchronize()
+        for call, (found, wanted) in enumerate(earlier):
+            when = "second call" if turn else "first call"
+            _compare(found, wanted, when if call == turn else "results of the first call, after the second")
+
+
+def _compare(found: _Seen, wanted: _Seen, when: str) -> None:
+    if len(found.results) != len(wanted.results):
+        raise _Wrong("count", f"{when}: {len(found.results)} results, eager gives {len(wanted.results)}")
+    for index, (one, other) in enumerate(zip(found.results, wanted.results, strict=True)):
+        what = f"{when}: result {index}"
+        if type(one) is not type(other):
+            raise _Wrong("class", f"{what} is a {type(one).__name__}, eager gives a {type(other).__name__}")
+        _same_values(one, other, what)
+        if _strides(one) != _strides(other):
+            raise _Wrong("stride", f"{what} of shape {list(one.shape)} has strides {one.stride()}, in eager {other.stride()}")
+        if one.requires_grad != other.requires_grad:
+            raise _Wrong("gradient", f"{what}: requires_grad is {one.requires_grad}, in eager {other.requires_grad}")
+    for index, (one, other) in enumerate(zip(found.inputs, wanted.inputs, strict=True)):
+        what = f"{when}: input {index}"
+        _same_values(one, other, f"{what}, afterwards,")
+        if not torch.equal(storage_bytes(one), storage_bytes(other)):
+            raise _Wrong("input-modified", f"{what}: memory between its elements is not as eager leaves it")
+        moved, moves = one._version != found.versions[index], other._version != wanted.versions[index]
+        # Eager writes running statistics without a word.
+        if moved != moves and (moves or torch.equal(storage_bytes(one), found.before[index])):
+            said = "was written" if moves else "was not written"
+            raise _Wrong("version", f"{what} {said}, and its version counter says otherwise: autograd would be misled")
+    mine, theirs = _sharing(found), _sharing(wanted)
+    for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
+        if one != other:
+            text = f"{when}: result {index} {_said(one)}; in eager it {_said(other)}"
+            raise _Wrong("alias", text)
+
+
+def _same_values(one: Tensor, other: Tensor, what: str) -> None:
+    for name in ("dtype", "shape"):
+        if getattr(one, name) != getattr(other, name):
+            raise _Wrong(name, f"{what} has {name} {getattr(one, name)}, in eager {getattr(other, name)}")
+    if not torch.allclose(one.detach().double(), other.detach().double(), rtol=1e-5, atol=1e-5):
+        raise _Wrong("value", f"{what} is {one.flatten()[:8].tolist()}..., in eager {other.flatten()[:8].tolist()}...")
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    """Of dimensions along which there is a step."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return [stride for size, stride in sizes if size > 1] if tensor.numel() else []
+
+
+def _sharing(seen: _Seen) -> list[tuple[str, frozenset[str]]]:
+    """Of each result, which input or earlier result it is, if one, and with which of these it shares memory, and where."""
+    known = [(f"input {i}", tensor) for i, tensor in enumerate(seen.inputs)]
+    found = []
+    for index, result in enumerate(seen.results):
+        same = next((name for name, tensor in known if tensor is result), "")
+        shared = frozenset(
+            f"{name} at {(result.data_ptr() - tensor.data_ptr()) // result.dtype.itemsize}"
+            for name, tensor in known
+            if result.numel() and tensor.numel() and _address(tensor) == _address(result)
+        )
+        found.append((same, shared))
+        known.append((f"result {index}", result))
+    return found
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _said(sharing: tuple[str, frozenset[str]]) -> str:
+    same, shared = sharing
+    return f"is {same}" if same else f"shares memory with {', '.join(sorted(shared))}" if shared else "has memory of its own"
+
+
+# Gradients
+
+
+def _differentiated(subject: Subject, program: Differentiable, mine: Sequence[Draw], eager: Sequence[Draw]) -> float:
+    """Two calls, then the two backward passes, the first call's first; then the same leaves with new values, whose gradients
+    add up. The largest error, in units of what is allowed."""
+    compiled = subject.through_torch(program.function)
+    both = [_leaves(program.inputs(draw)) for draw in mine]
+    outputs = [_floating(compiled(*leaves)) for leaves in both]
+    wanted = [_gradients(program.function, program.inputs(draw), draw) for draw in eager]
+    worst = 0.0
+    for leaves, found, (cotangents, plain, exact) in zip(both, outputs, wanted, strict=True):
+        if len(found) != len(cotangents):
+            raise _Wrong("gradient", f"{len(found)} results have a gradient, in eager {len(cotangents)}")
+        torch.autograd.backward(found, cotangents)
+        subject.synchronize()
+        worst = max(worst, _close([each.grad for each in _floating(leaves)], plain, exact, "gradient"))
+    # As after a step of an optimizer.
+    with torch.no_grad():
+        for one, other in zip(*both, strict=True):
+            one.copy_(other)
+    cotangents, plain, exact = wanted[1]
+    torch.autograd.backward(_floating(compiled(*both[0])), cotangents)
+    added = [[_sum(a, b) for a, b in zip(wanted[0][part], wanted[1][part], strict=True)] for part in (1, 2)]
+    found = [each.grad for each in _floating(both[0])]
+    return max(worst, _close(found, added[0], added[1], "gradients of two calls, added up"))
+
+
+def _differentiated_twice(subject: Subject, program: Differentiable, mine: Sequence[Draw], eager: Sequence[Draw]) -> float:
+    """The second derivative by the first input times a vector, of a sum of the results with weights."""
+
+    def loss(x: Tensor, *rest: Tensor) -> Tensor:
+        result: Tensor = program.function(x, *rest)
+        return (result * torch.linspace(0.5, 1.5, result.numel(), dtype=x.dtype, device=x.device).view(result.shape)).sum()
+
+    def product(vector: Tensor, *inputs: Tensor) -> Tensor:
+        def along(x: Tensor) -> Tensor:
+            slope: Tensor = torch.func.grad(loss)(x, *inputs[1:])
+            return (slope * vector).sum()
+
+        found: Tensor = torch.func.grad(along)(inputs[0])
+        return found
+
+    compiled = subject.through_torch(product)
+    worst = 0.0
+    for draw, _ in zip(mine, eager, strict=True):
+        inputs = program.inputs(draw)
+        vector = draw.normal(*inputs[0].shape)
+        exact = product(*(_wide(each) for each in (vector, *inputs)))
+        worst = max(worst, _close([compiled(vector, *inputs)], [product(vector, *inputs)], [exact], "second derivative"))
+    return worst
+
+
+def _leaves(inputs: Sequence[Tensor]) -> list[Tensor]:
+    return [each.requires_grad_() if each.is_floating_point() else each for each in inputs]
+
+
+def _floating(returned: Any) -> list[Tensor]:
+    return [each for each in tensors(returned) if each.requires_grad]
+
+
+def _gradients(
+    function: Callable[..., Any], inputs: Sequence[Tensor], draw: Draw
+) -> tuple[list[Tensor], list[Tensor | None], list[Tensor | None]]:
+    """Cotangents of the results, and eager's gradients with them: in float32, in float64."""
+    found: list[list[Tensor | None]] = []
+    cotangents: list[Tensor] = []
+    for leaves in (_leaves(inputs), _leaves([_wide(each.detach()) for each in inputs])):
+        results = _floating(function(*leaves))
+        cotangents = cotangents or [draw.normal(*each.shape) for each in results]
+        given = [one.to(each.dtype) for one, each in zip(cotangents, results, strict=True)]
+        found.append(list(torch.autograd.grad(results, _floating(leaves), given, allow_unused=True)))
+    return cotangents, found[0], found[1]
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    return one + other if one is not None and other is not None else None
+
+
+def _close(found: Sequence[Tensor | None], plain: Sequence[Tensor | None], exact: Sequence[Tensor | None], what: str) -> float:
+    """The largest error, in units of what is allowed."""
+    worst = 0.0
+    for index, (one, near, right) in enumerate(zip(found, plain, exact, strict=True)):
+        if (one is None) != (right is None):
+            said = "there is none, and eager has one" if one is None else "there is one, and eager has none"
+            raise _Wrong("gradient", f"{what} of input {index}: {said}")
+        if one is None or near is None or right is None:
+            continue
+        if one.shape != right.shape or one.dtype != near.dtype:
+            got, wanted = (f"{roofline.name(each.dtype)}{list(each.shape)}" for each in (one, near))
+            raise _Wrong("gradient", f"{what} of input {index} is {got}, expected {wanted}")
+        limit = LIMITS[near.dtype] + TIMES_EAGER * error(near, right, near.dtype)[0]
+        off, where = error(one, right, near.dtype)
+        worst = max(worst, off / limit)
+        if not off <= limit:
+            raise _Wrong("gradient", f"{what} of input {index} is off by {off:.3g} units at {where}, allowed are {limit:.3g}")
+    return worst
