@@ -236,7 +236,7 @@ def _partly(x: Tensor) -> Tensor:
 _once("autograd", _rows, {
     "in place, on intermediates": _in_place,
     "stopped": _partly,
-    "a function with a gradient of its own": lambda x: _Straight.apply(x) * x,
+    "a function with a gradient of its own": lambda x: _Straight.apply(x) * x,  # type: ignore[no-untyped-call]
     "a custom operator": lambda x: _cubed(x.sin()),
     "recomputed": lambda x: checkpoint(lambda t: torch.tanh(t) * t.exp(), x, use_reentrant=False),
     "one input, many uses": lambda x: x * x.sum() + x.mean(0) - x[:1] * x,

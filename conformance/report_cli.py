@@ -15,6 +15,8 @@ import click
 REPORT = click.Path(exists=True, path_type=Path)
 SHOWN = 30
 """Lines of each kind that are printed; the rest is counted."""
+MARK = "<!-- runs side by side -->\n"
+"""Where tables begin in a page."""
 
 
 @click.group("report")
@@ -77,6 +79,35 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
     if not (made.regressions or made.improvements or made.missing or made.added):
         click.echo("every case stands as before")
     sys.exit(status)
+
+
+@main.command()
+@click.argument("report", type=REPORT)
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+def extract(report: Path, output: Path) -> None:
+    """Write what of a report is worth keeping in a repository: the run, counts, means, and each case that failed."""
+    from conformance import extract as extracts
+
+    extracts.write(output, extracts.extract(_read(report)))
+    click.echo(output)
+
+
+@main.command("side-by-side")
+@click.argument("extracts", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--into", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="PAGE", help="Default: print it.")
+def side_by_side(extracts: Sequence[Path], into: Path | None) -> None:
+    """Tables of several runs, from their extracts. In PAGE they replace what follows <!-- runs side by side -->."""
+    from conformance import extract as made
+
+    text = made.side_by_side([json.loads(path.read_text()) for path in extracts])
+    if into is None:
+        click.echo(text, nl=False)
+        return
+    head, mark, _ = into.read_text().partition(MARK)
+    if not mark:
+        raise click.ClickException(f"{into} has no line {MARK.strip()}: put it where the tables are to begin")
+    into.write_text(head + mark + "\n" + text)
+    click.echo(into)
 
 
 @main.command()

@@ -19,7 +19,7 @@ from conformance.compare import compare
 from conformance.expectations import Expectations
 from conformance.merge import MergeError, merge
 from conformance.pool import Result
-from conformance.report_cli import main
+from conformance.report_cli import MARK, main
 from conformance.worker import Settings
 
 DESCRIPTION = {"name": "chip", "version": "1", "fingerprint": "", "device": {"name": "rev A"}, "expected_failures": {}}
@@ -247,3 +247,33 @@ def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
     writer.finish()
     with pytest.raises(journal.ResumeError, match="holds no run that was interrupted"):
         journal.read(tmp_path)
+
+
+def test_runs_stand_side_by_side_from_their_extracts(tmp_path: Path) -> None:
+    made(tmp_path / "one")
+    made(tmp_path / "two", **{"mul[bool]": {"verdict": "pass", "failures": []}})
+    for name in ("one", "two"):
+        done = CliRunner().invoke(main, ["extract", str(tmp_path / name), str(tmp_path / f"{name}.json")])
+        assert done.exit_code == 0, done.output
+    assert len((tmp_path / "one.json").read_text()) < 3000
+    page = tmp_path / "page.md"
+    page.write_text("# Runs\n")
+    words = ["side-by-side", str(tmp_path / "one.json"), str(tmp_path / "two.json")]
+    assert "has no line" in CliRunner().invoke(main, [*words, "--into", str(page)]).output
+    page.write_text(f"# Runs\n\n{MARK}\nold tables")
+    for _ in range(2):  # again gives the same
+        assert CliRunner().invoke(main, [*words, "--into", str(page)]).exit_code == 0
+        assert page.read_text() == f"# Runs\n\n{MARK}\n" + CliRunner().invoke(main, words).output
+    text = page.read_text()
+    assert "| prims | 15 pass, 1 fail | 16 pass |" in text
+    assert "- `mul[bool]`: 1 for 0" in text
+    assert "old" not in text
+
+
+def test_the_page_of_runs_is_what_its_command_makes() -> None:
+    docs = Path(__file__).parent.parent / "docs"
+    page = (docs / "comparison.md").read_text()
+    (command,) = [line for line in page.splitlines() if line.startswith("vendor-sdk report side-by-side ")]
+    extracts = [docs.parent / word for word in command.split() if word.endswith(".json")]
+    assert {path.name for path in extracts} == {path.name for path in (docs / "runs").glob("*.json")}
+    assert page.partition(MARK)[2] == CliRunner().invoke(main, ["side-by-side", *map(str, extracts)]).output.join(["\n", ""])
