@@ -122,10 +122,9 @@ class Selection:
         for kind, globs in given.items():
             for glob in globs:
                 if not any(matches(name, glob) for name in names[kind]):
-                    listed = (
-                        "`vendor-sdk ops` lists them" if given[kind] is self.prims else f"they are {', '.join(names[kind])}"
-                    )
-                    raise SelectionError(f"no {KIND_WORDS[kind]} matches {glob!r}: {listed}")
+                    if kind in KIND_WORDS:
+                        raise SelectionError(f"no {KIND_WORDS[kind]} matches {glob!r}: they are {', '.join(names[kind])}")
+                    raise SelectionError(f"no prim of the opset matches {glob!r}: `vendor-sdk ops` lists them")
         for name in self.dtypes:
             if name not in DTYPES:
                 raise SelectionError(f"unknown dtype {name!r}: choose from {', '.join(DTYPES)}")
