@@ -70,8 +70,11 @@ def certify(
                 if isinstance(program, Act):
                     _acts(subject, program, *given)
                 else:
-                    check = _differentiated_twice if program in derivatives.TWICE else _differentiated
-                    outcome.worst = max(outcome.worst, check(subject, program, *given))
+                    if program in derivatives.TWICE:
+                        worst = _differentiated_twice(subject, program, given[0])
+                    else:
+                        worst = _differentiated(subject, program, *given)
+                    outcome.worst = max(outcome.worst, worst)
         except _Wrong as wrong:
             outcome.failures.append(Failure(index, program.name, wrong.kind, str(wrong)[:MESSAGE_LIMIT]))
         except Exception as problem:
@@ -195,30 +198,48 @@ def _said(sharing: tuple[str, frozenset[str]]) -> str:
 # Gradients
 
 
+Values = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True)
+class _Right:
+    """What eager gives, in float32 and in float64: results that have gradients, and the gradients of the inputs for these
+    cotangents."""
+
+    cotangents: Sequence[Tensor]
+    results: tuple[Values, Values]
+    gradients: tuple[Values, Values]
+
+
 def _differentiated(subject: Subject, program: Differentiable, mine: Sequence[Draw], eager: Sequence[Draw]) -> float:
     """Two calls, then the two backward passes, the first call's first; then the same leaves with new values, whose gradients
     add up. The largest error, in units of what is allowed."""
     compiled = subject.through_torch(program.function)
     both = [_leaves(program.inputs(draw)) for draw in mine]
     outputs = [_floating(compiled(*leaves)) for leaves in both]
-    wanted = [_gradients(program.function, program.inputs(draw), draw) for draw in eager]
+    rights = [_right(program, draw) for draw in eager]
     worst = 0.0
-    for leaves, found, (cotangents, plain, exact) in zip(both, outputs, wanted, strict=True):
-        if len(found) != len(cotangents):
-            raise _Wrong("gradient", f"{len(found)} results have a gradient, in eager {len(cotangents)}")
-        torch.autograd.backward(found, cotangents)
+    for leaves, found, right in zip(both, outputs, rights, strict=True):
+        if len(found) != len(right.cotangents):
+            raise _Wrong("gradient", f"{len(found)} results have a gradient, in eager {len(right.cotangents)}")
+        worst = max(worst, _close("value", "result", [each.detach() for each in found], right.results))
+        torch.autograd.backward(found, right.cotangents)
         subject.synchronize()
-        worst = max(worst, _close([each.grad for each in _floating(leaves)], plain, exact, "gradient"))
+        worst = max(worst, _close("gradient", "the gradient by input", _slopes(leaves), right.gradients))
     # As after a step of an optimizer.
     with torch.no_grad():
         for one, other in zip(*both, strict=True):
             one.copy_(other)
-    torch.autograd.backward(_floating(compiled(*both[0])), wanted[1][0])
-    plain, exact = ([_sum(a, b) for a, b in zip(wanted[0][part], wanted[1][part], strict=True)] for part in (1, 2))
-    return max(worst, _close([each.grad for each in _floating(both[0])], plain, exact, "gradients of two calls, added up"))
+    torch.autograd.backward(_floating(compiled(*both[0])), rights[1].cotangents)
+    added = [
+        [a + b if a is not None and b is not None else None for a, b in zip(*both_calls, strict=True)]
+        for both_calls in zip(*(right.gradients for right in rights), strict=True)
+    ]
+    what = "the gradient of two calls, added up, by input"
+    return max(worst, _close("gradient", what, _slopes(both[0]), (added[0], added[1])))
 
 
-def _differentiated_twice(subject: Subject, program: Differentiable, mine: Sequence[Draw], eager: Sequence[Draw]) -> float:
+def _differentiated_twice(subject: Subject, program: Differentiable, mine: Sequence[Draw]) -> float:
     """The second derivative by the first input times a vector, of a sum of the results with weights."""
 
     def loss(x: Tensor, *rest: Tensor) -> Tensor:
@@ -235,11 +256,11 @@ def _differentiated_twice(subject: Subject, program: Differentiable, mine: Seque
 
     compiled = subject.through_torch(product)
     worst = 0.0
-    for draw, _ in zip(mine, eager, strict=True):
+    for draw in mine:
         inputs = program.inputs(draw)
         vector = draw.normal(*inputs[0].shape)
-        exact = product(*(_wide(each) for each in (vector, *inputs)))
-        worst = max(worst, _close([compiled(vector, *inputs)], [product(vector, *inputs)], [exact], "second derivative"))
+        right = [product(vector, *inputs)], [product(*(_wide(each) for each in (vector, *inputs)))]
+        worst = max(worst, _close("gradient", "the second derivative by input", [compiled(vector, *inputs)], right))
     return worst
 
 
@@ -251,43 +272,43 @@ def _floating(returned: Any) -> list[Tensor]:
     return [each for each in tensors(returned) if each.requires_grad]
 
 
-def _gradients(
-    function: Callable[..., Any], inputs: Sequence[Tensor], draw: Draw
-) -> tuple[list[Tensor], list[Tensor | None], list[Tensor | None]]:
-    """Cotangents of the results, and eager's gradients with them: in float32, in float64."""
-    found: list[list[Tensor | None]] = []
+def _slopes(leaves: Sequence[Tensor]) -> Values:
+    return [each.grad for each in _floating(leaves)]
+
+
+def _right(program: Differentiable, draw: Draw) -> _Right:
+    inputs = program.inputs(draw)
     cotangents: list[Tensor] = []
+    results: list[Values] = []
+    gradients: list[Values] = []
     for leaves in (_leaves(inputs), _leaves([_wide(each.detach()) for each in inputs])):
-        results = _floating(function(*leaves))
-        cotangents = cotangents or [draw.normal(*each.shape) for each in results]
-        given = [one.to(each.dtype) for one, each in zip(cotangents, results, strict=True)]
-        found.append(list(torch.autograd.grad(results, _floating(leaves), given, allow_unused=True)))
-    return cotangents, found[0], found[1]
+        found = _floating(program.function(*leaves))
+        cotangents = cotangents or [draw.normal(*each.shape) for each in found]
+        given = [one.to(each.dtype) for one, each in zip(cotangents, found, strict=True)]
+        gradients.append(torch.autograd.grad(found, _floating(leaves), given, allow_unused=True))
+        results.append([each.detach() for each in found])
+    return _Right(cotangents, (results[0], results[1]), (gradients[0], gradients[1]))
 
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return one + other if one is not None and other is not None else None
-
-
-def _close(found: Sequence[Tensor | None], plain: Sequence[Tensor | None], exact: Sequence[Tensor | None], what: str) -> float:
-    """The largest error, in units of what is allowed."""
+def _close(kind: str, what: str, found: Values, right: tuple[Values, Values]) -> float:
+    """The largest error, in units of what is allowed; ``right`` are eager's values in float32 and in float64."""
     worst = 0.0
-    for index, (one, near, right) in enumerate(zip(found, plain, exact, strict=True)):
-        if (one is None) != (right is None):
+    for index, (one, near, exact) in enumerate(zip(found, *right, strict=True)):
+        if (one is None) != (exact is None):
             said = "there is none, and eager has one" if one is None else "there is one, and eager has none"
-            raise _Wrong("gradient", f"{what} of input {index}: {said}")
-        if one is None or near is None or right is None:
+            raise _Wrong(kind, f"{what} {index}: {said}")
+        if one is None or near is None or exact is None:
             continue
-        if one.shape != right.shape or one.dtype != near.dtype:
+        if one.shape != near.shape or one.dtype != near.dtype:
             got, wanted = (f"{roofline.name(each.dtype)}{list(each.shape)}" for each in (one, near))
-            raise _Wrong("gradient", f"{what} of input {index} is {got}, expected {wanted}")
-        limit = LIMITS[near.dtype] + TIMES_EAGER * error(near, right, near.dtype)[0]
-        off, where = error(one, right, near.dtype)
+            raise _Wrong(kind, f"{what} {index} is {got}, expected {wanted}")
+        limit = LIMITS[near.dtype] + TIMES_EAGER * error(near, exact, near.dtype)[0]
+        off, where = error(one, exact, near.dtype)
         worst = max(worst, off / limit)
         if not off <= limit:
-            raise _Wrong("gradient", f"{what} of input {index} is off by {off:.3g} units at {where}, allowed are {limit:.3g}")
+            raise _Wrong(kind, f"{what} {index} is off by {off:.3g} units at {where}, allowed are {limit:.3g}")
     return worst

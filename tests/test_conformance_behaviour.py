@@ -100,6 +100,10 @@ def gives_equal_results_once(call: Call) -> Call:
     return wrong
 
 
+def scales_results(call: Call) -> Call:
+    return lambda *given: each(call(*given), lambda x: x * 1.001 if x.is_floating_point() else x)
+
+
 def forgets_gradients(call: Call) -> Call:
     return lambda *given: each(call(*given), lambda x: x.detach())
 
@@ -168,6 +172,7 @@ PLANTED: list[tuple[Callable[[Call], Call], str, set[str]]] = [
     (gives_equal_results_once, "semantics/aliases", {"alias"}),
     (forgets_gradients, "semantics/aliases", {"gradient"}),
     (forgets_gradients, "gradients/pointwise", {"gradient"}),
+    (scales_results, "gradients/losses", {"value"}),
     (changed_gradients(lambda grad: grad * 1.001), "gradients/norms", {"gradient"}),
     (changed_gradients(lambda grad: grad.bfloat16().float()), "gradients/products", {"gradient"}),
     (changed_gradients(dropped_tail), "gradients/views", {"gradient"}),
