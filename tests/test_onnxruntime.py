@@ -386,6 +386,15 @@ def test_special_functions_far_from_the_samples(name: str) -> None:
     judge(row, sample, vendor_sdk.compile_graph(vendor_sdk.trace(row.target, [x]), backend=NAME)(x))
 
 
+@pytest.mark.parametrize("function", [torch.log2, torch.log10])
+def test_logarithms_to_other_bases_are_within_three_units_everywhere(function: Callable[..., torch.Tensor]) -> None:
+    x = torch.arange(0.75, 0.8, 2.0**-24)
+    found = torch.compile(function, backend="onnxruntime")(x).double()
+    wanted = function(x.double())
+    units = (found - wanted).abs() / torch.exp2(torch.floor(torch.log2(wanted.abs())) - 23)
+    assert float(units.max()) <= 3
+
+
 def test_views_of_one_value_keep_sharing_its_memory_as_outputs() -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x + 1
