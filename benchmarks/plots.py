@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from benchmarks.copying import NONTEMPORAL, PLAIN
 from benchmarks.machine import sentence
@@ -46,15 +47,18 @@ def _save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def _bars(rows: Sequence[RowResult], names: Sequence[str], values: Sequence[Sequence[float | None]], title: str) -> Figure:
-    """Grouped horizontal bars, a group per row, a bar per name; no bar where there is no value."""
+def _bars(
+    rows: Sequence[RowResult], names: Sequence[str], values: Sequence[Sequence[float | None]], title: str, start: float
+) -> Figure:
+    """Grouped horizontal bars from ``start``, a group per row, a bar per name; no bar where there is no value."""
     thick = 0.8 / max(1, len(names))
     figure = Figure(figsize=(9, 1.2 + INCHES_A_BAR * len(rows) * (len(names) + 1)))
     axes = figure.subplots()
     for index, (name, column) in enumerate(zip(names, values, strict=True)):
         places = [place + (index - (len(names) - 1) / 2) * thick for place, value in enumerate(column) if value is not None]
         present = [value for value in column if value is not None]
-        axes.barh(places, present, thick, label=name, color=COLOURS[index % len(COLOURS)])
+        colour = COLOURS[index % len(COLOURS)]
+        axes.barh(places, [value - start for value in present], thick, left=start, label=name, color=colour)
     axes.set_yticks(range(len(rows)), [row.name if row.section == "kernels" else row.label for row in rows])
     axes.invert_yaxis()
     axes.set_title(title, loc="left")
@@ -70,9 +74,13 @@ def _ratios(title: str, rows: Sequence[RowResult], results: Results) -> Figure:
     for peer in peers:
         spreads = [row.ratio(peer, results.backend) for row in rows]
         values.append([spread.median if spread is not None else None for spread in spreads])
-    figure = _bars(rows, peers, values, f"{title}: peers' figure over that of {results.backend}")
+    figure = _bars(rows, peers, values, f"{title}: peers' figure over that of {results.backend}", 1)
     axes = figure.axes[0]
     axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(10, (1, 2, 5)) if high > 5 * low else MaxNLocator(6))
+    axes.xaxis.set_major_formatter("{x:g}x")
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xlabel(f"right of the line {results.backend} is ahead\n{sentence(results.machine)}")
     return figure
@@ -81,7 +89,7 @@ def _ratios(title: str, rows: Sequence[RowResult], results: Results) -> Figure:
 def _bandwidths(title: str, rows: Sequence[RowResult], results: Results) -> Figure:
     names = list(dict.fromkeys(name for row in rows for name in row.contestants))
     values = [[row.of_copy(name, PLAIN) for row in rows] for name in names]
-    figure = _bars(rows, names, values, f"{title}: bandwidth as a fraction of a copy's")
+    figure = _bars(rows, names, values, f"{title}: bandwidth as a fraction of a copy's", 0)
     axes = figure.axes[0]
     axes.axvline(1, color="black", linewidth=0.8)
     speeds = [_copy_speed(rows, kind) for kind in (PLAIN, NONTEMPORAL)]

@@ -57,7 +57,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     markdown = LINK.sub(there, markdown)
     if page.file.src_uri == "performance.md":
-        figures = [f"![{name.removesuffix('.svg')}](plots/{name}){{ loading=lazy }}" for name in sorted(plots())]
+        figures = [f"![{name.removesuffix('.svg')}](plots/{name})" for name in sorted(plots())]
         markdown += (
             "\n\n## Plots\n\n" + "\n\n".join(f'<div class="drawing" markdown>{figure}</div>' for figure in figures) + "\n"
         )

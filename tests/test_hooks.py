@@ -203,7 +203,7 @@ def test_every_hook_has_a_test_a_default_and_a_place_in_the_list() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_generated_page_is_up_to_date(page: str) -> None:
     text = (DOCS / page).read_text()
-    if page == "prims.md" and f"Schemas are torch {torch_release()}'s" not in text:
+    if page.startswith("prims") and f"Schemas are torch {torch_release()}'s" not in (DOCS / "prims.md").read_text():
         pytest.skip("the page quotes the schemas of another torch release")
     assert text == PAGES[page](), f"docs/{page} is out of date: run vendor-sdk docs"
 

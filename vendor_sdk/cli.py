@@ -197,7 +197,7 @@ def cache_clear(backend: str | None) -> None:
     help="Where the pages are.",
 )  # fmt: skip
 def docs(check: bool, folder: Path) -> None:
-    """Regenerate the hook page and the prim page."""
+    """Regenerate the pages of hooks, loops and prims."""
     from vendor_sdk.pages import PAGES
 
     stale = []
@@ -207,7 +207,7 @@ def docs(check: bool, folder: Path) -> None:
             continue
         stale.append(str(path))
         if not check:
-            folder.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     if check and stale:
         click.echo(f"error: out of date: {', '.join(stale)}\n  fix: Run vendor-sdk docs.", err=True)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
@@ -137,32 +138,57 @@ def loops_page() -> str:
 
 
 def prims_page() -> str:
-    """``docs/prims.md``; schemas are those of the torch it is made with."""
+    """``docs/prims.md``, the index; schemas are those of the torch it is made with."""
     sections = [
         GENERATED,
         "# Prims",
-        f"Opset {OPSET_VERSION}: {len(OPSET)} prims and {len(COMPOSITES)} composites. Schemas are torch {torch_release()}'s.",
+        f"Opset {OPSET_VERSION}: {len(OPSET)} prims and {len(COMPOSITES)} composites. Schemas are torch {torch_release()}'s. "
+        "Each prim has its schema, dtype and shape rule, decomposition and loops on the page of its family.",
         "Dtype sets: "
         + "; ".join(f"*{name}* is {_list(dtypes)}" for name, dtypes in DTYPE_SETS.items() if len(dtypes) > 1)
         + ".",
         "Bounds are distances from the reference in the result's dtype: *ulp* counts units in the last place; *accumulated* is "
-        "`c * growth(n) * u * magnitude` for `n` terms, unit roundoff `u` and `magnitude` the operation on absolute values. "
-        "Numbers in brackets: [where the bound comes from](#sources-of-bounds).",
-        "Where no route of a backend takes a prim, it *decomposes* to the prims named, if the backend has them all; costs in "
-        "accuracy are said. *Loops* are the operations ([loops](loops.md)) that an emitter needs for it, for a sample of its "
-        "first dtype; a prim without any needs a kernel or a graph compiler. Operands are those of the schema, of the dtypes "
-        "named; indices are int64.",
+        "`c * growth(n) * u * magnitude` for `n` terms, unit roundoff `u` and `magnitude` the operation on absolute values.",
     ]
-    for family in row.Family:
-        prims = [prim for prim in OPSET.values() if prim.family == family]
-        if prims:
-            sections += [f"## {family.capitalize()} ({len(prims)})", _table(PRIM_COLUMNS, prims)]
+    for family in FAMILIES:
+        prims = _prims(family)
+        sections += [f"## {_title(family)} ({len(prims)})", _table(PRIM_COLUMNS, prims)]
     sections += ["## Composites", _table(COMPOSITE_COLUMNS, COMPOSITES.values())]
-    sections += ["## Sources of bounds", "\n".join(f"{place}. {source}" for place, source in enumerate(_sources(), 1))]
     return "\n\n".join(sections) + "\n"
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"hooks.md": hooks_page, "loops.md": loops_page, "prims.md": prims_page}
+def family_page(family: row.Family) -> str:
+    """``docs/prims/FAMILY.md``: a section for each prim."""
+    sections = [
+        GENERATED,
+        f"# {_title(family)} prims",
+        "Where no route of a backend takes a prim, it *decomposes* to the prims named, if the backend has them all; costs in "
+        "accuracy are said. *Loops* are the operations ([loops](../loops.md)) that an emitter needs for it, for a sample of "
+        "its first dtype; a prim without any needs a kernel or a graph compiler. Operands are those of the schema, of the "
+        "dtypes named; indices are int64. [Prims](../prims.md) says what bounds mean.",
+    ]
+    for prim in _prims(family):
+        rows = [f"- **{name}**: {text}" for name, facts in PRIM_FACTS.items() if (text := facts(prim))]
+        sections += [f"## `{prim.name}`", _prose(prim.summary), f"```text\n{prim.schema}\n```", "\n".join(rows)]
+    return "\n\n".join(sections) + "\n"
+
+
+def _title(family: row.Family) -> str:
+    return "FFT" if family == row.Family.FFT else family.capitalize()
+
+
+def _prims(family: row.Family) -> list[row.Prim]:
+    return [prim for prim in OPSET.values() if prim.family == family]
+
+
+FAMILIES = [family for family in row.Family if _prims(family)]
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "hooks.md": hooks_page,
+    "loops.md": loops_page,
+    "prims.md": prims_page,
+    **{f"prims/{family}.md": functools.partial(family_page, family) for family in FAMILIES},
+}
 """File name under ``docs`` to what writes it."""
 
 
@@ -251,28 +277,55 @@ def _loops() -> Mapping[str, str]:
     return found
 
 
-def _sources() -> list[str]:
-    """Where bounds come from, in the order of the rows."""
-    return list(dict.fromkeys(prim.source for prim in OPSET.values() if prim.source))
-
-
 def _loop_ops(prim: row.Prim) -> str:
     return "a view" if prim.is_view else _loops().get(prim.name, "")
 
 
+def _prose(text: str) -> str:
+    """Text of a row, in which ``x**2`` is a power and ``a * b`` a product, as Markdown."""
+    return text.replace("*", "\\*")
+
+
+def _anchor(heading: str) -> str:
+    """What Markdown makes of a heading: ``div.Tensor_mode`` is at ``#divtensor_mode``."""
+    return re.sub(r"[^\w-]", "", heading).lower()
+
+
+RESULTS = {
+    row.Result.SAME: "dtype of the first tensor operand",
+    row.Result.PROMOTE: "dtype that torch promotes the operands to",
+    row.Result.FLOAT: "dtype as promoted, integers and bool to float32",
+    row.Result.BOOL: "bool",
+    row.Result.INT64: "int64",
+    row.Result.SUM: "dtype of the operand, integers and bool summed in int64",
+    row.Result.ARGUMENT: "dtype given by an argument",
+    row.Result.SCALAR: "a number, no tensor",
+    row.Result.OPERATOR: "dtypes as the operator says",
+}
+SHAPES = {
+    row.Shape.BROADCAST: "operands broadcast",
+    row.Shape.SAME: "shape of the first operand",
+    row.Shape.REDUCE: "without the dimensions reduced, or with size 1 for them",
+    row.Shape.ARGUMENT: "shape given by an argument",
+    row.Shape.SCALAR: "no shape",
+    row.Shape.OPERATOR: "shape as the operator says",
+}
 PRIM_COLUMNS: Mapping[str, Callable[[row.Prim], str]] = {
-    "Prim": lambda prim: f"`{prim.name}`",
-    "Meaning": lambda prim: prim.summary,
-    "Schema": lambda prim: f"`{prim.schema}`",
+    "Prim": lambda prim: f"[`{prim.name}`](prims/{prim.family}.md#{_anchor(prim.name)})",
+    "Meaning": lambda prim: _prose(prim.summary),
     "Dtypes": lambda prim: dtypes_text(prim.dtypes),
-    "Result": lambda prim: f"{prim.result}, {prim.shape}",
-    "Bound": lambda prim: bound_text(prim.bound) + (f" [{_sources().index(prim.source) + 1}]" if prim.source else ""),
+    "Bound": lambda prim: bound_text(prim.bound),
+}
+PRIM_FACTS: Mapping[str, Callable[[row.Prim], str]] = {
+    "Dtypes": lambda prim: _list(prim.dtypes),
+    "Result": lambda prim: f"{RESULTS[prim.result]}; {SHAPES[prim.shape]}",
+    "Bound": lambda prim: bound_text(prim.bound) + (f". Source: {_prose(prim.source)}" if prim.source else ""),
     "Decomposes": _decomposition,
     "Loops": _loop_ops,
 }
 COMPOSITE_COLUMNS: Mapping[str, Callable[[row.Composite], str]] = {
     "Composite": lambda composite: f"`{composite.name}`",
-    "Meaning": lambda composite: composite.summary,
+    "Meaning": lambda composite: _prose(composite.summary),
     "Operators": lambda composite: ", ".join(f"`{target}`" for target in composite.targets),
     "Dtypes": lambda composite: dtypes_text(composite.dtypes),
     "Bound": lambda composite: bound_text(composite.bound),
