@@ -30,6 +30,10 @@ CACHES = 2
 """The main tensor is so many times as large as the last cache, if copying it takes no longer than ``MOST_SECONDS``: virtual
 machines are told of the whole cache of a server of which they have a small part."""
 MOST_SECONDS = 0.02
+SHARE = 16
+"""The main tensor is at most this part of the memory: patterns have several such tensors, inputs for two calls among them."""
+SIMULATED = 4
+"""Of the host's memory so small a part counts: a simulated chip keeps its memory, and copies of it, there too."""
 LEAST_SECONDS = 1e-4
 """What copying the main tensor takes on fast devices."""
 PRODUCT_SECONDS = 0.02
@@ -47,16 +51,21 @@ class Machine:
         cache_bytes: of the last cache, 0 where it is not known.
         copy_bytes: moved per second by a copy: what is read and what is written.
         product_flops: per second, by dtype name.
+        memory_bytes: that tensors may lie in, 0 where it is not known.
     """
 
     cache_bytes: int
     copy_bytes: float
     product_flops: dict[str, float]
+    memory_bytes: int = 0
 
     def size(self, dtype: torch.dtype, *, odd: bool = False) -> Size:
-        """Past the last cache; ``odd``: nothing about it is a multiple of anything."""
+        """Past the last cache, where memory and time allow it; ``odd``: nothing about it is a multiple of anything."""
         least, most = (int(self.copy_bytes * seconds / 2) for seconds in (LEAST_SECONDS, MOST_SECONDS))
-        nbytes = max(LEAST_BYTES, min(CACHES * self.cache_bytes, most), min(MOST_BYTES, least))
+        nbytes = max(min(CACHES * self.cache_bytes, most), min(MOST_BYTES, least))
+        if self.memory_bytes:
+            nbytes = min(nbytes, self.memory_bytes // SHARE)
+        nbytes = max(LEAST_BYTES, nbytes)
         rows = nbytes // (COLUMNS * dtype.itemsize)
         edge = (self.product_flops[name(dtype)] * PRODUCT_SECONDS / 2) ** (1 / 3)
         edge = min(max(EDGES[0], int(edge) // 256 * 256), EDGES[1])
@@ -82,7 +91,7 @@ def machine(subject: Subject, device: torch.device, dtypes: Sequence[torch.dtype
             if taken > PRODUCT_SECONDS / 2 or edge >= EDGES[1]:
                 break
             edge *= 2
-    return Machine(last_cache(device), 2 * LEAST_BYTES / seconds, rates)
+    return Machine(last_cache(device), 2 * LEAST_BYTES / seconds, rates, memory(subject))
 
 
 def best(calls: Sequence[Callable[..., Any]], inputs: Sequence[Tensor], subject: Subject) -> float:
@@ -108,6 +117,23 @@ def copies(source: Tensor, target: Tensor) -> list[Callable[[], Tensor]]:
 
         ways.append(parallel)
     return ways
+
+
+def memory(subject: Subject) -> int:
+    """Bytes of the device's memory, as far as it and the host say; 0 where nobody does."""
+    found = [int(subject.describe().device.get("memory_bytes", 0)), host_memory() // SIMULATED]
+    return min(filter(None, found), default=0)
+
+
+def host_memory() -> int:
+    """Bytes that this process may have: of the machine, or of the control group that it is in."""
+    found = [0]
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        found.append(int(text))
+    return min(filter(lambda each: each > 0, found), default=0)
 
 
 def last_cache(device: torch.device) -> int:

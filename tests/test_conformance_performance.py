@@ -43,6 +43,15 @@ class Toy(Machine):
 MACHINE = Toy(0, 1e9, {"float32": 1e9, "bfloat16": 1e9})
 
 
+@pytest.mark.parametrize(
+    ("cache", "memory", "main"),
+    [(32, 0, 64), (480, 0, 960), (480, 1 << 10, 64), (480, 6 << 10, 384), (32, 512, 64), (32, 24 << 10, 64)],
+)
+def test_large_tensors_are_past_the_cache_where_memory_has_room_for_them(cache: int, memory: int, main: int) -> None:
+    size = Machine(cache << 20, 1e9, {"float32": 1e9}, memory << 20).size(torch.float32)
+    assert size.rows * size.columns * 4 == main << 20
+
+
 @pytest.fixture(autouse=True)
 def _clocks_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # restored afterwards
