@@ -104,6 +104,13 @@ def ran(function: Callable[..., torch.Tensor], *inputs: torch.Tensor, fallback: 
         return cast(torch.Tensor, compiled(*inputs))
 
 
+def test_a_kernel_that_raises_is_named_with_its_prims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cast(dict[str, str], OPS), "tanh", "{0}.nonsense()")
+    with pytest.raises(vendor_sdk.KernelError, match=r"'tanh_mul', which fuses tanh and mul, on .*AttributeError") as caught:
+        ran(lambda x: torch.tanh(x) * x, torch.randn(3))
+    assert "--prims tanh,mul`" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [

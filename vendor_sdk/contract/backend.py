@@ -24,7 +24,8 @@ class Legalization:
             ``clone`` alone receives any strides: a backend's ``clone`` kernel is what makes operands contiguous on the device;
             without one, short runs of elements go through the host.
         no_float64: no float64 tensor reaches the device. Float64 arithmetic runs on the host.
-        no_int64: no int64 tensor reaches the device: int64 values are int32 there, range-checked on the way in.
+        no_int64: no int64 tensor reaches the device: int64 values are int32 there, range-checked on the way in. The conformance
+            suite tries values beyond too: declare such cases (``{"add[int64]": "..."}``) by the hook ``conformance``.
     """
 
     explicit_broadcast: bool = False

@@ -97,6 +97,8 @@ class TorchDevice:
 class DeviceTensor:
     """A strided view of a device buffer: what a kernel of a ``Device`` backend receives in place of a tensor.
 
+    It has the properties ``numel``, ``nbytes`` and ``contiguous`` as tensors do, and ``byte_offset``.
+
     Attributes:
         buffer: what ``Device.allocate`` returned.
         dtype: element type.

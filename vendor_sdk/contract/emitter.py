@@ -88,6 +88,11 @@ class Emitter(abc.ABC):
     def compile(self, kernels: Sequence[tuple[LoopKernel, str]]) -> list[Launch]:
         """Compiles the kernels of one graph together. Raises ``CompilerError`` with the compiler's own words.
 
+        Each result is called as ``launch(buffers, symbols)``. Buffers come in the order of ``kernel.params``, results among
+        them: tensors (``vendor_sdk.flat`` gives a tensor's memory as one dimension), or ``DeviceTensor`` where the chip has its
+        own memory. ``param[index]`` is the element ``index`` places after the buffer's first (its ``offset``): strides are in
+        the index already. Symbols are numbers, in the order of ``kernel.symbols``.
+
         Compilers may still be at work when it returns, while the SDK goes on with the backward graph: then the first launch
         waits for them, and raises what they say."""
 
@@ -117,13 +122,11 @@ class Emitter(abc.ABC):
 
         Asked in a graph that is not trained, where the factor is a parameter that may be kept between calls, or one factor of
         several products: it then lies in panels, ``(ceil(columns / width), steps, width)``, contiguous and filled up with
-        zeros, and the kernel's loads say so. That takes as many bytes as the factor once more.
+        zeros, and the kernel's loads say so. That takes as many bytes as the factor once more. With 0 the factor is read as
+        it lies.
 
         Args:
             rows: of the left factor; ``None``: only the call knows.
-
-        Returns:
-            the width, or 0: the factor is read as it lies.
         """
         return 0
 

@@ -89,8 +89,13 @@ class TableEmitter(Emitter):
         return symbol.name if symbol.role == "size" else f"arg_{symbol.name}"
 
     def index(self, expression: ix.Int) -> str | None:
-        """An index as an expression of the target (for C: ``vendor_sdk.index.to_c``). None, as here: the table's ``add``,
-        ``mul``, ``floordiv``, ``mod``, ``min``, ``max`` and ``const`` of int64 compute it into a register."""
+        """An index as an expression of the target. None, as here: the table's ``add``, ``mul``, ``floordiv``, ``mod``, ``min``,
+        ``max`` and ``const`` of int64 compute it into a register.
+
+        ``vendor_sdk.index`` writes it. ``to_c`` is for languages whose integers divide as C's do; what it writes may call
+        ``floor_div``, ``floor_mod``, ``min_int`` and ``max_int``, which you define. For others ``fold(expression, leaf,
+        combine)``: ``leaf`` writes a name or a number, ``combine(op, a, b)`` one of the six operations, rounding down.
+        """
         return None
 
     def emit(self, kernel: LoopKernel) -> str:

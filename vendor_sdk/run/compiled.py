@@ -12,6 +12,7 @@ from torch import fx
 from vendor_sdk.contract.placement import Kind, NodePlacement
 from vendor_sdk.contract.program import StepError
 from vendor_sdk.errors import KernelError, VendorSDKError
+from vendor_sdk.ir.fused import members
 from vendor_sdk.ir.loop import LoopKernel
 from vendor_sdk.ir.memory import Layout, MemoryPlan
 from vendor_sdk.ir.primgraph import PrimGraph, describe, prim_name, user_line
@@ -164,7 +165,10 @@ class CompiledGraph:
             return
         name = prim_name(node)
         operands = ", ".join(describe(n.meta.get("val")) for n in node.all_input_nodes)
-        call = f"prim {name!r} on ({operands}) -> {describe(node.meta['val'])}"
+        prims = list(dict.fromkeys(map(prim_name, members(node))))
+        fused = f"kernel {name!r}, which fuses {' and '.join(prims)}," if len(prims) > 1 else f"the kernel of prim {name!r}"
+        on = f"on ({operands}) -> {describe(node.meta['val'])}"
+        call = f"prim {name!r} {on}"
         if node.meta["placement"].kind is not Kind.NATIVE:
             error.add_note(f"raised on the host by {call}{_at(node)} (backend {self.backend})")
             return
@@ -173,14 +177,14 @@ class CompiledGraph:
             return
         if isinstance(error, KernelError):
             raise KernelError(
-                f"{self.backend}: the kernel of {call} {error.what}", where=user_line(node), why=error.why, fix=error.fix
+                f"{self.backend}: {fused} {on} {error.what}", where=user_line(node), why=error.why, fix=error.fix
             ) from None
         raise KernelError(
-            f"{self.backend}: the kernel of {call} raised {type(error).__name__}: {error}",
+            f"{self.backend}: {fused} {on} raised {type(error).__name__}: {error}",
             where=user_line(node),
             why="the exception above came out of the vendor's code",
-            fix="run that prim alone with `vendor-sdk conformance --backend "
-            f"{self.backend} --prims {name}`, or decline this case in the `supports` hook",
+            fix=f"run {'each prim' if len(prims) > 1 else 'that prim'} alone with `vendor-sdk conformance --backend "
+            f"{self.backend} --prims {','.join(prims)}`, or decline this case in the `supports` hook",
         ) from error
 
 
