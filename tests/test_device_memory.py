@@ -14,6 +14,7 @@ import torch
 
 from vendor_sdk.contract.device import Device, DeviceProperties, DeviceTensor, MemoryStats
 from vendor_sdk.errors import DeviceError, KernelError
+from vendor_sdk.run.hostbytes import lend
 from vendor_sdk.run.memory import DeviceMemory
 from vendor_sdk.run.views import VIEWS
 
@@ -587,3 +588,11 @@ def test_as_strided_past_the_end_is_refused(memory: DeviceMemory) -> None:
 
 def test_unknown_prim_is_no_view(memory: DeviceMemory) -> None:
     assert memory.view("flip", memory.upload(torch.zeros(3).clone()), ([0],)) is None
+
+
+@pytest.mark.parametrize("stride", [0, 5])
+def test_one_element_with_any_stride_reaches_the_device(stride: int) -> None:
+    x = torch.arange(6.0).as_strided((1,), (stride,), 3)
+    taken: list[bytes] = []
+    lend(x, lambda view: taken.append(bytes(view)))
+    assert taken == [x.clone().numpy().tobytes()]

@@ -28,10 +28,11 @@ def lend(tensor: torch.Tensor, use: Callable[[memoryview], None]) -> None:
     Raises:
         DeviceError: whoever received the memoryview (or a piece of it) still holds it.
     """
-    array = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    dense = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))  # a size of one may have any stride
+    array = dense.view(torch.uint8).numpy()
     held = weakref.ref(array)
     view = array.data
-    del array
+    del array, dense
     use(view)
     del view
     for generation in (0, 2):  # a cycle in the vendor's wrapper code (ctypes.cast makes one) is no retention
