@@ -323,16 +323,20 @@ class _Trial:
         return sum(t.nbytes for t in (*inputs.sets[0], *flat(call(*inputs.sets[0])))), flops
 
     def _disguised(self, compiled: Compiled, inputs: Inputs, outcome: Outcome) -> None:
-        """Prims placed native for which torch's own operator ran on the host."""
-        names = {}
+        """Prims placed native, wherever they stand, for which torch's own operator ran on the host."""
+        names, elsewhere = {}, set()
         for each in compiled.placements:
             row = OPSET.get(each.prim)
             schema = getattr(row.target, "_schema", None) if row else None
-            if each.kind == "native" and row is not None and schema is not None and row.family not in UNCHANGED:
+            if row is None or schema is None or row.family in UNCHANGED:
+                continue
+            if each.kind == "native":
                 names[schema.name] = each.prim
+            else:
+                elsewhere.add(schema.name)
         with witness.HostOperators() as mode:
             compiled.call(*inputs.sets[0])
-        ran = sorted(mode.seen & set(names))
+        ran = sorted(mode.seen & set(names) - elsewhere)
         if ran:
             text = (
                 f"{', '.join(names[each] for each in ran)} placed native, but torch's own {', '.join(ran)} ran in host memory"

@@ -257,6 +257,24 @@ def test_fraud_is_caught(chip: type[Chip], kinds: set[str]) -> None:
     assert {failure.kind for failure in outcome.failures} & kinds
 
 
+class SelectsFloats(Chip):
+    """Selects numbers itself, and leaves positions to the host: cross entropy does both."""
+
+    @vendor_sdk.hookimpl
+    def supports(self, node: vendor_sdk.NodeContext) -> vendor_sdk.Decline | None:
+        positions = node.prim == "where" and node.outputs[0].dtype == torch.int64
+        return vendor_sdk.Decline("the selector is float32") if positions else None
+
+    @vendor_sdk.hookimpl
+    def kernels(self) -> Any:
+        return {"where": lambda c, x, y: torch.from_numpy(np.where(c.numpy(), x.numpy(), y.numpy()))}
+
+
+def test_what_is_declined_in_one_place_is_not_disguised_in_another() -> None:
+    outcome, _ = measured(SelectsFloats(), "cross_entropy")
+    assert not [failure for failure in outcome.failures if failure.kind == "disguised"]
+
+
 def test_what_is_slower_than_its_parts_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     ready = BackendSubject.prepare
 
