@@ -13,6 +13,9 @@ from rich.table import Table
 
 from conformance.report import broken
 
+PIPED_WIDTH = 200
+"""Columns of tables that go to no terminal, where nobody can widen them."""
+
 PLAIN_STEP = 0.05
 """Without a terminal: a line of progress each time this part of the cases is done."""
 

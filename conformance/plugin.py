@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ class _Screen:
     """Takes the place of pytest's terminal reporter under ``vendor-sdk conformance``."""
 
     def __init__(self) -> None:
-        self.console = Console()
+        self.console = Console(width=None if sys.stdout.isatty() else console.PIPED_WIDTH)
         self.live: console.Live | None = None
 
     def show(self, entry: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from vendor_sdk import pipeline, torch_private
+from vendor_sdk import pipeline, terminal, torch_private
 from vendor_sdk.contract.graph import GraphCompiler
 from vendor_sdk.contract.loader import load
 from vendor_sdk.contract.placement import Kind, NodePlacement
@@ -126,7 +126,7 @@ class Explanation:
     def print(self, console: Console | None = None) -> None:
         """Prints the tables: prims by placement, reasons, kernels, why neighbours were not fused, bytes and memory by graph,
         graph breaks and recompilations."""
-        console = console or Console()
+        console = console or terminal.console()
         console.print(self._placement_table())
         reasons = self._reason_table()
         if reasons.row_count:

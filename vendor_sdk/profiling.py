@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from vendor_sdk import pipeline, torch_private
+from vendor_sdk import pipeline, terminal, torch_private
 from vendor_sdk.contract.device import Device, DeviceTensor, TorchDevice
 from vendor_sdk.contract.loader import Session
 
@@ -126,7 +126,7 @@ class Profile:
 
     def print(self, console: Console | None = None) -> None:
         """Prints a bar for each kernel, the longest first."""
-        console = console or Console()
+        console = console or terminal.console()
         totals = self.totals()
         calls, seconds = sum(total.calls for total in totals), sum(total.seconds for total in totals)
         table = Table(title=f"{calls} launches, {seconds * 1e3:.3f} ms; {len(self.events) - calls} first ones left out")
