@@ -106,8 +106,10 @@ def read(path: Path) -> dict[str, Any]:
     file = path / "report.json" if path.is_dir() else path
     try:
         loaded = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file}: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: no report of `vendor-sdk conformance`, which is JSON ({error})") from error
     if not isinstance(loaded, dict) or loaded.get("format") != reports.FORMAT:
         found = loaded.get("format") if isinstance(loaded, dict) else type(loaded).__name__
         raise ValueError(f"{file}: no report of format {reports.FORMAT} (it is {found!r})")

@@ -102,6 +102,13 @@ def pytest_configure(config: pytest.Config) -> None:
         expected = read(run.expectations) if run.expectations else None
     except (SelectionError, ExpectationsError) as error:
         raise pytest.UsageError(f"conformance: {error}") from error
+    if options.output is not None:
+        try:
+            options.output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise pytest.UsageError(
+                f"conformance: --output {options.output}: {error.strerror}; name a folder to write to"
+            ) from error
     screen = _Screen() if options.conformance_console else None
     config.stash[SESSION] = Session(run, options.output, screen.show if screen else lambda entry: None, expected, resumed)
     if screen:

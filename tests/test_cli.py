@@ -155,6 +155,33 @@ def test_errors_have_no_traceback_and_status_1() -> None:
     assert "Traceback" in debug.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("docs", "--dir", "{file}/pages"), "error: {file}/pages: Not a directory"),
+        (("minify", "--repro", "{file}.py"), "File '{file}.py' does not exist"),
+        (("minify", "--script", "{file}.py"), "File '{file}.py' does not exist"),
+        (("report", "verify", "{file}"), "{file}: no report of `vendor-sdk conformance`, which is JSON"),
+    ],
+)
+def test_files_that_cannot_be_used_are_said_without_a_traceback(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    result = run(*(each.format(file=file) for each in arguments))
+    assert result.exit_code not in (0, 3)
+    assert said.format(file=file) in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_report_goes_to_a_folder_that_can_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-m", "conformance.cli", "--backend", "toy", "--prims", "add", "--output", "file/out"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert result.returncode == 4
+    assert "conformance: --output file/out: Not a directory" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_defects_are_status_3(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         raise ZeroDivisionError("oops")

@@ -46,9 +46,12 @@ class _Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit, BrokenPipeError):
             raise
         except Exception as error:
-            known = isinstance(error, VendorSDKError)
+            file = isinstance(error, OSError) and error.filename is not None and error.strerror is not None
+            known = file or isinstance(error, VendorSDKError)
             if ctx.params.get("debug"):
                 traceback.print_exc()
+            elif file:
+                click.echo(f"error: {error.filename}: {error.strerror}", err=True)
             elif known:
                 click.echo(f"error: {error}", err=True)
             else:

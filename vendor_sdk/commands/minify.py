@@ -11,9 +11,16 @@ from vendor_sdk.terminal import BACKEND, print_json
 
 
 @click.command("minify", epilog="Exit status: 0 a smaller program was written; 1 nothing fails, or another error.")
-@click.option("--script", type=click.Path(path_type=Path), help="A program whose compiled model fails.")
+@click.option(
+    "--script", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A program whose compiled model fails."
+)
 @click.option("--case", metavar="PRIM[DTYPE]", help="A case of the conformance suite that fails; wants --backend.")
-@click.option("--repro", "program", type=click.Path(path_type=Path), help="The repro.py of a dump that fails.")
+@click.option(
+    "--repro",
+    "program",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The repro.py of a dump that fails.",
+)
 @click.option("--backend", type=BACKEND, help="Whose case.")
 @click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE", help="Module or .py file of a plugin that is not installed."

@@ -126,4 +126,6 @@ def _places(spec: object) -> Iterable[str]:
 
 
 def _taken(name: str, owner: str) -> None:
-    raise BackendNameCollisionError(f"the name {name!r} is taken by {owner}", fix="Choose another name.")
+    raise BackendNameCollisionError(
+        f"the name {name!r} is taken by {owner}", fix="Choose another name, or uninstall what has it."
+    )
