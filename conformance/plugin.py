@@ -103,12 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
     except (SelectionError, ExpectationsError) as error:
         raise pytest.UsageError(f"conformance: {error}") from error
     if options.output is not None:
-        try:
-            options.output.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise pytest.UsageError(
-                f"conformance: --output {options.output}: {error.strerror}; name a folder to write to"
-            ) from error
+        make_folder(options.output)
     screen = _Screen() if options.conformance_console else None
     config.stash[SESSION] = Session(run, options.output, screen.show if screen else lambda entry: None, expected, resumed)
     if screen:
@@ -161,6 +156,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         reached = made["summary"]["levels"][running.run.profile]["level"]
         if [NONE, *LEVELS].index(reached) < [NONE, *LEVELS].index(wanted):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder of the report before anything runs. Raises ``UsageError`` where it cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise pytest.UsageError(f"conformance: --output {path}: {error.strerror}; name a folder to write to") from error
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -46,14 +46,12 @@ class _Commands(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort, SystemExit, BrokenPipeError):
             raise
         except Exception as error:
-            file = isinstance(error, OSError) and error.filename is not None and error.strerror is not None
-            known = file or isinstance(error, VendorSDKError)
+            file = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else ""
+            known = bool(file) or isinstance(error, VendorSDKError)
             if ctx.params.get("debug"):
                 traceback.print_exc()
-            elif file:
-                click.echo(f"error: {error.filename}: {error.strerror}", err=True)
             elif known:
-                click.echo(f"error: {error}", err=True)
+                click.echo(f"error: {file or error}", err=True)
             else:
                 click.echo(
                     f"internal error: {type(error).__name__}: {error}\nrun `vendor-sdk --debug ...` for it all", err=True
