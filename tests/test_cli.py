@@ -176,7 +176,7 @@ def test_files_that_cannot_be_used_are_said_without_a_traceback(arguments: tuple
 
 def test_a_report_goes_to_a_folder_that_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(pytest.UsageError, match="--output .*/file/out: Not a directory"):
+    with pytest.raises(pytest.UsageError, match=r"--output .*/file/out: Not a directory"):
         make_folder(tmp_path / "file" / "out")
     make_folder(tmp_path / "new" / "out")
     assert (tmp_path / "new" / "out").is_dir()
