@@ -20,6 +20,7 @@ import torch
 from conformance.patterns import Size
 from conformance.subject import Subject
 from conformance.timing import timed
+from vendor_sdk import Effort
 
 Tensor = torch.Tensor
 
@@ -30,10 +31,11 @@ CACHES = 2
 """The main tensor is so many times as large as the last cache, if copying it takes no longer than ``MOST_SECONDS``: virtual
 machines are told of the whole cache of a server of which they have a small part."""
 MOST_SECONDS = 0.02
-SHARE = 16
-"""The main tensor is at most this part of the memory: patterns have several such tensors, inputs for two calls among them."""
-SIMULATED = 4
-"""Of the host's memory so small a part counts: a simulated chip keeps its memory, and copies of it, there too."""
+SHARE, HOST_SHARE = 16, 64
+"""The main tensor is at most this part of the memory of the device, and of the host: patterns have several such, inputs for
+two calls among them, and a simulated chip keeps its memory, and copies of it, in the host's too."""
+QUICK_BYTES = 1 << 27
+"""Of the main tensor at most in a quick run. Caches may hold it: virtual machines of two cores report that of a hundred."""
 LEAST_SECONDS = 1e-4
 """What copying the main tensor takes on fast devices."""
 PRODUCT_SECONDS = 0.02
@@ -51,21 +53,19 @@ class Machine:
         cache_bytes: of the last cache, 0 where it is not known.
         copy_bytes: moved per second by a copy: what is read and what is written.
         product_flops: per second, by dtype name.
-        memory_bytes: that tensors may lie in, 0 where it is not known.
+        most_bytes: of the main tensor, 0 for as many as it takes.
     """
 
     cache_bytes: int
     copy_bytes: float
     product_flops: dict[str, float]
-    memory_bytes: int = 0
+    most_bytes: int = 0
 
     def size(self, dtype: torch.dtype, *, odd: bool = False) -> Size:
         """Past the last cache, where memory and time allow it; ``odd``: nothing about it is a multiple of anything."""
         least, most = (int(self.copy_bytes * seconds / 2) for seconds in (LEAST_SECONDS, MOST_SECONDS))
         nbytes = max(min(CACHES * self.cache_bytes, most), min(MOST_BYTES, least))
-        if self.memory_bytes:
-            nbytes = min(nbytes, self.memory_bytes // SHARE)
-        nbytes = max(LEAST_BYTES, nbytes)
+        nbytes = max(LEAST_BYTES, min(nbytes, self.most_bytes or nbytes))
         rows = nbytes // (COLUMNS * dtype.itemsize)
         edge = (self.product_flops[name(dtype)] * PRODUCT_SECONDS / 2) ** (1 / 3)
         edge = min(max(EDGES[0], int(edge) // 256 * 256), EDGES[1])
@@ -77,7 +77,7 @@ def name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def machine(subject: Subject, device: torch.device, dtypes: Sequence[torch.dtype]) -> Machine:
+def machine(subject: Subject, device: torch.device, dtypes: Sequence[torch.dtype], effort: Effort) -> Machine:
     """Measures the device once; what patterns are held against is measured again beside each of them."""
     source, target = (torch.ones(LEAST_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
     seconds = min(best(copies(source, target), (), subject) for _ in range(TRIALS))
@@ -91,7 +91,7 @@ def machine(subject: Subject, device: torch.device, dtypes: Sequence[torch.dtype
             if taken > PRODUCT_SECONDS / 2 or edge >= EDGES[1]:
                 break
             edge *= 2
-    return Machine(last_cache(device), 2 * LEAST_BYTES / seconds, rates, memory(subject))
+    return Machine(last_cache(device), 2 * LEAST_BYTES / seconds, rates, most_bytes(subject, effort))
 
 
 def best(calls: Sequence[Callable[..., Any]], inputs: Sequence[Tensor], subject: Subject) -> float:
@@ -119,9 +119,10 @@ def copies(source: Tensor, target: Tensor) -> list[Callable[[], Tensor]]:
     return ways
 
 
-def memory(subject: Subject) -> int:
-    """Bytes of the device's memory, as far as it and the host say; 0 where nobody does."""
-    found = [int(subject.describe().device.get("memory_bytes", 0)), host_memory() // SIMULATED]
+def most_bytes(subject: Subject, effort: Effort) -> int:
+    """What the main tensor may have in the memory that there is, as far as device and host say; 0 where nobody does."""
+    memory = int(subject.describe().device.get("memory_bytes", 0))
+    found = [memory // SHARE, host_memory() // HOST_SHARE, QUICK_BYTES if effort is Effort.QUICK else 0]
     return min(filter(None, found), default=0)
 
 

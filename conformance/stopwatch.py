@@ -33,5 +33,6 @@ class Stopwatch:
             return measure_model(self.subject, case, **given)  # type: ignore[arg-type]
         self._machines = self._machines or {}
         if case.dtype not in self._machines:
-            self._machines[case.dtype] = machine(self.subject, self.device, [getattr(torch, case.dtype)])
+            dtypes = [getattr(torch, case.dtype)]
+            self._machines[case.dtype] = machine(self.subject, self.device, dtypes, self.effort)
         return measure_pattern(self.subject, case, self._machines[case.dtype], **given)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import vendor_sdk
-from conformance import charts, models, profiles, zoo
+from conformance import charts, models, profiles, roofline, zoo
 from conformance.cases import MODEL, PATTERN, PRIM, Case, Selection, SelectionError, every_case
 from conformance.closeness import LIMITS, error
 from conformance.compare import compare
@@ -23,7 +23,7 @@ from conformance.outcome import Outcome
 from conformance.patterns import PATTERNS, Size
 from conformance.performance import Inputs, measure_pattern
 from conformance.roofline import Machine, copies
-from conformance.subject import BackendSubject, Compiled, TorchSubject
+from conformance.subject import BackendSubject, Compiled, Description, TorchSubject
 from conformance.timing import Interval, Race, at_least, interval, probes, read, timed
 from tests.test_conformance_oracle import Chip, Lazy, subject_of
 from vendor_sdk import Effort
@@ -43,13 +43,28 @@ class Toy(Machine):
 MACHINE = Toy(0, 1e9, {"float32": 1e9, "bfloat16": 1e9})
 
 
-@pytest.mark.parametrize(
-    ("cache", "memory", "main"),
-    [(32, 0, 64), (480, 0, 960), (480, 1 << 10, 64), (480, 6 << 10, 384), (32, 512, 64), (32, 24 << 10, 64)],
-)
-def test_large_tensors_are_past_the_cache_where_memory_has_room_for_them(cache: int, memory: int, main: int) -> None:
-    size = Machine(cache << 20, 1e9, {"float32": 1e9}, memory << 20).size(torch.float32)
+@pytest.mark.parametrize(("cache", "most", "main"), [(32, 0, 64), (480, 0, 960), (480, 384, 384), (480, 16, 64), (32, 384, 64)])
+def test_large_tensors_are_past_the_cache_where_they_may_be(cache: int, most: int, main: int) -> None:
+    size = Machine(cache << 20, 1e9, {"float32": 1e9}, most << 20).size(torch.float32)
     assert size.rows * size.columns * 4 == main << 20
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "effort", "most"),
+    [(1, 64, Effort.STANDARD, 64), (0, 24, Effort.STANDARD, 384), (0, 24, Effort.QUICK, 128), (141, 0, Effort.STANDARD, 9024)],
+)
+def test_timed_tensors_fit_in_memory(
+    device: int, host: int, effort: Effort, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Described(BackendSubject):
+        def __init__(self) -> None:
+            self.name = "described"
+
+        def describe(self) -> Description:
+            return Description("described", "1", "", {"memory_bytes": device << 30})
+
+    monkeypatch.setattr(roofline, "host_memory", lambda: host << 30)
+    assert roofline.most_bytes(Described(), effort) == most << 20
 
 
 @pytest.fixture(autouse=True)
