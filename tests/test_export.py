@@ -119,6 +119,19 @@ def test_functions_and_sizes_computed_from_sizes(tmp_path: Path) -> None:
             torch.testing.assert_close(torch.from_numpy(got), want)
 
 
+class _Masked(nn.Module):
+    """A mask made of numbers, as models of texts take it: torch.export leaves an assertion about the dtype where it casts."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(~mask.to(torch.bool), -1.0)
+
+
+def test_what_torch_asserts_of_dtypes_is_no_part_of_the_file(tmp_path: Path) -> None:
+    inputs = torch.randn(2, 3), torch.tensor([[1, 0, 1], [0, 1, 1]])
+    path = vendor_sdk.export(_Masked(), inputs, tmp_path / "model.onnx")
+    check(path, _Masked(), *inputs)
+
+
 def test_dtypes_of_parameters(tmp_path: Path) -> None:
     class Tables(nn.Module):
         def __init__(self) -> None:
