@@ -76,11 +76,56 @@ def test_inputs_and_outputs_are_not_copied() -> None:
     (calls,) = partition_of(run).sessions().made()
     (out,) = run(x)
     (binding,) = calls._idle
-    assert binding.bound == {0: (x.data_ptr(), x.shape)}
+    (taken,), (given,) = (tuple(each.name for each in ends) for ends in (calls.session.get_inputs(), calls.session.get_outputs()))
+    assert binding.bound == {taken: (x.data_ptr(), x.shape), given: out.data_ptr()}
     x.mul_(2)
     (again,) = run(x)
     torch.testing.assert_close(again, torch.sin(x))
     assert again.data_ptr() != out.data_ptr()
+
+
+class _Counted:
+    """A binding that lists what was bound."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw, self.names = raw, []  # type: ignore[var-annotated]
+
+    def bind_input(self, name: str, *rest: Any) -> None:
+        self.names.append(name)
+        self.raw.bind_input(name, *rest)
+
+    def bind_output(self, name: str, *rest: Any) -> None:
+        self.names.append(name)
+        self.raw.bind_output(name, *rest)
+
+
+def test_only_what_moved_is_bound_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, other = torch.randn(2, 64, 8)
+    run = compiled(torch.sin, x)
+    (calls,) = partition_of(run).sessions().made()
+    blocks = [torch.empty(64, 8) for _ in range(2)]
+    monkeypatch.setattr("reference_backends.onnxruntime.partition.warm_empty", lambda shape, dtype: blocks[0])
+    run(x)
+    (binding,) = calls._idle
+    binding.run = lambda counted, options: calls.session._sess.run_with_iobinding(counted.raw, options)
+    binding.raw = counted = _Counted(binding.raw)
+    run(x)
+    assert counted.names == []
+    run(other)
+    assert counted.names == [calls.session.get_inputs()[0].name]
+    torch.testing.assert_close(blocks[0], torch.sin(other))
+    blocks.reverse()
+    run(other)
+    assert counted.names[1:] == [calls.session.get_outputs()[0].name]
+    torch.testing.assert_close(blocks[0], torch.sin(other))
+
+
+def test_results_that_are_still_held_are_not_written_to() -> None:
+    inputs = torch.randn(5, 64, 8)
+    run = compiled(torch.sin, inputs[0])
+    results = [run(x)[0] for x in inputs]
+    assert torch.equal(torch.stack(results), torch.stack([run(x)[0] for x in inputs]))
+    torch.testing.assert_close(torch.stack(results), torch.sin(inputs))
 
 
 def test_a_negated_view_is_what_it_stands_for() -> None:

@@ -195,16 +195,19 @@ class _Calls:
                     value = _plain(value, slot.dtype)
                     made.append(value)
                 where = value.data_ptr() or _NOWHERE, value.shape
-                if bound.get(index) != where:
+                if bound.get(slot.name) != where:
                     raw.bind_input(slot.name, CPU_DEVICE, slot.element, where[1], where[0])
-                    bound[index] = where
+                    bound[slot.name] = where
             for slot, sizes in self._outputs:
                 if sizes is None:
                     raw.bind_output(slot.name, CPU_DEVICE)
-                else:
-                    result = warm_empty(sizes, slot.dtype)
-                    raw.bind_output(slot.name, CPU_DEVICE, slot.element, slot.shape, result.data_ptr() or _NOWHERE)
-                    results.append(result)
+                    continue
+                result = warm_empty(sizes, slot.dtype)
+                results.append(result)
+                address = result.data_ptr() or _NOWHERE
+                if bound.get(slot.name) != address:  # who drops a result gives its memory to the next one, often
+                    raw.bind_output(slot.name, CPU_DEVICE, slot.element, slot.shape, address)
+                    bound[slot.name] = address
             binding.run(raw, None)
         except Exception as error:  # ONNX Runtime has an exception class for each status code, with no base of their own
             raise KernelError("failed in ONNX Runtime", why=str(error)) from error
@@ -229,9 +232,9 @@ _NOWHERE = _SOMEWHERE.data_ptr()
 
 
 class _Binding:
-    """An IOBinding, and the address and shape that each input, by its place, is bound to."""
+    """An IOBinding, and what each name is bound to: address and shape of inputs, address of outputs of known sizes."""
 
     def __init__(self, session: ort.InferenceSession) -> None:
         self.run = session._sess.run_with_iobinding
         self.raw = session.io_binding()._iobinding
-        self.bound: dict[int, tuple[int, torch.Size]] = {}
+        self.bound: dict[str, int | tuple[int, torch.Size]] = {}
