@@ -21,7 +21,7 @@ ort = pytest.importorskip("onnxruntime")
 from reference_backends.onnxruntime import stored  # noqa: E402
 from reference_backends.onnxruntime.builder import Builder, Outline, value_info  # noqa: E402
 from reference_backends.onnxruntime.partition import Partition  # noqa: E402
-from reference_backends.onnxruntime.providers import Provider  # noqa: E402
+from reference_backends.onnxruntime.providers import Provider, _awake  # noqa: E402
 
 NAME = "onnxruntime"
 
@@ -365,6 +365,16 @@ def test_options_of_the_session_reach_it() -> None:
     assert session.get_session_options().intra_op_num_threads == 3
     assert session.get_session_options().get_session_config_entry("session.intra_op.allow_spinning") == "0"
     assert run(torch.ones(3))[0].tolist() == [-1, -1, -1]
+
+
+def test_threads_of_a_session_stay_awake_for_a_moment_only() -> None:
+    assert _awake("1.26.0") == _awake("1.20.1") == {"session.force_spinning_stop": "1"}
+    ((key, value),) = _awake("1.31.1").items()
+    assert (key, int(value) <= 1000) == ("session.intra_op.spin_duration_us", True)
+    for key, value in _awake(ort.__version__).items():
+        assert Provider().session_options().get_session_config_entry(key) == value
+        user = Provider(session=((key, "0"),)).session_options()
+        assert user.get_session_config_entry(key) == "0"
 
 
 def test_what_the_provider_refuses_is_an_error_that_names_it() -> None:

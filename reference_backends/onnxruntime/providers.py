@@ -63,8 +63,8 @@ class Provider:
         options = ort.SessionOptions()
         options.log_severity_level = 4  # what is logged below is raised as well, or is advice to whoever wrote the model
         options.intra_op_num_threads = torch.get_num_threads()
-        # Threads that wait for the next operator stay awake, but none after the call: sessions share the cores with torch.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        for key, value in _AWAKE.items():
+            options.add_session_config_entry(key, value)
         if self.name != CPU:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         for key, value in self.session:
@@ -97,6 +97,17 @@ class Provider:
             return []
         parts = session._sess.get_provider_graph_assignment_info()
         return [node.name for part in parts if part.ep_name == CPU for node in part.get_nodes()]
+
+
+def _awake(version: str) -> Mapping[str, str]:
+    """How long threads of a session stay awake: they wait for the next operator, and for the next call no longer than a few
+    times what waking them takes, since sessions share the cores with torch. Before ONNX Runtime 1.27 the one wait is as long as
+    the other, some 20 ms, and they do not wait for calls."""
+    release = tuple(int(part) for part in version.split(".")[:2])
+    return {"session.intra_op.spin_duration_us": "200"} if release >= (1, 27) else {"session.force_spinning_stop": "1"}
+
+
+_AWAKE = _awake(ort.__version__)
 
 
 def available() -> Sequence[str]:
