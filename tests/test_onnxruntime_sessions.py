@@ -76,8 +76,8 @@ def test_inputs_and_outputs_are_not_copied() -> None:
     (calls,) = partition_of(run).sessions().made()
     (out,) = run(x)
     (binding,) = calls._idle
-    (taken,), (given,) = (tuple(each.name for each in ends) for ends in (calls.session.get_inputs(), calls.session.get_outputs()))
-    assert binding.bound == {taken: (x.data_ptr(), x.shape), given: out.data_ptr()}
+    (taken,), (given,) = calls.session.get_inputs(), calls.session.get_outputs()
+    assert binding.bound == {taken.name: (x.data_ptr(), x.shape), given.name: out.data_ptr()}
     x.mul_(2)
     (again,) = run(x)
     torch.testing.assert_close(again, torch.sin(x))

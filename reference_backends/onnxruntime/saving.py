@@ -21,7 +21,6 @@ from typing import Any
 import onnx
 import sympy  # type: ignore[import-untyped]
 import torch
-from onnx import TensorProto
 
 from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Builder, Operand, Untranslatable, Value, elsewhere
 from reference_backends.onnxruntime.translate import outline, run
@@ -220,7 +219,7 @@ def _write(model: onnx.ModelProto, parameters: Parameters, file: ModelFile) -> N
             names.insert(0, f"{file.path.name}.data")
             model.graph.initializer.extend(_beside(folder / names[0], parameters, file))
         else:
-            model.graph.initializer.extend(_inline(parameters, file))
+            _put_inline(model.graph, parameters, file)
         whole = folder / file.path.name
         with open(whole, "wb") as stream:
             stream.write(model.SerializeToString())
@@ -238,9 +237,10 @@ def _bytes(value: torch.Tensor) -> bytes:
     return bytes(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
-def _inline(parameters: Parameters, file: ModelFile) -> Iterator[onnx.TensorProto]:
+def _put_inline(graph: onnx.GraphProto, parameters: Parameters, file: ModelFile) -> None:
     for name, value in parameters.items():
-        yield TensorProto(name=name, data_type=ELEMENT_TYPES[value.dtype], dims=value.shape, raw_data=_bytes(value))
+        # Made in place: a message that is appended is copied.
+        graph.initializer.add(name=name, data_type=ELEMENT_TYPES[value.dtype], dims=value.shape, raw_data=_bytes(value))
         file.wrote(value.nbytes)
 
 
