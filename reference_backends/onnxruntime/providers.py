@@ -64,7 +64,8 @@ class Provider:
         options.log_severity_level = 4  # what is logged below is raised as well, or is advice to whoever wrote the model
         options.intra_op_num_threads = torch.get_num_threads()
         for key, value in _AWAKE.items():
-            options.add_session_config_entry(key, value)
+            if not self.has(key):  # to set an entry twice brings a warning
+                options.add_session_config_entry(key, value)
         if self.name != CPU:
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         for key, value in self.session:
