@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import vendor_sdk
@@ -417,6 +419,43 @@ def test_constants_of_every_dtype_are_taken_in(dtype: torch.dtype) -> None:
         assert torch.equal(call(rows), table.t()[rows])
     (session,) = partition.made()
     assert len(session.get_inputs()) == 1
+
+
+class _Layer(nn.Module):
+    """A layer of a transformer, with a gated step as in a recurrent cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.heads, self.joined = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.wide, self.narrow = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [each.unflatten(-1, (2, 8)).transpose(1, 2) for each in self.heads(self.before(x)).chunk(3, -1)]
+        x = x + self.joined(F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2))
+        x = x + self.narrow(F.gelu(self.wide(self.after(x))))
+        return torch.sigmoid(x) * torch.tanh(x)
+
+
+def test_a_layer_is_as_few_nodes_as_onnx_has_words_for() -> None:
+    torch.manual_seed(0)
+    model, x = _Layer().eval(), torch.randn(3, 5, 16)
+    call, partition = inference(model, x)
+    torch.testing.assert_close(call(x), model(x))
+    kinds = Counter(node.op_type for node in partition._make.model.graph.node)  # type: ignore[attr-defined]
+    views = {kind: kinds.pop(kind) for kind in ("Reshape", "Transpose", "Slice")}
+    assert kinds == {
+        "LayerNormalization": 2,
+        "Gemm": 4,
+        "Attention": 1,
+        "Gelu": 1,
+        "Add": 3,  # two residuals; 1 + exp(-x)
+        "Tanh": 1,
+        "Neg": 1,
+        "Exp": 1,
+        "Div": 1,  # the product with the sigmoid is the quotient by its denominator
+    }
+    assert views["Transpose"] == 4
 
 
 def test_values_that_only_a_branch_reads_are_kept_and_others_are_not() -> None:
