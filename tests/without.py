@@ -2,8 +2,8 @@
 
     pytest -p tests.without FILE...
 
-hides what they offer (entry points) and their code (packages), so a test that passes with it needs none of them. Tests that run for
-several backends are left out for those that are hidden.
+hides what they offer (entry points) and their code (packages), so a test that passes with it needs none of them. Tests that
+run for several backends are left out for those that are hidden.
 """
 
 from __future__ import annotations
