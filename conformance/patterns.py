@@ -26,6 +26,8 @@ CHANNELS, IMAGE = 64, 32
 DROPPED = 0.1
 LENGTH = 512
 """Of sequences that attend to each other."""
+EXPERTS = 4
+"""Groups of rows that have a factor of their own."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,8 @@ CHANNEL_SCALES = Operand(lambda s: (CHANNELS,), "positive")
 FILTERS = Operand(lambda s: (CHANNELS, CHANNELS, 3, 3))
 SQUARE = Operand(lambda s: (s.edge, s.edge))
 EDGE = Operand(lambda s: (s.edge,))
+FACTORS = Operand(lambda s: (EXPERTS, s.edge, s.edge))
+CHOICES = Operand(lambda s: (s.edge,), "index", lambda s: EXPERTS)
 ATTENDED = Operand(lambda s: (s.sequences, 1, LENGTH, HEAD))
 
 PATTERNS: dict[str, Pattern] = {}
@@ -303,6 +307,26 @@ _add("matmul + bias + gelu", "inference llm vision", lambda x, w, b: F.gelu(F.li
 _add("matmul + residual", "inference llm vision", lambda x, w, r: F.linear(x, w) + r, SQUARE, SQUARE, SQUARE, flops=_product)
 _add("matmul of dequantized int8", "inference llm", lambda x, q, s: x @ (q.to(x.dtype) * s), SQUARE,
      Operand(lambda s: (s.edge, s.edge), "int8"), Operand(lambda s: (s.edge,), "positive"), flops=_product)  # fmt: skip
+
+
+def _group_ends(choices: Tensor) -> Tensor:
+    """Where the rows of each expert end, once rows are sorted by the expert that was chosen for them."""
+    experts = torch.arange(EXPERTS, device=choices.device)
+    return (choices[:, None] <= experts).sum(0).to(torch.int32)
+
+
+def _experts(x: Tensor, w: Tensor, choices: Tensor) -> Tensor:
+    return torch.ops.vendor_sdk.grouped_mm(x, w.mT, _group_ends(choices))  # type: ignore[no-any-return]
+
+
+def _experts_backward(g: Tensor, x: Tensor, w: Tensor, choices: Tensor) -> tuple[Tensor, Tensor]:
+    ends = _group_ends(choices)
+    return torch.ops.vendor_sdk.grouped_mm(g, w, ends), torch.ops.vendor_sdk.grouped_mm(g.t(), x, ends)
+
+
+_add("products of experts", "inference llm", _experts, SQUARE, FACTORS, CHOICES, flops=_product)
+_add("products of experts backward", "training", _experts_backward, SQUARE, SQUARE, FACTORS, CHOICES,
+     flops=lambda s: 2 * _product(s))  # fmt: skip
 
 # Pictures
 

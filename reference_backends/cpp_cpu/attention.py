@@ -11,12 +11,13 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from reference_backends.cpp_cpu import compiler
-from reference_backends.cpp_cpu.program import CompiledFunction
+from reference_backends.cpp_cpu.program import CompiledFunction, native_kernel
 from reference_backends.cpp_cpu.units import library
 from vendor_sdk import Decline, Kernel, NativeCall, NodeContext, Operand, TensorInfo
 
@@ -148,28 +149,15 @@ def _backward(
 
 
 def _kernel(native: Callable[..., NativeCall | None]) -> Kernel:
-    """The kernel with its form for tensors, derived from the native one."""
+    """As ``native_kernel`` makes it, for masks of any dtype."""
+    kernel = native_kernel(native)
 
     def call(*args: Any, attn_mask: Tensor | None = None, scale: float | None = None) -> None:
-        tensors: dict[int, Tensor] = {}
-
-        def operand(argument: Any) -> Any:
-            if not isinstance(argument, Tensor):
-                return argument
-            found = Operand(argument.dtype, tuple(argument.shape), argument.stride(), 0)
-            tensors[id(found)] = argument
-            return found
-
         if attn_mask is not None and attn_mask.dtype not in (torch.bool, args[0].dtype):
             attn_mask = attn_mask.to(_wide(args[0].dtype))
-        operands = [operand(argument) for argument in args]
-        found = native(*operands, attn_mask=operand(attn_mask), scale=scale)
-        assert found is not None, "sizes of tensors are numbers"
-        given = {id(each) for each in found.operands}
-        results = [tensors[id(each)] for each in operands[:3] if isinstance(each, Operand) and id(each) not in given]
-        found.launch([*(tensors[id(each)] for each in found.operands), *results], found.numbers)  # type: ignore[arg-type]
+        kernel.call(*args, attn_mask=attn_mask, scale=scale)
 
-    return Kernel(call, destination=True, native=native)
+    return replace(kernel, call=call)
 
 
 def declined(node: NodeContext) -> Decline | None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from reference_backends.cpp_cpu import attention, compiler, contraction, machine, units
+from reference_backends.cpp_cpu import attention, compiler, contraction, grouped, machine, units
 from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.analysis import loads
 from reference_backends.cpp_cpu.horizontal import Horizontal, Shared, shared
@@ -103,6 +103,8 @@ class CppEmitter(Emitter):
             for dtype in dtypes:
                 if prim in attention.COMPOSITES:
                     attention.prepare(prim, dtype)
+                elif prim in grouped.COMPOSITES:
+                    grouped.prepare(dtype)
                 elif prim in ("mm", "convolution"):
                     contraction.prepare(dtype, convolutions=prim == "convolution")
 

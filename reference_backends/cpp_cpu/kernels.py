@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.cpp_cpu import attention, compiler, linalg, resample
+from reference_backends.cpp_cpu import attention, compiler, grouped, linalg, resample
 from reference_backends.cpp_cpu.units import library
 from vendor_sdk import Kernel
 
@@ -362,6 +362,7 @@ KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
     "segment_reduce": _segment_reduce,
     "_segment_reduce_backward": _segment_reduce_backward,
     **attention.KERNELS,
+    **grouped.KERNELS,
     **linalg.KERNELS,
     **resample.KERNELS,
 }

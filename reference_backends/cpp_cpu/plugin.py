@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.cpp_cpu import attention, compiler, program
+from reference_backends.cpp_cpu import attention, compiler, grouped, program
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from reference_backends.cpp_cpu.kernels import COMPLEX, KERNELS
 from vendor_sdk import (
@@ -37,7 +37,7 @@ def backend() -> Backend:
         version="0.1.0",
         dtypes=frozenset((*ALL, torch.int8, torch.int16, *COMPLEX)),
         requires=compiler.requires,
-        composites=attention.COMPOSITES,
+        composites=attention.COMPOSITES | grouped.COMPOSITES,
         numerics={
             **{f"add {dtype} rounding": "nearest, ties to even" for dtype in ("float32", "float16", "bfloat16")},
             **{f"mul {dtype} subnormals": "kept" for dtype in ("float32", "float16", "bfloat16")},
@@ -78,6 +78,8 @@ def supports(node: NodeContext) -> Supported | Decline:
         return Decline("resampled in floating point only")
     if node.prim == "_embedding_bag_backward" and node.args[9]:
         return Decline("a sparse gradient")
+    if node.prim in grouped.COMPOSITES:
+        grouped.prepare(node.outputs[0].dtype)
     declined = attention.declined(node)
     if declined is None and node.prim in attention.COMPOSITES:
         attention.prepare(node.prim, node.outputs[0].dtype)

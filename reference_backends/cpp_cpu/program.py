@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from reference_backends.cpp_cpu import compiler, torch_abi
-from vendor_sdk import LoopKernel, StepError, program
+from vendor_sdk import Kernel, LoopKernel, NativeCall, Operand, StepError, program
 
 ERRORS: Mapping[int, Callable[[], Exception]] = {
     1: lambda: RuntimeError("ZeroDivisionError"),
@@ -75,6 +75,29 @@ class CompiledFunction:
         status = self._function((ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(words))(*words))
         if status:
             raise ERRORS[status]()
+
+
+def native_kernel(native: Callable[..., NativeCall | None]) -> Kernel:
+    """A native kernel with its form for tensors, derived from it; results are the operands that its call does not list."""
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        tensors: dict[int, torch.Tensor] = {}
+
+        def operand(argument: Any) -> Any:
+            if not isinstance(argument, torch.Tensor):
+                return argument
+            found = Operand(argument.dtype, tuple(argument.shape), argument.stride(), 0)
+            tensors[id(found)] = argument
+            return found
+
+        operands = [operand(argument) for argument in args]
+        found = native(*operands, **{name: operand(argument) for name, argument in kwargs.items()})
+        assert found is not None, "sizes of tensors are numbers"
+        given = {id(each) for each in found.operands}
+        results = [tensors[id(each)] for each in operands if isinstance(each, Operand) and id(each) not in given]
+        found.launch([*(tensors[id(each)] for each in found.operands), *results], found.numbers)  # type: ignore[arg-type]
+
+    return Kernel(call, destination=True, native=native)
 
 
 def kernel_function(library: Callable[[], ctypes.CDLL], kernel: LoopKernel) -> CompiledFunction:

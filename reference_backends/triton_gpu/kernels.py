@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.triton_gpu import attention
+from reference_backends.triton_gpu import attention, grouped
 from reference_backends.triton_gpu.library import LIBRARY
 from vendor_sdk import Kernel
 
@@ -95,5 +95,6 @@ KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     **attention.KERNELS,
+    grouped.NAME: grouped.grouped_mm,
 }
 """Prim to kernel; the presence of a key is the capability."""

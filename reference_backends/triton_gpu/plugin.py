@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.triton_gpu import attention, compiler
+from reference_backends.triton_gpu import attention, compiler, grouped
 from reference_backends.triton_gpu.emitter import TritonEmitter
 from reference_backends.triton_gpu.graphs import CudaRecorder
 from reference_backends.triton_gpu.kernels import KERNELS
@@ -23,7 +23,7 @@ def backend() -> Backend:
         version="0.1.0",
         dtypes=frozenset((*ALL, torch.int8, torch.int16, *COMPLEX)),
         requires=compiler.requires,
-        composites=attention.COMPOSITE_NAMES,
+        composites=attention.COMPOSITE_NAMES | {grouped.NAME},
         options={
             "mode": Option(
                 default="default",
@@ -58,7 +58,7 @@ def supports(node: NodeContext) -> Support | None:
     tensors = [v for v in (*node.args, *node.kwargs.values(), *node.outputs) if isinstance(v, TensorInfo)]
     if any(t.dtype in COMPLEX for t in tensors) and node.prim not in TAKES_COMPLEX:
         return Decline("complex numbers are not computed with here")
-    return attention.declined(node)
+    return attention.declined(node) or grouped.declined(node)
 
 
 @hookimpl

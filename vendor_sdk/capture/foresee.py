@@ -12,6 +12,7 @@ _PRIMS = {
     **dict.fromkeys(("linear", "matmul", "mm", "addmm", "addmv", "bmm", "baddbmm", "bilinear", "einsum"), "mm"),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), "convolution"),
     "scaled_dot_product_attention": "scaled_dot_product_attention",
+    **dict.fromkeys(("grouped_mm", "grouped_mm_fallback"), "grouped_mm"),
 }
 """Names of torch's functions and methods to the prim or composite that they become."""
 _DIFFERENTIATED = {
@@ -37,4 +38,4 @@ def foreseen(module: fx.GraphModule) -> Mapping[str, frozenset[torch.dtype]]:
 
 def _name(target: Any) -> str:
     name: str = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return name.strip("_")
+    return name.partition(".")[0].strip("_")

@@ -14,6 +14,8 @@ from vendor_sdk import torch_private
 from vendor_sdk.normalize.algebra import ALGEBRA
 from vendor_sdk.normalize.attention import ATTENTION
 from vendor_sdk.normalize.elementwise import ELEMENTWISE
+from vendor_sdk.normalize.experts import EXPERTS
+from vendor_sdk.normalize.experts import LATE as LATE_EXPERTS
 from vendor_sdk.normalize.foreach import FOREACH
 from vendor_sdk.normalize.positions import POSITIONS
 from vendor_sdk.normalize.rules import Rule, aten, named
@@ -79,7 +81,7 @@ def prim_table(keep: frozenset[OpOverload]) -> Mapping[OpOverload, Rule]:
     Args:
         keep: overloads of composites that the backend claims; they stay whole.
     """
-    registered = {overload: rule for name, rule in LATE.items() if (overload := named(name)) is not None}
+    registered = {overload: rule for name, rule in (LATE | LATE_EXPERTS).items() if (overload := named(name)) is not None}
     return {key: rule for key, rule in (_rules() | registered).items() if key not in keep}
 
 
@@ -90,7 +92,7 @@ def _rules() -> dict[OpOverload, Rule]:
     table = {key: rule for key, rule in torch_rules.items() if key not in BY_TARGET}
     for target, composite in COMPOSITE_BY_TARGET.items():
         table[target] = composite.targets[target]
-    for rules in (_derived(), VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING, ATTENTION):
+    for rules in (_derived(), VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING, ATTENTION, EXPERTS):
         table.update(rules)
     return table
 

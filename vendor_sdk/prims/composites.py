@@ -14,6 +14,7 @@ import torch
 
 from vendor_sdk.prims.attention import ATTENTION_ROWS
 from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp
+from vendor_sdk.prims.grouped import GROUPED_ROWS
 from vendor_sdk.prims.loss import LOSS_ROWS
 from vendor_sdk.prims.normalization import NORMALIZATION_ROWS
 from vendor_sdk.prims.recognize import recognize_gelu, recognize_linear
@@ -375,6 +376,7 @@ ROWS: tuple[Composite, ...] = (
         samples=_linear_samples,
         recognize=recognize_linear,
     ),
+    *GROUPED_ROWS,
     *ATTENTION_ROWS,
     *LOSS_ROWS,
     Composite(
