@@ -81,7 +81,8 @@ def prim_table(keep: frozenset[OpOverload]) -> Mapping[OpOverload, Rule]:
     Args:
         keep: overloads of composites that the backend claims; they stay whole.
     """
-    registered = {overload: rule for name, rule in (LATE | LATE_EXPERTS).items() if (overload := named(name)) is not None}
+    late: Mapping[str, Rule] = {**LATE, **LATE_EXPERTS}
+    registered = {overload: rule for name, rule in late.items() if (overload := named(name)) is not None}
     return {key: rule for key, rule in (_rules() | registered).items() if key not in keep}
 
 

@@ -1,8 +1,8 @@
 """Matrix products of groups of rows as a composite: what a mixture of experts computes.
 
-Torch's operator for it (``aten._grouped_mm``) is bound to one vendor's hardware: while tracing it refuses all dtypes but bfloat16
-and rows that are not a multiple of 16 bytes. So the composite has an operator of its own, to which torch's and that of
-``transformers`` are rewritten (``normalize/experts.py``). It also expresses both of its gradients.
+Torch's operator for it (``aten._grouped_mm``) is bound to one vendor's hardware: while tracing it refuses all dtypes but
+bfloat16, and rows that are not a multiple of 16 bytes. So the composite has an operator of its own, to which torch's and that
+of ``transformers`` are rewritten (``normalize/experts.py``). It also expresses both of its gradients.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from vendor_sdk import torch_private
 from vendor_sdk.prims.bounds import Accumulated
 from vendor_sdk.prims.row import Composite
 from vendor_sdk.prims.samples import Effort, Sample, SampleContext, draw
@@ -20,15 +21,16 @@ from vendor_sdk.prims.widen import cast, number
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
-_LIBRARY = torch.library.Library("vendor_sdk", "DEF")
-_LIBRARY.define("grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor")
+_LIBRARY = torch.library.Library("vendor_sdk", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY.define("grouped_mm(Tensor self, Tensor mat2, Tensor offs) -> Tensor")  # type: ignore[no-untyped-call]
 OPERATOR = torch.ops.vendor_sdk.grouped_mm.default
 """``grouped_mm(self, mat2, offs)``: group ``g`` consists of the rows from ``offs[g - 1]`` (0 for the first) to ``offs[g]``.
 
-* self (rows, k), mat2 (groups, k, n): the result (rows, n) has each row times its group's matrix, and zeros behind the last group.
+* self (rows, k), mat2 (groups, k, n): the result (rows, n) has each row times its group's matrix, zeros behind the last group.
 * self (m, rows), mat2 (rows, n): the result (groups, m, n) has for each group the product over its rows alone.
 
-``offs`` is int32 or int64, of shape (groups,), and never falls; offsets that do, or lie outside the rows, are an ``IndexError``.
+``offs`` is int32 or int64, of shape (groups,), and never falls. Offsets that do, or lie outside the rows, are an
+``IndexError``.
 """
 
 
@@ -64,13 +66,16 @@ def _one_by_one(self: Tensor, mat2: Tensor, offs: Tensor) -> Tensor:
     return result
 
 
-_LIBRARY.impl("grouped_mm", _one_by_one, "CompositeExplicitAutograd")
+_LIBRARY.impl("grouped_mm", _one_by_one, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("vendor_sdk::grouped_mm", _result, lib=_LIBRARY)
 
 
 def gradients(grad: Tensor, self: Tensor, mat2: Tensor, offs: Tensor) -> tuple[Tensor, Tensor]:
-    """Of (rows, k) times (groups, k, n), by both factors."""
+    """Of (rows, k) times (groups, k, n), by both factors; the second lies in memory as the factor does."""
     by_self = OPERATOR(grad, aten.permute.default(mat2, [0, 2, 1]), offs)
+    if torch_private.surely_equal(mat2.stride(1), 1):
+        turned = OPERATOR(aten.permute.default(grad, [1, 0]), self, offs)
+        return by_self, aten.permute.default(turned, [0, 2, 1])
     return by_self, OPERATOR(aten.permute.default(self, [1, 0]), grad, offs)
 
 
