@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
-from vendor_sdk.normalize.rules import Rules, aten, cast
+from vendor_sdk.normalize.rules import Rule, Rules, aten, cast
 from vendor_sdk.prims.grouped import OPERATOR, gradients
 
 EXPERTS = Rules()
@@ -37,7 +39,7 @@ def _transformers_backward(input: Tensor, weight: Tensor, offs: Tensor, grad_out
     return gradients(grad_output, input, weight, offs)
 
 
-LATE = {
+LATE: Mapping[str, Rule] = {
     "transformers::grouped_mm_fallback": _transformers,
     "transformers::grouped_mm_fallback_backward": _transformers_backward,
 }
