@@ -50,6 +50,7 @@ from vendor_sdk.normalize.canonicalize import canonicalize, drop_dead
 from vendor_sdk.normalize.decompose import prim_table
 from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.normalize.products import join_products
+from vendor_sdk.normalize.steps import join_steps
 from vendor_sdk.partition.outputs import store_as_promised
 from vendor_sdk.partition.parameters import make_panels
 from vendor_sdk.partition.place import context, place, placement_of
@@ -119,7 +120,7 @@ def placed(graph: PrimGraph, session: Session, watch: Watch) -> tuple[PrimGraph,
     _recognize(graph, loaded.backend.composites)
     graph = canonicalize(graph)
     if session.emitter is not None:  # a backend of kernels alone may have no ``cat``
-        graph = join_products(graph)
+        graph = join_steps(join_products(graph))
     graph = _after("normalize", graph, loaded)
     watch.stage("normalized", graph)
     graph = _after("legalize", legalize(graph, loaded.backend.legalize), loaded)

@@ -56,6 +56,16 @@ def fake(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, fx.Node) else None
 
 
+def call_before(graph: PrimGraph, place: fx.Node, target: Callable[..., Any], *args: Any) -> fx.Node:
+    """A new node before ``place``, whose user's line it has."""
+    with graph.graph.inserting_before(place):
+        node = graph.graph.call_function(target, args)
+    values = [[n.meta["val"] for n in a] if isinstance(a, list) and isinstance(a[0], fx.Node) else a for a in args]
+    node.meta = dict(place.meta)
+    node.meta["val"] = target(*(v.meta["val"] if isinstance(v, fx.Node) else v for v in values))
+    return node
+
+
 def _terms(root: fx.Node, done: set[fx.Node]) -> list[fx.Node]:
     """What a tree of sums adds up, in order; the sums inside it become ``done``."""
     found: list[fx.Node] = []
@@ -96,12 +106,7 @@ def _pays(products: Sequence[fx.Node]) -> bool:
 
 def _joined(graph: PrimGraph, root: fx.Node, products: Sequence[fx.Node], others: Sequence[fx.Node]) -> fx.Node:
     def call(target: Callable[..., Any], *args: Any) -> fx.Node:
-        with graph.graph.inserting_before(root):
-            node = graph.graph.call_function(target, args)
-        values = [[n.meta["val"] for n in a] if isinstance(a, list) and isinstance(a[0], fx.Node) else a for a in args]
-        node.meta = dict(root.meta)
-        node.meta["val"] = target(*(v.meta["val"] if isinstance(v, fx.Node) else v for v in values))
-        return node
+        return call_before(graph, root, target, *args)
 
     def beside(factors: Sequence[fx.Node], dim: int) -> fx.Node:
         """Along ``dim``; transposed factors are transposed together."""

@@ -45,6 +45,9 @@ def make_panels(graph: PrimGraph, panel: Panel, *, keep: bool, emitted: Callable
             continue
         position = _RIGHT[node.target]
         factor = node.args[position]
+        place = (node, position)
+        if _takes_rows(factor):
+            place, factor = (factor, 0), factor.args[0]
         source = _input(factor)
         if source is None:
             continue
@@ -54,7 +57,7 @@ def make_panels(graph: PrimGraph, panel: Panel, *, keep: bool, emitted: Callable
             continue
         width = panel(node.meta["val"].dtype, rows if isinstance(rows, int) else None, columns, steps)
         if width and (source[0] in static or columns % width == 0):
-            found.setdefault((source[0], width, source[1]), []).append((node, position))
+            found.setdefault((source[0], width, source[1]), []).append(place)
     for (matrix, width, transposed), products in found.items():
         made: fx.Node | None = None
         if matrix in static:
@@ -64,7 +67,7 @@ def make_panels(graph: PrimGraph, panel: Panel, *, keep: bool, emitted: Callable
         if made is None:
             continue
         right = _matrix(graph, made, matrix.meta["val"].shape[0 if transposed else 1])
-        for node, position in products:
+        for node, position in dict.fromkeys(products):
             factor = node.args[position]
             node.update_arg(position, right)
             # The views of the input that nothing else reads.
@@ -74,6 +77,11 @@ def make_panels(graph: PrimGraph, panel: Panel, *, keep: bool, emitted: Callable
                 factor = above
     if found:
         graph.module.recompile()
+
+
+def _takes_rows(factor: Any) -> bool:
+    """Whether a factor is some rows of another: in panels they lie as well."""
+    return isinstance(factor, fx.Node) and factor.target is aten.slice.Tensor and len(factor.args) == 4 and factor.args[1] == 0
 
 
 def _input(factor: Any) -> tuple[fx.Node, bool] | None:
