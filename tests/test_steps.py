@@ -21,7 +21,7 @@ def products(function: Callable[..., Tensor], *inputs: Tensor) -> list[tuple[int
     graph.verify()
     wanted = function(*(x.double() for x in inputs))
     torch.testing.assert_close(graph.interpret(*inputs)[0].double(), wanted.double(), rtol=1e-5, atol=1e-4)
-    found = []
+    found: list[tuple[int, ...]] = []
     for node in graph.calls():
         if str(node.target) in ("aten.mm.default", "aten.addmm.default"):
             left, right = (arg.meta["val"] for arg in node.args[-2:])  # type: ignore[union-attr]

@@ -74,16 +74,20 @@ def capture_table(keep: frozenset[OpOverload] = frozenset()) -> dict[OpOverload,
     return table
 
 
-@functools.lru_cache(64)
 def prim_table(keep: frozenset[OpOverload]) -> Mapping[OpOverload, Rule]:
     """Decompositions from core ATen and composites to prims, shared by all who ask for the same.
 
     Args:
         keep: overloads of composites that the backend claims; they stay whole.
     """
+    # Libraries register operators when they are imported, which may be after the first graph was compiled.
     late: Mapping[str, Rule] = {**LATE, **LATE_EXPERTS}
-    registered = {overload: rule for name, rule in late.items() if (overload := named(name)) is not None}
-    return {key: rule for key, rule in (_rules() | registered).items() if key not in keep}
+    return _table(keep, frozenset((overload, rule) for name, rule in late.items() if (overload := named(name)) is not None))
+
+
+@functools.lru_cache(64)
+def _table(keep: frozenset[OpOverload], registered: frozenset[tuple[OpOverload, Rule]]) -> Mapping[OpOverload, Rule]:
+    return {key: rule for key, rule in (_rules() | dict(registered)).items() if key not in keep}
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -24,7 +25,7 @@ STEPS = 4
 """Products with one right factor from which on it pays."""
 ROWS = 64
 """Of a product that is fast enough by itself."""
-_FACTORS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2)}
+_FACTORS: Mapping[Any, tuple[int, int]] = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2)}
 """Which arguments are the factors."""
 
 
@@ -46,7 +47,8 @@ def join_steps(graph: PrimGraph) -> PrimGraph:
     for node in graph.calls():
         if node.target in _FACTORS and _fits(node):
             bias = node.args[0] if node.target == aten.addmm.default else None
-            sharing.setdefault((node.args[_FACTORS[node.target][1]], bias, node.meta["val"].shape), []).append(node)  # type: ignore[index, arg-type]
+            assert bias is None or isinstance(bias, fx.Node)
+            sharing.setdefault((_factor(node, 1), bias, node.meta["val"].shape), []).append(node)
     for (right, bias, _), products in sharing.items():
         if len(products) < STEPS:
             continue
@@ -75,27 +77,25 @@ def _fits(product: fx.Node) -> bool:
     return bool(added and value.dtype in (torch.float32, torch.float64) and 0 < value.shape[0] <= ROWS)
 
 
-def _left(product: fx.Node) -> fx.Node:
-    left = product.args[_FACTORS[product.target][0]]  # type: ignore[index]
-    assert isinstance(left, fx.Node)
-    return left
+def _factor(product: fx.Node, number: int) -> fx.Node:
+    factor = product.args[_FACTORS[product.target][number]]
+    assert isinstance(factor, fx.Node)
+    return factor
 
 
 def _whole(product: fx.Node, place: Mapping[fx.Node, int], first: int) -> _Step | None:
-    left = _left(product)
+    left = _factor(product, 0)
     return _Step(product, left, 0, left.meta["val"].shape[1], None) if _known(left, place, first) else None
 
 
 def _part(product: fx.Node, side: int, place: Mapping[fx.Node, int], first: int) -> _Step | None:
     """Of a product whose left factor is two values side by side, one of which is known."""
-    left = _left(product)
-    if left.target != aten.cat.default or left.args[1:] not in ((1,), (-1,)) or len(left.args[0]) != 2:  # type: ignore[arg-type]
+    left = _factor(product, 0)
+    if left.target != aten.cat.default or left.args[1:] not in ((1,), (-1,)) or len(left.all_input_nodes) != 2:
         return None
-    one, other = left.args[0]  # type: ignore[misc]
-    assert isinstance(one, fx.Node)
-    assert isinstance(other, fx.Node)
+    one, other = left.all_input_nodes
     middle, width = one.meta["val"].shape[1], left.meta["val"].shape[1]
-    if not 0 < middle < width or not _known((one, other)[side], place, first):
+    if not 0 < middle < width or middle + other.meta["val"].shape[1] != width or not _known((one, other)[side], place, first):
         return None
     return _Step(product, other, middle, width, one) if side else _Step(product, one, 0, middle, other)
 

@@ -44,10 +44,8 @@ def make_panels(graph: PrimGraph, panel: Panel, *, keep: bool, emitted: Callable
         if node.target not in _RIGHT or node.meta["placement"].route is not Route.EMITTER:
             continue
         position = _RIGHT[node.target]
-        factor = node.args[position]
-        place = (node, position)
-        if _takes_rows(factor):
-            place, factor = (factor, 0), factor.args[0]
+        place = _whole_factor(node, position)
+        factor = place[0].args[place[1]]
         source = _input(factor)
         if source is None:
             continue
@@ -79,9 +77,12 @@ def make_panels(graph: PrimGraph, panel: Panel, *, keep: bool, emitted: Callable
         graph.module.recompile()
 
 
-def _takes_rows(factor: Any) -> bool:
-    """Whether a factor is some rows of another: in panels they lie as well."""
-    return isinstance(factor, fx.Node) and factor.target is aten.slice.Tensor and len(factor.args) == 4 and factor.args[1] == 0
+def _whole_factor(product: fx.Node, position: int) -> tuple[fx.Node, int]:
+    """Where the right factor stands: among the arguments of the product, or of what takes some of its rows, which lie in panels
+    as the whole does."""
+    factor = product.args[position]
+    rows = isinstance(factor, fx.Node) and factor.target is aten.slice.Tensor and len(factor.args) == 4 and factor.args[1] == 0
+    return (factor, 0) if rows else (product, position)  # type: ignore[return-value]
 
 
 def _input(factor: Any) -> tuple[fx.Node, bool] | None:
