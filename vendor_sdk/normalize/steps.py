@@ -41,7 +41,12 @@ class _Step:
 
 
 def join_steps(graph: PrimGraph) -> PrimGraph:
-    """Makes one product of what the products with one right factor have known before the first of them."""
+    """Makes one product of what the products with one right factor have known before the first of them.
+
+    Not where the graph is trained: there the factors are saved side by side, and are read again from there.
+    """
+    if graph.training or graph.backward:
+        return graph
     place = {node: number for number, node in enumerate(graph.module.graph.nodes)}
     sharing: dict[tuple[fx.Node, fx.Node | None, torch.Size], list[fx.Node]] = {}
     for node in graph.calls():
