@@ -16,6 +16,7 @@ import torch
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Accumulated, Property
+from vendor_sdk.prims.reference import upcast
 from vendor_sdk.prims.row import FLOATS, HALVES, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext
 
@@ -69,7 +70,10 @@ def _check_maxima(target: Callable[..., Any], dims: int, windows: Windows) -> Ca
             return f"indices are {place.dtype} {tuple(place.shape)}"
         if found.numel() == 0:
             return None
-        if not bool(((found == expected) | (found.isnan() & expected.isnan())).all()):
+        # Where fractional windows begin hangs on a rounding: torch's, in the dtype, or that of more digits.
+        exact, _ = target(*upcast(sample.args), **upcast(sample.kwargs))
+        right = (found == expected) | (found == exact.to(found.dtype)) | (found.isnan() & expected.isnan())
+        if not bool(right.all()):
             return "values differ"
         sizes = self.shape[-dims:]
         if bool(((place < 0) | (place >= math.prod(sizes))).any()):
