@@ -38,7 +38,7 @@ def extract(report: Mapping[str, Any]) -> dict[str, Any]:
             "placements": summary["passed_by_placement"],
         },
         "generated": _some(summary["generated"]),
-        "behaviour": _some(summary["behaviour"]),
+        "behaviour": _some(summary.get("behaviour", {})),
         "patterns": _some(summary["performance"]["pattern"]),
         "models": _some(summary["performance"]["model"]),
         "roofline": _mean(fractions([e for e in entries if e["kind"] == "pattern"], "large")),

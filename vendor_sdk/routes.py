@@ -35,7 +35,6 @@ def targets(composites: Iterable[str]) -> frozenset[Any]:
     return frozenset(target for name in names for target in COMPOSITES[name].targets)
 
 
-@functools.cache
 def table_of(loaded: LoadedBackend) -> Mapping[Any, Callable[..., Any]]:
     """Decompositions to what the backend wants to see: prims, and the composites that it claims."""
     return prim_table(targets(loaded.backend.composites))

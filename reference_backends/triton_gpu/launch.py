@@ -254,8 +254,10 @@ class Fixed:
 
     def _keep(self, count: int) -> None:
         plan, known = self.launcher.planned(*self.sizes)
+        if not known:  # there was nothing to do, or the interpreter did it
+            return
         driver = self.launcher.driver.active
-        device = driver.get_current_device() if known else -1
+        device = driver.get_current_device()
         compiled = known.get((device, *(True,) * count))
         if compiled is not None and compiled.direct is not None:
             self.direct, self.driver, self.after = compiled.direct, driver, plan.values
