@@ -34,7 +34,7 @@ MOST_SECONDS = 0.02
 SHARE, HOST_SHARE = 16, 64
 """The main tensor is at most this part of the memory of the device, and of the host: patterns have several such, inputs for
 two calls among them, and a simulated chip keeps its memory, and copies of it, in the host's too."""
-QUICK_BYTES = 1 << 27
+QUICK_BYTES = LEAST_BYTES
 """Of the main tensor at most in a quick run. Caches may hold it: virtual machines of two cores report that of a hundred."""
 LEAST_SECONDS = 1e-4
 """What copying the main tensor takes on fast devices."""

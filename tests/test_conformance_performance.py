@@ -61,7 +61,7 @@ def test_large_tensors_are_past_the_cache_where_they_may_be(cache: int, rate: fl
 
 @pytest.mark.parametrize(
     ("device", "host", "effort", "most"),
-    [(1, 64, Effort.STANDARD, 64), (0, 24, Effort.STANDARD, 384), (0, 24, Effort.QUICK, 128), (141, 0, Effort.STANDARD, 9024)],
+    [(1, 64, Effort.STANDARD, 64), (0, 24, Effort.STANDARD, 384), (0, 24, Effort.QUICK, 64), (141, 0, Effort.STANDARD, 9024)],
 )
 def test_timed_tensors_fit_in_memory(
     device: int, host: int, effort: Effort, most: int, monkeypatch: pytest.MonkeyPatch

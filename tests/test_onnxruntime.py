@@ -499,3 +499,11 @@ def test_random_numbers_are_those_of_the_loops() -> None:
     call: Any = torch.compile(torch.rand_like, backend=NAME, dynamic=True)
     for rows in (3, 6):
         assert call(torch.ones(rows, 5)).unique().numel() == 5 * rows
+
+
+def test_a_view_on_the_host_takes_operands_that_lie_otherwise() -> None:
+    graph = vendor_sdk.trace(lambda x: x.view(16), [torch.randn(4, 4).bfloat16()])
+    compiled = vendor_sdk.compile_graph(graph, backend="onnxruntime")
+    assert [str(each.placement.kind) for each in compiled.placements] == ["host"]
+    x = torch.randn(36).bfloat16().as_strided((4, 4), (9, 2), 1)
+    torch.testing.assert_close(compiled(x), [x.reshape(16)])

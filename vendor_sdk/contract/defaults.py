@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from vendor_sdk.contract.backend import NodeContext, Supported
 from vendor_sdk.contract.device import TorchDevice
 from vendor_sdk.contract.hookspecs import hookimpl
@@ -51,6 +53,8 @@ def graph_passes(stage: str) -> Sequence[Callable[..., Any]]:
 
 @hookimpl(trylast=True)
 def host_fallback(prim: str) -> Callable[..., Any]:
+    if prim == "view":
+        return torch.ops.aten.reshape.default  # operands may lie otherwise than those of the trace
     if prim in OPSET:
         target: Callable[..., Any] = OPSET[prim].target
         return target

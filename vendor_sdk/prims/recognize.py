@@ -86,6 +86,8 @@ def recognize_rms_norm(module: fx.GraphModule) -> int:
             continue
         x, count, eps = parts
         shape = list(_value(x).shape[-count:])
+        if not all(isinstance(size, int) for size in shape):
+            continue  # sizes of a call are values of the graph, and the operator's argument is none
         scaled = next((user for user in root.users if _is(user, aten.mul.Tensor) and set(user.args) == {x, root}), None)
         if scaled is None:
             continue
