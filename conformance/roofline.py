@@ -30,7 +30,7 @@ MOST_BYTES = 1 << 29
 CACHES = 2
 """The main tensor is so many times as large as the last cache, if copying it takes no longer than ``MOST_SECONDS``: virtual
 machines are told of the whole cache of a server of which they have a small part."""
-MOST_SECONDS = 0.02
+MOST_SECONDS = 0.005
 SHARE, HOST_SHARE = 16, 64
 """The main tensor is at most this part of the memory of the device, and of the host: patterns have several such, inputs for
 two calls among them, and a simulated chip keeps its memory, and copies of it, in the host's too."""

@@ -51,7 +51,7 @@ MACHINE = Toy(0, 1e9, {"float32": 1e9, "bfloat16": 1e9})
         (480, 1e12, 384, 384),
         (480, 1e12, 16, 64),
         (32, 1e12, 384, 64),
-        (480, 2e10, 0, 190),
+        (480, 1e11, 0, 238),
     ],
 )
 def test_large_tensors_are_past_the_cache_where_they_may_be(cache: int, rate: float, most: int, main: int) -> None:

@@ -377,6 +377,18 @@ def test_powers_of_special_values() -> None:
     assert bool((result.signbit() == exact.float().signbit())[~result.isnan()].all())
 
 
+def test_a_number_that_is_rounded_to_float32_and_back_is_rounded() -> None:
+    """GCC 12.2 leaves it as it is where it makes vectors of statements side by side."""
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+        return ((a @ b).float().double(),)
+
+    a, b = torch.randn(4, 4, 3, dtype=torch.float64), torch.randn(4, 3, 1, dtype=torch.float64)
+    (found,) = vendor_sdk.compile_graph(vendor_sdk.trace(function, [a, b]), backend="cpp_cpu")(a, b)
+    assert torch.equal(found, found.float().double())
+    torch.testing.assert_close(found, *function(a, b), rtol=1e-7, atol=1e-7)
+
+
 def test_the_first_launch_waits_for_the_compiler_and_says_what_it_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
     wait, compile_one = threading.Event(), compiler._compile

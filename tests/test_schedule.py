@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import vendor_sdk
 from tests.fusing import compiled
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir.loop import Load, Nest, walk
@@ -192,6 +193,18 @@ def test_concatenation_of_three_along_any_dimension(dim: int) -> None:
     program = compiled(run, parts)
     _check(program.run(*parts), run(*parts))
     assert len(program.kernels) == 1
+
+
+@pytest.mark.parametrize("columns", [1, 5])
+def test_rows_of_which_a_view_takes_some_are_all_computed(columns: int) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        c = torch.cosh(x)
+        row = c.amax(2, keepdim=True)[2]
+        return row - row.amax(1, keepdim=True), c
+
+    x = torch.randn(3, 7, columns)
+    graph = vendor_sdk.compile_graph(vendor_sdk.trace(function, [x]), backend="cpp_cpu")
+    torch.testing.assert_close(graph(x), list(function(x)))
 
 
 def test_order_holds_fewer_bytes() -> None:

@@ -100,6 +100,9 @@ template <> struct Convert<float, bf16> { INLINE float apply(bf16 v) { return wi
 template <> struct Convert<float, f16> { INLINE float apply(f16 v) { return widen(v); } };
 template <class From> struct Convert<bf16, From> { INLINE bf16 apply(From v) { return narrow_bf16((float)v); } };
 template <class From> struct Convert<f16, From> { INLINE f16 apply(From v) { return narrow_f16((float)v); } };
+// (float)v, also where it becomes a double again at once: GCC 12.2 takes (double)(float)v for v where it makes vectors of
+// statements that stand side by side (-ftree-slp-vectorize, part of -O3).
+INLINE float rounded(double v) { volatile float narrow = (float)v; return narrow; }
 template <class To, class From> INLINE To convert(From v) { return Convert<To, From>::apply(v); }
 template <class T> INLINE double number(T v) { return (double)v; }
 INLINE double number(bf16 v) { return widen(v); }

@@ -15,6 +15,18 @@ from vendor_sdk import LoopKernel, index, loop
 HALVES = (torch.bfloat16, torch.float16)
 
 
+def _rounded(kernel: LoopKernel) -> frozenset[str]:
+    """Values that were float64, are float32, and will be float64 again: not all compilers see to it that they are rounded."""
+    kinds = loop.dtypes(kernel)
+    converted = {s.to: s for s in loop.walk(kernel.body) if isinstance(s, loop.Compute) and s.op == "convert"}
+    return frozenset(
+        first
+        for s in converted.values()
+        if s.dtype == torch.float64 and kinds[first := s.args[0]] == torch.float32
+        if first in converted and kinds[converted[first].args[0]] == torch.float64
+    )
+
+
 @dataclass
 class Writer:
     """Indented lines of C++."""
@@ -43,6 +55,7 @@ class Statements:
         self.out = Writer()
         self.types: dict[str, torch.dtype] = {}
         self.symbols = {s.name: s for s in kernel.symbols}
+        self.rounded = _rounded(kernel)
         self.counter = 0
 
     def symbol(self, name: str) -> str:
@@ -99,6 +112,8 @@ class Statements:
         if s.dtype == torch.bool and s.op == "bitnot":
             return f"!{s.args[0]}"
         operand = CTYPES[self.types[s.args[-1]]]
+        if s.to in self.rounded:
+            return f"rounded({s.args[0]})"
         text = OPS[s.op].format(*s.args, args=", ".join(s.args), T=operand, R=result, live="")
         return f"({result})({text})"
 

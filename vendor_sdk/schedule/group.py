@@ -340,6 +340,8 @@ def absorb(into: Group, other: Group, read: Read, node: fx.Node) -> Solution | s
         whole = rows == {*into.rows, *into.columns} and count(other.rows) == count(into.rows) * count(into.columns)
         by_row = rows == into.rows.keys() and count(other.rows) == count(into.rows)
         return values if whole or by_row else "it has other iterations"
-    if rows == into.rows.keys() and columns == into.columns.keys() and count(other.columns) == count(into.columns):
+    # Of the rows too all must be there: a view may take one of several.
+    whole = count(other.rows) == count(into.rows) and count(other.columns) == count(into.columns)
+    if rows == into.rows.keys() and columns == into.columns.keys() and whole:
         return values
     return "they reduce over other loops"
