@@ -377,6 +377,17 @@ def test_a_model_is_run_and_trained(small: Case) -> None:
     assert (training["recompiles"], training["graphs"], training["graph_breaks"]) == (0, None, 1), "where a type is made"
 
 
+def test_gradients_are_compared_where_derivatives_do_not_jump() -> None:
+    jumps = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.ReLU(), torch.nn.Sequential(torch.nn.MaxPool2d(2)))
+    smooth = models._smooth(jumps)
+    assert smooth is not None
+    assert [type(m).__name__ for m in smooth.modules()] == ["Sequential", "Conv2d", "GELU", "Sequential", "AvgPool2d"]
+    assert isinstance(jumps[1], torch.nn.ReLU), "the model itself stays as it is"
+    x = torch.randn(1, 1, 8, 8)
+    assert smooth(x).shape == jumps(x).shape
+    assert models._smooth(torch.nn.Linear(2, 2)) is None
+
+
 @pytest.mark.parametrize("what", ["logits", "gradients", "raises"])
 def test_a_wrong_model_fails(small: Case, what: str) -> None:
     class Wrong(TorchSubject):
