@@ -491,7 +491,8 @@ def test_defaults_answer_for_a_plugin_that_says_nothing(register: Any) -> None:
     assert all(loaded.passes(stage) == () for stage in loader.STAGES)
     assert loaded.supports(node("add")) == Supported()
     for name, row in OPSET.items():
-        assert loaded.host_fallback(name) is row.target
+        # A view takes operands that lie otherwise than those of the trace.
+        assert loaded.host_fallback(name) is (torch.ops.aten.reshape.default if name == "view" else row.target)
         if row.decomposition is not None:
             assert loaded.decompositions[name] is loaded.decomposition(row.target) is row.decomposition
     for composite in COMPOSITES.values():
