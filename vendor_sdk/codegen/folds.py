@@ -57,12 +57,10 @@ def folds(order: Sequence[fx.Node], values: Values, returned: Iterable[object]) 
 
 
 def read(
-    order: Sequence[fx.Node], found: Mapping[fx.Node, Fold], reads: Callable[[fx.Node], Sequence[fx.Node]], *others: object
+    order: Sequence[fx.Node], found: Mapping[fx.Node, Fold], reads: Callable[[fx.Node], Sequence[fx.Node]]
 ) -> set[fx.Node]:
-    """The folded views that steps read, or ``others``: the rest needs no code."""
-    return {value for node in order if node not in found for value in reads(node) if value in found}.union(
-        value for value in others if isinstance(value, fx.Node) and value in found
-    )
+    """The folded views that steps read: the rest needs no code."""
+    return {value for node in order if node not in found for value in reads(node) if value in found}
 
 
 def _fold(node: fx.Node, values: Values, found: Mapping[fx.Node, Fold]) -> Fold | None:

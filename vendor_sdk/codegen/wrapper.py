@@ -174,7 +174,7 @@ class _Writer:
         self.allocated: set[Slot] = set()
         returned = [*graph.outputs, *(value for _, value in graph.written)]
         self.folds = folds(steps, values, returned)
-        needed = read(steps, self.folds, self._reads, *returned)
+        needed = read(steps, self.folds, self._reads)
         self.order = [node for node in steps if node not in self.folds or node in needed]
         self.in_frame: dict[Slot, int] = {}
         self.folded_in_frame: dict[fx.Node, int] = {}
