@@ -270,6 +270,24 @@ def test_a_launch_is_compiled_for_what_triton_specializes() -> None:
 
 
 @needs_triton
+def test_launches_of_fixed_sizes_are_those_of_the_launcher() -> None:
+    function, launcher = counted("along")
+    launch_ = launcher.fixed(1, 1024, (), 1024)
+    memory = torch.empty(64)
+    for buffer in (memory, memory[4:], memory[1:], memory, memory[1:]):
+        launch_((buffer,), ())
+        launcher((buffer,), (), 1, 1024, (), 1024)
+    assert function.compiled == 2, "aligned to 16 bytes, and not"
+    assert len(function.launched) == 10 - function.compiled
+    addresses = [arguments[-1 - len(launcher.planned(1, 1024, (), 1024)[0].values)] for arguments in function.launched]
+    assert set(addresses) == {memory.data_ptr(), memory[4:].data_ptr(), memory[1:].data_ptr()}
+    by_address: dict[int, set[tuple[Any, ...]]] = {}
+    for address, arguments in zip(addresses, function.launched, strict=True):
+        by_address.setdefault(address, set()).add(tuple(map(str, arguments)))
+    assert all(len(found) == 1 for found in by_address.values()), "both ways pass the same"
+
+
+@needs_triton
 def test_no_iterations_launch_nothing() -> None:
     function, launcher = counted("spread")
     for leads, count, length in ((0, 5, 5), (5, 0, 5), (5, 5, 0)):

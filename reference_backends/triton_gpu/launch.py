@@ -227,7 +227,7 @@ class _Compiled:
 class Fixed:
     """A launch of sizes that are known before: what was found the first time is kept, for buffers that begin with a vector."""
 
-    __slots__ = ("after", "before", "device", "direct", "driver", "launcher", "sizes")
+    __slots__ = ("constants", "device", "direct", "driver", "function", "grid", "launcher", "sizes")
 
     def __init__(self, launcher: Launcher, *sizes: Any) -> None:
         self.launcher, self.sizes = launcher, sizes
@@ -246,7 +246,7 @@ class Fixed:
             if device == self.device:
                 hooks, stream = self.launcher.settings, driver.get_current_stream(device)
                 ends = hooks.launch_enter_hook, hooks.launch_exit_hook
-                self.direct(*self.before[0], stream, *self.before[1], *ends, *pointers, *self.after)
+                self.direct(*self.grid, stream, *self.function, *ends, *pointers, *self.constants)
                 return
         self.launcher(tuple(buffers), (), *self.sizes)
         if not bits & 15:
@@ -260,8 +260,8 @@ class Fixed:
         device = driver.get_current_device()
         compiled = known.get((device, *(True,) * count))
         if compiled is not None and compiled.direct is not None:
-            self.direct, self.driver, self.after = compiled.direct, driver, plan.values
-            self.before = (plan.programs, 1, 1), (compiled.function, *compiled.flags, compiled.metadata, None)
+            self.direct, self.driver, self.constants = compiled.direct, driver, plan.values
+            self.grid, self.function = (plan.programs, 1, 1), (compiled.function, *compiled.flags, compiled.metadata, None)
             self.device = device
 
 
