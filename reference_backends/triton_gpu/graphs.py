@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 
 import torch
 
@@ -28,25 +28,32 @@ def _current() -> Callable[[], tuple[int, int]]:
     return current
 
 
-class CudaRecorder(Recorder):
-    """Records CUDA graphs, each with a memory pool of its own: what one leaves free is no place for another's results.
+@contextlib.contextmanager
+def _workspaces_of_its_own() -> Iterator[None]:
+    """Cuda's library for matrix products gets its workspace from the graph's pool, and forgets it afterwards.
 
-    Graphs that are replayed on one stream are captured on one: they share the workspaces that libraries keep for it.
+    Torch keeps one for each stream. A graph that found one there would use memory which is freed with another graph, or by
+    whoever clears workspaces. There is no public name for clearing them (torch 2.11 to 2.13).
     """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
-    def __init__(self) -> None:
-        self._aside: dict[Hashable, torch.cuda.Stream] = {}
+
+class CudaRecorder(Recorder):
+    """Records CUDA graphs, each with a memory pool of its own: what one leaves free is no place for another's results."""
 
     def stream(self) -> Hashable:
         return _current()()
 
     def record(self, run: Callable[[], None]) -> Recording:
         graph = torch.cuda.CUDAGraph()
-        here = self.stream()
-        aside = self._aside.get(here) or self._aside.setdefault(here, torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream())
         # What the garbage collector finds may want to wait for the device.
-        with torch.cuda.stream(aside), without_collections():
+        with torch.cuda.stream(aside), without_collections(), _workspaces_of_its_own():
             graph.capture_begin(capture_error_mode="thread_local")
             try:
                 run()
