@@ -18,6 +18,7 @@ from vendor_sdk import debug, pipeline, resting, torch_private
 from vendor_sdk.capture.attention import keep_attention
 from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
+from vendor_sdk.capture.masks import know_masks
 from vendor_sdk.contract.artifacts import Artifacts
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.ir import pickled
@@ -80,10 +81,10 @@ def compile_dynamo(
     compilers = compiler(training=True), compiler(backward=True), compiler()
     table = _capture_table(frozenset(session.loaded.backend.composites))
     if key is None:
-        compile_pair = torch_private.aot_autograd(*compilers, table)
+        compile_pair = torch_private.aot_autograd(*compilers, table, know_masks)
     else:
         restore = functools.partial(_restore, backend, dict(options or {}))
-        compile_pair = torch_private.cached_aot_autograd(*compilers, table, restore, key)
+        compile_pair = torch_private.cached_aot_autograd(*compilers, table, know_masks, restore, key)
     resting.rest_in_dynamo()  # again: resets forget it
     with resting.without_collections():
         return compile_pair(module, example_inputs)  # type: ignore[no-any-return]

@@ -122,10 +122,15 @@ def around_compilations(start: Callable[[Any], None], end: Callable[[Any], None]
         callback_handler.register_end_callback(end)
 
 
+Simplify = Callable[[fx.Graph], None]
+"""Changes a graph of aten operators in place."""
+
+
 def aot_autograd(
-    forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any], table: Table
+    forward: Callable[..., Any], backward: Callable[..., Any], inference: Callable[..., Any], table: Table, joint: Simplify
 ) -> Callable[..., Any]:
-    """A Dynamo backend: AOTAutograd with the min-cut partitioner around three graph compilers.
+    """A Dynamo backend: AOTAutograd with the min-cut partitioner around three graph compilers; ``joint`` sees what is to be
+    partitioned.
 
     Their graphs end with ``copy_(input, value)`` for inputs that the program mutates. A backward graph is compiled with its
     forward graph (``torch._functorch.config.force_non_lazy_backward_lowering``), not in the first backward call: target
@@ -136,7 +141,7 @@ def aot_autograd(
         bw_compiler=backward,
         inference_compiler=inference,
         decompositions=dict(table),
-        partition_fn=_partition,
+        partition_fn=_partitioner(joint),
         keep_inference_input_mutations=True,
     )
 
@@ -148,11 +153,16 @@ def aot_autograd(
     return compile_now
 
 
-@functools.wraps(min_cut_rematerialization_partition)
-def _partition(*args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+def _partitioner(joint: Simplify) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
     """The min-cut partitioner, told that views cost nothing: what several saved values show is saved once."""
-    with functorch_config.patch(recompute_views=True):
-        return min_cut_rematerialization_partition(*args, **kwargs)
+
+    @functools.wraps(min_cut_rematerialization_partition)
+    def partition(module: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        joint(module.graph)
+        with functorch_config.patch(recompute_views=True):
+            return min_cut_rematerialization_partition(module, *args, **kwargs)
+
+    return partition
 
 
 class StoredCode(OutputCode):
@@ -198,6 +208,7 @@ def cached_aot_autograd(
     backward: Callable[..., Stored],
     inference: Callable[..., Stored],
     table: Table,
+    joint: Simplify,
     restore: Callable[[Any], Callable[..., Any] | None],
     key: str,
 ) -> Callable[..., Any]:
@@ -230,7 +241,7 @@ def cached_aot_autograd(
             _short_keys(),
         ):
             compilers = serializable(forward), serializable(backward), serializable(inference)
-            compiled: Callable[..., Any] = aot_autograd(*compilers, table)(module, example_inputs)
+            compiled: Callable[..., Any] = aot_autograd(*compilers, table, joint)(module, example_inputs)
         return compiled
 
     return compile_pair

@@ -1,0 +1,115 @@
+"""Attention masks that no input decides: none at all, or torch's causal one, which kernels know without reading it.
+
+Models build their masks of positions and of what may see what, and skip them where they say nothing only in eager mode. Here a
+mask is computed while the graph is compiled, if it follows from constants and sizes that are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from vendor_sdk import torch_private
+
+aten = torch.ops.aten
+Tensor = torch.Tensor
+
+_CAUSAL: Mapping[Any, int] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: 4,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 7,
+}
+"""Operators of attention: which argument says whether they are causal. Query and key are arguments 0 and 1 of the one, 1 and 2
+of the other."""
+LARGEST = 1 << 26
+"""Elements of a value that is computed for this."""
+
+
+def know_masks(graph: fx.Graph) -> None:
+    """Takes masks out of a graph's attention where it is known that they hide nothing, or what causal attention hides.
+
+    Args:
+        graph: of aten operators, with ``meta["val"]``; a joint graph, or one for inference.
+    """
+    masked = [node for node in graph.nodes if node.target in _CAUSAL and isinstance(node.kwargs.get("attn_mask"), fx.Node)]
+    if not masked:
+        return
+    known = _leading_to(graph, {node.kwargs["attn_mask"] for node in masked})
+    with torch_private.real_tensors():
+        values = _computed(graph, known)
+        for node in masked:
+            if node.kwargs["attn_mask"] in values:
+                _look(node, values[node.kwargs["attn_mask"]])
+    for node in reversed(graph.nodes):
+        if node in known and not node.users:
+            graph.erase_node(node)
+
+
+def _look(node: fx.Node, mask: Tensor) -> None:
+    """Takes the mask out of an operator, if it is one of the two."""
+    target, at = node.target, _CAUSAL[node.target]
+    assert isinstance(target, torch_private.OpOverload)
+    if len(node.args) > at and node.args[at]:
+        return
+    query, key = (node.args[i].meta["val"] for i in ((0, 1) if at == 4 else (1, 2)))  # type: ignore[union-attr]
+    hidden = _hidden(mask).expand(*mask.shape[:-2], query.shape[-2], key.shape[-2])
+    causal = bool((hidden == torch.ones(hidden.shape[-2:], dtype=torch.bool).triu(1)).all())
+    if causal or not hidden.any():
+        node.kwargs = {**node.kwargs, "attn_mask": None}
+        defaults = [argument.default_value for argument in target._schema.arguments[len(node.args) : at]]
+        node.args = (*node.args[:at], *defaults, causal)
+
+
+def _hidden(mask: Tensor) -> Tensor:
+    """Where a mask hides a key from a query, if it does nothing else; where it does, something that is no known pattern."""
+    if mask.dtype == torch.bool:
+        return ~mask
+    hides = mask <= torch.finfo(mask.dtype).min
+    plain = hides | (mask == 0)
+    return hides if bool(plain.all()) else ~plain | torch.ones_like(hides).tril()
+
+
+def _leading_to(graph: fx.Graph, wanted: Iterable[fx.Node]) -> set[fx.Node]:
+    """Those of ``wanted`` that no input decides, and what they are computed of."""
+    free: set[fx.Node] = set()
+    for node in graph.nodes:
+        if _pure(node) and all(source in free for source in node.all_input_nodes):
+            free.add(node)
+    found: set[fx.Node] = set()
+    waiting = [node for node in wanted if node in free]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+def _computed(graph: fx.Graph, nodes: Container[fx.Node]) -> dict[fx.Node, Tensor]:
+    """The values of nodes that need no others."""
+    values: dict[fx.Node, Tensor] = {}
+    for node in graph.nodes:
+        if node in nodes:
+            args, kwargs = fx.map_arg((node.args, {**node.kwargs, **_on_host(node)}), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+    return values
+
+
+def _pure(node: fx.Node) -> bool:
+    """Whether a node computes one tensor of known size from its operands alone."""
+    value, target = node.meta.get("val"), node.target
+    return (
+        node.op == "call_function"
+        and isinstance(target, torch_private.OpOverload)
+        and not target._schema.is_mutable
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and isinstance(value, Tensor)
+        and all(isinstance(size, int) for size in value.shape)
+        and value.numel() <= LARGEST
+    )
+
+
+def _on_host(node: fx.Node) -> dict[str, Any]:
+    return {"device": torch.device("cpu")} if node.kwargs.get("device") is not None else {}
