@@ -7,6 +7,7 @@ its inputs as one list, which it empties (so that inputs die as early as possibl
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
-from vendor_sdk.codegen.folds import folds, read
+from vendor_sdk.codegen.folds import Fold, folds, read
 from vendor_sdk.codegen.segments import EmittedCall, LaunchedCall, NativeLaunch, Segment, Segments, results_of, runs
 from vendor_sdk.codegen.text import Text
 from vendor_sdk.codegen.values import Arena, InBank, Inside, Values, is_view, tensor_of
@@ -180,6 +181,8 @@ class _Writer:
         self.folded_in_frame: dict[fx.Node, int] = {}
         self.shown: set[Slot] = set()
         self.defined: set[str] = set()
+        self.parts: dict[str, dict[str, str]] = {}
+        self.part_numbers = itertools.count()
         self.framed = False
         self.in_place = [node for node, value in graph.written if values.written_at(value) == (node, 0)]
         self.dies = self._deaths()
@@ -532,7 +535,7 @@ class _Writer:
         for name in self.dies.get(node, ()):
             if name in self.defined:
                 self.defined.discard(name)
-                self.lines[-1] += f"; del {name}"
+                self.lines[-1] += "".join(f"; del {each}" for each in (name, *self.parts.pop(name, {}).values()))
 
     def _bind_data_dependent(self, node: fx.Node) -> None:
         """Sizes that only the value tells (of ``nonzero``) become variables as soon as it is there."""
@@ -555,8 +558,7 @@ class _Writer:
         if node in self.folded_in_frame:
             self._line(f"{node.name} = T[{self.folded_in_frame[node]}]", node)
         elif (fold := self.folds.get(node)) is not None:
-            text = self._strided(self._value(fold.source), fold.shape, fold.strides, fold.offset)
-            self._line(f"{node.name} = {text}", node)
+            self._line(f"{node.name} = {self._folded(fold)}", node)
         elif _on_device(node):
             self._line(f"{node.name} = RT.view({prim_name(node)!r}, {arguments})", node)
         elif (strides := self._promised(node)) is not None:
@@ -667,9 +669,30 @@ class _Writer:
         """A contiguous tensor in the memory of another, ``offset`` bytes from its start: torch's own call is the quickest."""
         static = all(isinstance(size, int) for size in tensor.shape)
         if whole.dtype != tensor.dtype or offset % tensor.dtype.itemsize or not static:
-            return f"RT.part({owner}, {offset}, {self.text.tuple(tensor.shape)}, {self.text.constant(tensor.dtype)})"
-        strides = torch.empty(tuple(tensor.shape), device="meta").stride()
-        return self._strided(owner, tuple(tensor.shape), strides, offset // tensor.dtype.itemsize)
+            text = f"RT.part({owner}, {offset}, {self.text.tuple(tensor.shape)}, {self.text.constant(tensor.dtype)})"
+        else:
+            strides = torch.empty(tuple(tensor.shape), device="meta").stride()
+            text = self._strided(owner, tuple(tensor.shape), strides, offset // tensor.dtype.itemsize)
+        return self._once(owner, text)
+
+    def _folded(self, fold: Fold) -> str:
+        """A folded view of a value, or of what the value's memory lies in."""
+        slot = fold.slot
+        where = self.values.where(slot) if slot is not None and self.values.allocated(slot[0]) else None
+        if isinstance(where, Inside) and where.offset % fold.dtype.itemsize == 0:
+            owner = self.values.variable(where.owner)
+            if owner in self.defined and tensor_of(where.owner).dtype == fold.dtype:
+                begin = where.offset // fold.dtype.itemsize + fold.offset
+                return self._once(owner, self._strided(owner, fold.shape, fold.strides, begin))
+        return self._strided(self._value(fold.source), fold.shape, fold.strides, fold.offset)
+
+    def _once(self, owner: str, text: str) -> str:
+        """A tensor in the memory of ``owner``, made the first time that a call needs it: layers that are alike need the same."""
+        parts = self.parts.setdefault(owner, {})
+        if text in parts:
+            return parts[text]
+        parts[text] = f"V{next(self.part_numbers)}"
+        return f"{parts[text]} = {text}"
 
     def _strided(self, source: str, shape: Sequence[int], strides: Sequence[int], offset: int) -> str:
         """A tensor in the memory of another, ``offset`` elements from its first."""
