@@ -87,7 +87,7 @@ def measure(p: Product, timer: Callable[[Callable[[], Any]], float]) -> Measured
     Args:
         timer: seconds of a call.
     """
-    left, right, out = _operands(p)
+    left, right, out = operands(p, "cuda")
     module = compiler.load(source(p))
     launcher = module.launch_product_0
     buffers = left, right.transpose(1, 2) if p.turned else right, out
@@ -101,8 +101,8 @@ def measure(p: Product, timer: Callable[[Callable[[], Any]], float]) -> Measured
     return Measured(best, times[best], timer(lambda: torch.bmm(left, right, out=out)))
 
 
-def _operands(p: Product) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def operands(p: Product, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Factors of a shape, and room for their product."""
     left = torch.randn(p.batches, p.rows, p.terms, device=device).to(p.dtype)
     shape = (p.batches, p.columns, p.terms) if p.turned else (p.batches, p.terms, p.columns)
     right = torch.randn(shape, device=device).to(p.dtype)

@@ -687,7 +687,7 @@ class _Writer:
         return self._strided(self._value(fold.source), fold.shape, fold.strides, fold.offset)
 
     def _once(self, owner: str, text: str) -> str:
-        """A tensor in the memory of ``owner``, made the first time that a call needs it: layers that are alike need the same."""
+        """A tensor in the memory of ``owner``, made when a call first needs it: layers that are alike need the same."""
         parts = self.parts.setdefault(owner, {})
         if text in parts:
             return parts[text]

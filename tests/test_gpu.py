@@ -1,0 +1,264 @@
+"""The Triton backend on a GPU: a model's training steps in all modes, streams, threads, memory that runs out, other devices.
+
+What certification does not do: it runs a prim, a graph or a model by itself. Skipped where there is no CUDA device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import vendor_sdk
+from tests import triton_attention, triton_products
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+Tensor = torch.Tensor
+BACKEND = "triton_gpu"
+RECORDED = {"mode": "reduce-overhead"}
+MODES = [None, RECORDED]
+WORDS, LENGTH, WIDTH = 1000, 64, 128
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    yield
+    torch.compiler.reset()
+    vendor_sdk.release_memory()
+
+
+class Block(torch.nn.Module):
+    """A transformer block as GPT-2 has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)
+        self.attention, self.join = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        parts = self.attention(self.before(x)).view(batch, length, 3, 4, -1).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+        x = x + self.join(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.between(x)), approximate="tanh"))
+
+
+class Transformer(torch.nn.Module):
+    """GPT-2's architecture, small, with tied embeddings; its loss."""
+
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.tokens, self.places = torch.nn.Embedding(WORDS, WIDTH), torch.nn.Embedding(LENGTH, WIDTH)
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
+        self.last, self.checkpointed = torch.nn.LayerNorm(WIDTH), checkpointed
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)  # type: ignore[no-untyped-call]
+        logits = self.last(x) @ self.tokens.weight.T
+        return F.cross_entropy(logits[:, :-1].reshape(-1, WORDS), ids[:, 1:].reshape(-1))
+
+
+def drawn(batch: int = 4, length: int = LENGTH) -> Tensor:
+    return torch.randint(0, WORDS, (batch, length), device="cuda")
+
+
+def learn(backend: str, options: Any, half: bool, checkpointed: bool, batches: list[Tensor]) -> tuple[list[float], Tensor]:
+    """Losses of steps with AdamW, and all parameters after them."""
+    torch.manual_seed(1)
+    model = Transformer(checkpointed).cuda()
+    run = model if backend == "eager" else torch.compile(model, backend=backend, options=options)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    losses = []
+    for ids in batches:
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = run(ids)
+        losses.append(loss.detach())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return torch.stack(losses).tolist(), torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+# A model
+
+
+@pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "autocast"])
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["", "checkpointed"])
+def test_training_goes_as_in_eager_mode(options: Any, half: bool, checkpointed: bool) -> None:
+    batches = [drawn() for _ in range(12)]
+    losses, parameters = learn(BACKEND, options, half, checkpointed, batches)
+    expected, exact = learn("eager", None, False, False, batches)
+    eager, rough = learn("eager", None, half, False, batches)
+    apart = [abs(a - b) for a, b in zip(losses, expected, strict=True)]
+    assert max(apart) <= max(2 * max(abs(a - b) for a, b in zip(eager, expected, strict=True)), 2e-3), (losses, expected)
+    assert float((parameters - exact).norm()) <= 2 * max(float((rough - exact).norm()), 1e-2)
+
+
+@pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])
+def test_one_graph_serves_sizes_that_are_marked(options: Any) -> None:
+    model = Transformer().cuda()
+    graphs: list[Any] = []
+    with vendor_sdk.pipeline.recording(graphs.append):
+        compiled = torch.compile(model, backend=BACKEND, options=options, dynamic=True)
+        for batch, length in (4, 64), (3, 33), (7, 50), (3, 33), (4, 64), (2, 9):
+            ids = drawn(batch, length)
+            torch.testing.assert_close(compiled(ids), model(ids), rtol=2e-3, atol=2e-3)
+    assert Counter(g.backward for g in graphs) == {False: 1, True: 1}
+
+
+def test_recordings_beside_others_recordings() -> None:
+    """Whoever records launches clears what torch keeps for matrix products; recordings that are made anew, too."""
+    others = torch.compile(lambda x, w: (x @ w).relu() @ w, mode="reduce-overhead")
+    own = torch.compile(lambda x, w: (x @ w).relu() @ w, backend=BACKEND, options=RECORDED)
+    w = torch.randn(256, 256, device="cuda") / 16
+    for step in range(30):
+        x = torch.randn(64 if step % 3 else 128, 256, device="cuda")
+        expected = (x @ w).relu() @ w
+        torch.testing.assert_close(own(x, w), expected, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(others(x, w).clone(), expected, rtol=1e-2, atol=1e-2)
+        if step % 7 == 6:
+            torch.cuda.empty_cache()
+
+
+def test_training_beside_inductors_recordings() -> None:
+    batches = [drawn() for _ in range(12)]
+    models = [Transformer().cuda() for _ in range(2)]
+    runs = [
+        torch.compile(models[0], mode="reduce-overhead"),
+        torch.compile(models[1], backend=BACKEND, options=RECORDED),
+    ]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    losses = []
+    for ids in batches:
+        for run, optimizer in zip(runs, optimizers, strict=True):
+            loss = run(ids)
+            losses.append(float(loss.detach()))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            del loss
+    torch.testing.assert_close(losses[0::2], losses[1::2], rtol=1e-2, atol=1e-2)
+
+
+# Streams, threads, memory
+
+
+@pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])
+def test_results_are_ordered_with_the_stream_of_the_user(options: Any) -> None:
+    compiled = torch.compile(lambda x: (x * 2).softmax(1), backend=BACKEND, options=options)
+    big, stream = torch.randn(4096, 4096, device="cuda"), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    for step in range(6):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            late = big
+            for _ in range(4):
+                late = late @ big / 64
+            x = late[:64, :64] * 0 + step
+            x[:, 0] += 1
+            found = compiled(x) + 0
+        torch.cuda.current_stream().wait_stream(stream)
+        expected = torch.full((64, 64), 2.0 * step, device="cuda")
+        expected[:, 0] += 2
+        torch.testing.assert_close(found, expected.softmax(1))
+
+
+@pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])
+def test_threads_share_a_model(options: Any) -> None:
+    model = Transformer().cuda().eval()
+    compiled = torch.compile(model, backend=BACKEND, options=options)
+    batches = [drawn() for _ in range(4)]
+    with torch.no_grad():
+        expected = [float(model(ids)) for ids in batches]
+        for _ in range(3):
+            compiled(batches[0])
+    wrong: list[Any] = []
+
+    def work(n: int) -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                found = float(compiled(batches[n]))
+                if abs(found - expected[n]) > 2e-3:
+                    wrong.append((n, found, expected[n]))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])
+def test_memory_that_runs_out_leaves_the_model_usable(options: Any) -> None:
+    compiled = torch.compile(lambda x: torch.cumsum(x.softmax(1), 1).exp(), backend=BACKEND, options=options, dynamic=True)
+    small = torch.randn(64, 128, device="cuda")
+    expected = torch.cumsum(small.softmax(1), 1).exp()
+    for _ in range(3):
+        torch.testing.assert_close(compiled(small), expected)
+    free, _ = torch.cuda.mem_get_info()
+    held = torch.empty(int(free * 0.9), dtype=torch.uint8, device="cuda")
+    rest, _ = torch.cuda.mem_get_info()
+    large = torch.zeros(rest // 2 // 4 // 4096, 4096, device="cuda")
+    more = torch.empty(torch.cuda.mem_get_info()[0] // 2, dtype=torch.uint8, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        compiled(large)
+    del large, held, more
+    torch.cuda.empty_cache()
+    for _ in range(3):
+        torch.testing.assert_close(compiled(small), expected)
+
+
+# Random numbers, devices, libraries
+
+
+@pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])
+def test_one_seed_one_result(options: Any) -> None:
+    compiled = torch.compile(lambda x: F.dropout(x, 0.5) + torch.randn_like(x), backend=BACKEND, options=options)
+    x, found = torch.ones(1000, device="cuda"), []
+    for seed in (0, 0, 1, 0, 1):
+        torch.manual_seed(seed)
+        found.append(compiled(x))
+    assert all(torch.equal(found[0], found[i]) for i in (1, 3))
+    assert torch.equal(found[2], found[4])
+    assert not torch.equal(found[1], found[2])
+
+
+ACROSS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "a scalar of the host": lambda a: (a * torch.tensor(2.5), a + torch.tensor(2)),
+    "a constant": lambda a: (a + torch.tensor([1.0, 2, 3, 4, 5, 6, 7], device=a.device),),
+    "made on the host, then moved": lambda a: (a + torch.arange(7).to(a.device),),
+    "moved to the host": lambda a: ((a * 2).cpu(), (a * 2).cpu() + 1),
+}
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_tensors_of_several_devices(name: str) -> None:
+    function, x = ACROSS[name], torch.randn(5, 7, device="cuda")
+    for found, expected in zip(torch.compile(function, backend=BACKEND)(x), function(x), strict=True):
+        assert found.device == expected.device
+        torch.testing.assert_close(found, expected)
+
+
+def test_products_in_generated_triton() -> None:
+    with mock.patch("reference_backends.triton_gpu.products.takes_over", return_value=vendor_sdk.Supported()):
+        assert not triton_products.wrong(BACKEND, "cuda")
+
+
+def test_attention_by_whoever_takes_it() -> None:
+    assert not triton_attention.wrong("cuda")
+    assert not triton_attention.wrong_ways("cuda")
