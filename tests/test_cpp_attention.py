@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from reference_backends.cpp_cpu.attention import KERNELS
 from tests.chips import use_chip
@@ -380,6 +381,23 @@ def test_dropout_keeps_the_mean_and_its_gradient_agrees(graphs: list[CompiledGra
     torch.autograd.backward(out.sum())
     assert value.grad is not None
     assert value.grad.sum().item() == pytest.approx(out.sum().item(), rel=1e-4)
+
+
+def test_attention_that_is_computed_again_stays_whole(graphs: list[CompiledGraph]) -> None:
+    """Torch's tag says that the operator draws random numbers, and what draws some is run with the generator's state."""
+
+    def function(*operands: torch.Tensor) -> torch.Tensor:
+        def block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True).sin()
+
+        return checkpoint(block, *operands, use_reentrant=False)  # type: ignore[no-any-return]
+
+    operands = [torch.randn(1, 2, 16, 8, requires_grad=True) for _ in range(3)]
+    found, expected = (
+        torch.autograd.grad(run(*operands).sum(), operands) for run in (torch.compile(function, backend="cpp_cpu"), function)
+    )
+    torch.testing.assert_close(found, expected)
+    assert kept(graphs) == [BOTH[0], *BOTH]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama", "vit"])

@@ -407,3 +407,12 @@ def test_the_first_launch_waits_for_the_compiler_and_says_what_it_said(monkeypat
     for _ in range(2):
         with pytest.raises(vendor_sdk.CompilerError, match="refused generated code"):
             bad([*case.inputs, *case.results()], case.symbols)
+
+
+def test_a_half_that_is_computed_fills_what_a_slice_leaves() -> None:
+    x, y = torch.randn(6, 8).bfloat16(), torch.randn(2, 8).bfloat16()
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.slice_scatter(x * 3, y, 0, 1, 3) + 1
+
+    assert torch.equal(torch.compile(function, backend="cpp_cpu")(x, y), function(x, y))

@@ -6,7 +6,6 @@ What certification does not do: it runs a prim, a graph or a model by itself. Sk
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -76,11 +75,11 @@ def drawn(batch: int = 4, length: int = LENGTH) -> Tensor:
 
 
 def learn(backend: str, options: Any, half: bool, checkpointed: bool, batches: list[Tensor]) -> tuple[list[float], Tensor]:
-    """Losses of steps with AdamW, and all parameters after them."""
+    """Losses of steps, and all parameters after them."""
     torch.manual_seed(1)
     model = Transformer(checkpointed).cuda()
     run = model if backend == "eager" else torch.compile(model, backend=backend, options=options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     losses = []
     for ids in batches:
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
@@ -103,21 +102,20 @@ def test_training_goes_as_in_eager_mode(options: Any, half: bool, checkpointed: 
     losses, parameters = learn(BACKEND, options, half, checkpointed, batches)
     expected, exact = learn("eager", None, False, False, batches)
     eager, rough = learn("eager", None, half, False, batches)
-    apart = [abs(a - b) for a, b in zip(losses, expected, strict=True)]
-    assert max(apart) <= max(2 * max(abs(a - b) for a, b in zip(eager, expected, strict=True)), 2e-3), (losses, expected)
-    assert float((parameters - exact).norm()) <= 2 * max(float((rough - exact).norm()), 1e-2)
+    apart, allowed = (max(abs(a - b) / b for a, b in zip(run, expected, strict=True)) for run in (losses, eager))
+    assert apart <= max(2 * allowed, 1e-4)
+    assert float((parameters - exact).norm() / exact.norm()) <= max(2 * float((rough - exact).norm() / exact.norm()), 1e-4)
 
 
 @pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])
 def test_one_graph_serves_sizes_that_are_marked(options: Any) -> None:
     model = Transformer().cuda()
-    graphs: list[Any] = []
-    with vendor_sdk.pipeline.recording(graphs.append):
+    with vendor_sdk.observe() as seen:
         compiled = torch.compile(model, backend=BACKEND, options=options, dynamic=True)
         for batch, length in (4, 64), (3, 33), (7, 50), (3, 33), (4, 64), (2, 9):
             ids = drawn(batch, length)
             torch.testing.assert_close(compiled(ids), model(ids), rtol=2e-3, atol=2e-3)
-    assert Counter(g.backward for g in graphs) == {False: 1, True: 1}
+    assert len(seen.graphs) == 2
 
 
 def test_recordings_beside_others_recordings() -> None:
@@ -210,20 +208,33 @@ def test_memory_that_runs_out_leaves_the_model_usable(options: Any) -> None:
     expected = torch.cumsum(small.softmax(1), 1).exp()
     for _ in range(3):
         torch.testing.assert_close(compiled(small), expected)
-    free, _ = torch.cuda.mem_get_info()
-    held = torch.empty(int(free * 0.9), dtype=torch.uint8, device="cuda")
-    rest, _ = torch.cuda.mem_get_info()
-    large = torch.zeros(rest // 2 // 4 // 4096, 4096, device="cuda")
-    more = torch.empty(torch.cuda.mem_get_info()[0] // 2, dtype=torch.uint8, device="cuda")
-    with pytest.raises(torch.OutOfMemoryError):
-        compiled(large)
-    del large, held, more
-    torch.cuda.empty_cache()
+    used, whole = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((used + 2**28) / whole)  # whatever others have of it
+    try:
+        large = torch.zeros(2**28 // 4 // 4096 - 4096, 4096, device="cuda")
+        for _ in range(2):
+            with pytest.raises(torch.OutOfMemoryError):
+                compiled(large)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    del large
     for _ in range(3):
         torch.testing.assert_close(compiled(small), expected)
 
 
 # Random numbers, devices, libraries
+
+
+@pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])
+def test_dropout_that_is_computed_again_is_the_same(options: Any) -> None:
+    def function(x: Tensor) -> Tensor:
+        return checkpoint(lambda v: F.dropout(v.tanh(), 0.5).sin(), x, use_reentrant=False)  # type: ignore[no-untyped-call, no-any-return]
+
+    compiled, x = torch.compile(function, backend=BACKEND, options=options), torch.ones(2000, device="cuda", requires_grad=True)
+    for _ in range(4):
+        out = compiled(x)
+        (grad,) = torch.autograd.grad(out.sum(), x)
+        assert torch.equal(grad != 0, out != 0)
 
 
 @pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])

@@ -350,6 +350,20 @@ def test_host_errors_keep_their_type(make: Callable[..., str]) -> None:
     assert any("prim 'index'" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])
+def test_memory_that_runs_out_in_a_kernel_keeps_its_type(make: Callable[..., str], kind: type[Exception]) -> None:
+    def sin(x: torch.Tensor) -> torch.Tensor:
+        if len(x) > 3:
+            raise kind("no 8 GiB are left")
+        return x.sin()
+
+    compiled = torch.compile(torch.sin, backend=make({"sin": sin}), dynamic=True)
+    with pytest.raises(kind) as caught:
+        compiled(torch.ones(4))
+    assert any("prim 'sin'" in note for note in caught.value.__notes__)
+    torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin())
+
+
 @pytest.mark.parametrize("name", ["cpp_cpu", "toy", "toychip"])
 def test_inputs_may_have_other_strides_than_the_traced_ones(name: str) -> None:
     register_toys()

@@ -328,7 +328,7 @@ def test_replays_draw_other_numbers() -> None:
         first, second = runtime.seeds(2)
         return [torch.stack([x + first, x + second])]
 
-    graph = recorded.Recorded(run, recorder, recorded.Traits(seeds=2), runtime, torch.device("cpu"))
+    graph = recorded.Recorded(run, recorder, recorded.Traits(gathered=frozenset({0}), seeds=2), runtime, torch.device("cpu"))
     x = torch.zeros(1, dtype=torch.int64)
     torch.manual_seed(3)
     drawn = [graph([x])[0].flatten() for _ in range(5)]

@@ -127,7 +127,7 @@ def wrong_ways(device: str) -> dict[str, str]:
             problem = attention.problem(*tensors, case.causal, mask, backward=name == attention.BACKWARD)
             for way in attention.ways(problem, attention.capability()):
                 with mock.patch.object(attention, "ways", return_value=(way,)), contextlib.suppress(AssertionError):
-                    results = attention.KERNELS[name](*arguments, **given)
+                    results = attention.KERNELS[name].call(*arguments, **given)
                     for result, one in zip(results, expected, strict=True):
                         error = float((result.double() - one.detach()).abs().max() / one.detach().abs().max())
                         if not error < 2 * max(ROUGH[case.dtype], 1e-4):  # TF32 where torch allows it

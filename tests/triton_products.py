@@ -87,16 +87,16 @@ def wrong(name: str, device: str = "cpu") -> dict[str, str]:
             except AssertionError as error:
                 found[what] = str(error)
     found.update(_dynamic(name, device))
-    found.update(_bare())
+    found.update(_bare(device))
     return found
 
 
-def _bare() -> dict[str, str]:
+def _bare(device: str) -> dict[str, str]:
     """The product that is measured."""
     found = {}
     for turned in (False, True):
         p = tuning.Product(2, 37, 43, 29, HALF, turned)
-        left, right, out = tuning.operands(p, "cpu")
+        left, right, out = tuning.operands(p, device)
         launch = compiler.load(tuning.source(p)).launch_product_0
         launch((left, right.transpose(1, 2) if turned else right, out), (), 2, 37, (43, 29), out.numel())
         try:

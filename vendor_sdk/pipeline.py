@@ -202,7 +202,7 @@ def _recording(
         static=frozenset(numbers[graph.placeholders[i]] for i in graph.static_inputs),
         sized=tuple(i for node, i in numbers.items() if _has_open_sizes(node.meta["val"])),
         written=tuple(numbers[node] for node, _ in graph.written),
-        saved=frozenset(graph.saved_outputs),
+        gathered=frozenset() if graph.backward else frozenset(range(len(graph.returned))) - frozenset(graph.saved_outputs),
         seeds=wrapper.seeds,
     )
     return "", functools.partial(Recorded, recorder=state.recorder, traits=traits, seeds=state.runtime, device=state.arena)

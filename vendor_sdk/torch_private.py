@@ -153,16 +153,39 @@ def aot_autograd(
     return compile_now
 
 
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def _attention(*args: Any, **kwargs: Any) -> Any:
+    return _ATTENTION(*args, **kwargs)
+
+
 def _partitioner(joint: Simplify) -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
-    """The min-cut partitioner, told that views cost nothing: what several saved values show is saved once."""
+    """The min-cut partitioner, told that views cost nothing: what several saved values show is saved once.
+
+    Random operators that are computed again get the state of the generator as a tensor, on all devices. That of attention,
+    which torch has tagged as random, draws nothing.
+    """
 
     @functools.wraps(min_cut_rematerialization_partition)
     def partition(module: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         joint(module.graph)
-        with functorch_config.patch(recompute_views=True):
-            return min_cut_rematerialization_partition(module, *args, **kwargs)
+        _retarget(module, _ATTENTION, _attention)
+        with functorch_config.patch(recompute_views=True, graphsafe_rng_functionalization=False):
+            parts = min_cut_rematerialization_partition(module, *args, **kwargs)
+        for part in parts:
+            _retarget(part, _attention, _ATTENTION)
+        return parts
 
     return partition
+
+
+def _retarget(module: fx.GraphModule, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+    found = [node for node in module.graph.nodes if node.target is before]
+    for node in found:
+        node.target = after
+    if found:
+        module.recompile()
 
 
 class StoredCode(OutputCode):

@@ -36,6 +36,8 @@ CHUNK = 48
 """Rows whose totals one program sums: few, so that there are programs for all multiprocessors."""
 CHUNKS = 128
 """Programs that sum rows at least: about as many as a large GPU has multiprocessors."""
+ELEMENTS = 1 << 21
+"""Of the rows that such programs have under way: rows follow each other within a program, each after the waits of the last."""
 
 
 def rows(nest: loop.Nest) -> tuple[list[index.Int], int, int]:
@@ -130,7 +132,7 @@ class TritonEmitter(Emitter):
     """
 
     ops = OPS
-    limits = Limits(chunk=CHUNK, narrow_chunk=1, total_width=LONGEST, chunks=CHUNKS, chunk_apart=True)
+    limits = Limits(chunk=CHUNK, narrow_chunk=1, total_width=LONGEST, chunks=CHUNKS, chunk_elements=ELEMENTS, chunk_apart=True)
     seeds_in_memory = True
     tune = False
 

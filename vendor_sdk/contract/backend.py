@@ -26,6 +26,9 @@ class Legalization:
         no_float64: no float64 tensor reaches the device. Float64 arithmetic runs on the host.
         no_int64: no int64 tensor reaches the device: int64 values are int32 there, range-checked on the way in. The conformance
             suite tries values beyond too: declare such cases (``{"add[int64]": "..."}``) by the hook ``conformance``.
+        row_alignment: bytes of which the rows of a matrix product's factors and result should be multiples. Large products of
+            known sizes are computed with columns or rows of zeros beside them (the SDK inserts ``constant_pad_nd`` and
+            ``slice``). 1: rows lie as they come.
     """
 
     explicit_broadcast: bool = False
@@ -34,6 +37,7 @@ class Legalization:
     contiguous_inputs: bool = False
     no_float64: bool = False
     no_int64: bool = False
+    row_alignment: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,8 @@ class Limits:
             longer rows do not stay near, and are better summed by a kernel of their own.
         chunks: how many chunks there are at least, where there are rows for twice as many: fewer would leave parts of the
             device without work.
+        chunk_elements: elements that one row of each chunk holds, all chunks together: more chunks of fewer rows (eight at
+            least) where columns are few, for devices that are busy only when they read so much at once.
         chunk_apart: whether the rows of a chunk lie as far apart as there are chunks, a multiple of 16: then all begin at the
             same place within a vector, whatever their length, and iterations that run at once read neighbouring rows.
     """
@@ -56,6 +58,7 @@ class Limits:
     narrow_chunk: int = 64
     total_width: int = 0
     chunks: int = 8
+    chunk_elements: int = 0
     chunk_apart: bool = False
 
 

@@ -504,8 +504,8 @@ class Builder:
             raise self.fail(f"elements of {param.dtype}")
         filler = None
         if mask is not None:
-            filler = other if isinstance(other, Value) else self.const(other, param.dtype)
-            assert filler.dtype == param.dtype
+            # An element of a fused half may come as float32.
+            filler = self.convert(other, param.dtype) if isinstance(other, Value) else self.const(other, param.dtype)
         if self._mask is not None:
             mask = self._mask if mask is None else self.compute("bitand", self._mask, mask)
             filler = self.const(0, param.dtype) if filler is None else filler

@@ -105,6 +105,10 @@ def _stack_for(members: int) -> Iterator[None]:
             _deep.pop()
 
 
+FEW_ROWS = 8
+"""Of a chunk at least, however many chunks an emitter wants: partial results are written and read again."""
+
+
 class GroupBuilder(Builder):
     """Builds the kernel of a fused group; the group's subgraph is what its nodes belong to."""
 
@@ -183,10 +187,12 @@ class GroupBuilder(Builder):
             return
         count = ix.product([r.size for r in loops.rows])
         self._totals = {by_name[total.name]: total for total in loops.totals}
-        narrow = all(self._width(node) == 1 for node in self._totals)
+        widths = [self._width(node) for node in self._totals]
+        narrow = all(width == 1 for width in widths)
         most = limits.narrow_chunk if narrow else limits.chunk
         apart = limits.chunk_apart and not narrow and count.value is not None
-        chunk, chunks = _chunks(count, most, limits.chunks, LINE if apart else 1)
+        widest = max(max(width.value or 1, 1) for width in widths)
+        chunk, chunks = _chunks(count, most, limits.chunks, limits.chunk_elements // widest, LINE if apart else 1)
         q, t = (Range(self._fresh("i"), size) for size in (chunks, chunk))
         inside = ix.variable(q.var, q.size)
         rest = (count - inside + (chunks - 1)) // chunks if apart else ix.minimum(chunk, count - inside * chunk)
@@ -359,13 +365,13 @@ def _moved(index: Sequence[Int], variables: Mapping[str, Int]) -> tuple[Int, ...
     return tuple(ix.substitute(i, variables) for i in index) if variables else tuple(index)
 
 
-def _chunks(count: Int, most: int, fewest: int, line: int) -> tuple[Int, Int]:
+def _chunks(count: Int, most: int, fewest: int, wanted: int, line: int) -> tuple[Int, Int]:
     """Rows a chunk, and how many chunks, a multiple of ``line``; a divisor of a known count where one is near."""
     if most == 1:
         return ix.ONE, count
     if count.value is None:
         return ix.wrap(most), (count + (most - 1)) // most
-    aim = max(min(most, count.value // (2 * fewest)), 1)
+    aim = max(min(most, count.value // max(2 * fewest, min(wanted, count.value // FEW_ROWS))), 1)
     for size in range(min(2 * aim, count.value), aim // 2, -1):
         if count.value % (size * line) == 0:
             return ix.wrap(size), ix.wrap(count.value // size)

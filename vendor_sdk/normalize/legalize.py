@@ -14,6 +14,7 @@ from torch import fx
 from vendor_sdk import torch_private
 from vendor_sdk.contract.backend import Legalization
 from vendor_sdk.ir.primgraph import PrimGraph
+from vendor_sdk.normalize.aligned import align_products
 from vendor_sdk.prims.opset import BY_TARGET
 from vendor_sdk.prims.row import Result, Shape
 
@@ -21,7 +22,9 @@ aten = torch.ops.aten
 
 
 def legalize(graph: PrimGraph, wants: Legalization) -> PrimGraph:
-    """Rewrites the operands of every broadcasting prim; the graph's meaning is unchanged."""
+    """Rewrites the operands of products and of every broadcasting prim; the graph's meaning is unchanged."""
+    if wants.row_alignment > 1:
+        align_products(graph, wants.row_alignment)
     if not (wants.explicit_broadcast or wants.explicit_promotion or wants.no_scalars):
         return graph
     for node in list(graph.calls()):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 
+import torch
 from torch import fx
 
 from vendor_sdk.contract.placement import Kind, NodePlacement
@@ -160,7 +161,8 @@ class CompiledGraph:
         return nodes
 
     def _explain(self, error: Exception, node: fx.Node) -> None:
-        """Raises ``KernelError`` for a native node; adds a note to what the host or a transfer raised."""
+        """Raises ``KernelError`` for a native node; adds a note to what the host or a transfer raised, and to what says that
+        memory ran out, which programs catch to try with less."""
         if node.op != "call_function" or node.target in TRANSFERS or "placement" not in node.meta:
             return
         name = prim_name(node)
@@ -172,7 +174,9 @@ class CompiledGraph:
         if node.meta["placement"].kind is not Kind.NATIVE:
             error.add_note(f"raised on the host by {call}{_at(node)} (backend {self.backend})")
             return
-        if isinstance(error, VendorSDKError) and not isinstance(error, KernelError):
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+            isinstance(error, VendorSDKError) and not isinstance(error, KernelError)
+        ):
             error.add_note(f"raised by {call}{_at(node)} (backend {self.backend})")
             return
         if isinstance(error, KernelError):

@@ -5,7 +5,8 @@ launch), and its launches are recorded for the calls that come. A recording is r
 
 - every operand lies where it lay; one that has moved some times (large ones, ``MOVES``) is copied to a place of its own from
   then on,
-- nobody holds its results any more, which lie where they lay too; small ones that users get are copied out instead,
+- nobody holds its results any more, which lie where they lay too; small ones of a forward graph are copied out instead,
+  since users gather losses,
 - its arena is idle.
 
 So results are never overwritten while somebody has them: where results of the last call live on (a forward call before
@@ -39,7 +40,7 @@ SETS = 16
 FUTILE = 24
 """Recordings of a graph that were given up, after which no more are made."""
 SMALL = 1 << 16
-"""Bytes of a result up to which it is copied out for the user."""
+"""Bytes of a result up to which it is copied out for users who may gather it."""
 
 Run = Callable[[list[Any]], list[Any]]
 
@@ -60,14 +61,15 @@ class Traits:
         static: operands that stay the same tensors, whose strides then do, too.
         sized: operands whose sizes vary.
         written: operands that the graph writes to.
-        saved: results that only the backward graph gets.
+        gathered: results that users may gather over many calls: those of forward graphs which are not only saved for backward
+            graphs.
         seeds: how many a call draws.
     """
 
     static: frozenset[int] = frozenset()
     sized: tuple[int, ...] = ()
     written: tuple[int, ...] = ()
-    saved: frozenset[int] = frozenset()
+    gathered: frozenset[int] = frozenset()
     seeds: int = 0
 
 
@@ -290,7 +292,7 @@ class Recorded:
         copied = frozenset(
             i
             for i, result in enumerate(results)
-            if isinstance(result, torch.Tensor) and i not in self.traits.saved and result.nbytes <= SMALL
+            if isinstance(result, torch.Tensor) and i in self.traits.gathered and result.nbytes <= SMALL
         )
         storages = {
             result.untyped_storage().data_ptr(): result.untyped_storage()

@@ -1,0 +1,85 @@
+"""Products whose rows begin at multiples of some bytes, whatever the sizes are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import vendor_sdk
+from vendor_sdk.ir.primgraph import PrimGraph, prim_name
+from vendor_sdk.normalize.canonicalize import canonicalize
+from vendor_sdk.normalize.legalize import legalize
+
+Tensor = torch.Tensor
+N = 517
+"""No multiple of anything here."""
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape).bfloat16()
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int]] = {
+    "logits": (lambda x, w: x @ w.T, (draw(64, 128), draw(N, 128)), 1),
+    "logits with a bias": (
+        lambda x, w, b: torch.addmm(b, x, w.T),
+        (draw(64, 128), draw(N, 128), draw(N)),
+        2,
+    ),
+    "a bias for each row": (lambda x, w, b: torch.addmm(b, x, w.T), (draw(64, 128), draw(N, 128), draw(64, 1)), 1),
+    "a matrix of biases": (lambda x, w, b: torch.addmm(b, x, w.T), (draw(64, 128), draw(N, 128), draw(64, N)), 2),
+    "gradient of the hidden states": (lambda g, w: g @ w, (draw(128, N), draw(N, 128)), 2),
+    "gradient of the weight": (lambda g, x: g.T @ x, (draw(64, N), draw(64, 128)), 1),
+    "both gradients": (lambda g, w, x: (g @ w).sum() * (g.T @ x), (draw(128, N), draw(N, 128), draw(128, 128)), 2),
+    "all sizes": (lambda a, b: a @ b, (draw(N, N + 2), draw(N + 2, N + 4)), 2),
+}
+
+
+def traced(function: Callable[..., Tensor], *inputs: Tensor) -> PrimGraph:
+    return canonicalize(vendor_sdk.trace(function, inputs))
+
+
+def pads(graph: PrimGraph) -> int:
+    return sum(prim_name(n) == "constant_pad_nd" for n in graph.calls())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows_are_multiples_and_results_are_the_same(name: str) -> None:
+    function, inputs, padded = CASES[name]
+    graph = legalize(traced(function, *inputs), vendor_sdk.Legalization(row_alignment=16))
+    graph.module.recompile()
+    assert pads(graph) == padded
+    for node in graph.calls():
+        if prim_name(node) in ("mm", "addmm"):
+            for matrix in (node, *node.all_input_nodes[-2:]):
+                turned = prim_name(matrix) == "permute" if matrix.op == "call_function" else False
+                assert matrix.meta["val"].shape[0 if turned else 1] % 8 == 0
+    wide = [x.double() for x in inputs]
+    exact = function(*wide)
+    found = graph.module(*inputs)
+    found = found[0] if isinstance(found, list | tuple) else found
+    assert found.shape == exact.shape
+    expected = function(*inputs)
+    assert float((found.double() - exact).abs().max()) <= 2 * float((expected.double() - exact).abs().max()) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x, w: x @ w.T, (draw(4, 128), draw(N, 128))),  # waits for memory
+        (lambda x, w: x @ w.T, (draw(64, 128), draw(512, 128))),
+        (lambda x, w: x @ w, (torch.ones(64, 128, dtype=torch.int64), torch.ones(128, N, dtype=torch.int64))),
+        (lambda x, w: x @ w, (draw(64, 0), draw(0, N))),
+    ],
+    ids=["few rows", "aligned", "integers", "no terms"],
+)
+def test_products_that_gain_nothing_stay(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> None:
+    graph = legalize(traced(function, *inputs), vendor_sdk.Legalization(row_alignment=16))
+    assert not pads(graph)
+
+
+def test_who_does_not_ask_gets_products_as_they_are() -> None:
+    function, inputs, _ = CASES["logits"]
+    assert not pads(legalize(traced(function, *inputs), vendor_sdk.Legalization()))

@@ -1,0 +1,101 @@
+"""Matrix products whose rows begin where a library's fastest code wants them (``Legalization.row_alignment``).
+
+A vocabulary of 50,257 words makes every row of the logits begin at another place of a vector. Products with such a matrix are
+computed with a few columns of zeros beside it, and what those give is sliced off: a view, which costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from vendor_sdk.ir.primgraph import PrimGraph
+from vendor_sdk.normalize.products import call_before
+
+aten = torch.ops.aten
+
+WORK = 32
+"""Floating-point operations of a product for each byte that padding may move: below it, the product waits for memory anyway."""
+_PRODUCTS: Mapping[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
+"""Where the factors begin among the arguments."""
+
+
+def align_products(graph: PrimGraph, alignment: int) -> PrimGraph:
+    """Pads the factors of large products of real matrices of known size, so that rows of factors and results are multiples of
+    ``alignment`` bytes."""
+    padded = _Padded(graph)
+    for node in list(graph.calls()):
+        if node.target in _PRODUCTS and node.meta["val"].dtype.is_floating_point:
+            _align(graph, node, alignment // node.meta["val"].dtype.itemsize, padded)
+    return graph
+
+
+@dataclass
+class _Padded:
+    """Values with zeros after the last element of each dimension; the same for all products that want it."""
+
+    graph: PrimGraph
+    known: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = field(default_factory=dict)
+
+    def __call__(self, before: fx.Node, source: fx.Node, more: Sequence[int]) -> fx.Node:
+        """``source`` with ``more`` elements in each dimension."""
+        if not any(more):
+            return source
+        if _turned(source):
+            (inner,) = source.all_input_nodes
+            return call_before(self.graph, before, aten.permute.default, self(before, inner, list(reversed(more))), [1, 0])
+        key = source, tuple(more)
+        if key not in self.known:
+            pads = [n for extra in reversed(more) for n in (0, extra)]
+            # As early as it can be: another product may want it before this one.
+            place = source
+            while place.op == "placeholder" or place is source:
+                place = place.next
+            made = self.known[key] = call_before(self.graph, place, aten.constant_pad_nd.default, source, pads, 0)
+            made.meta = {**before.meta, "val": made.meta["val"]}
+        return self.known[key]
+
+
+def _align(graph: PrimGraph, node: fx.Node, unit: int, padded: _Padded) -> None:
+    at = _PRODUCTS[node.target]
+    left, right = node.args[at : at + 2]
+    assert isinstance(left, fx.Node)
+    assert isinstance(right, fx.Node)
+    rows, terms = left.meta["val"].shape
+    columns = right.meta["val"].shape[1]
+    if not all(isinstance(size, int) and size for size in (rows, terms, columns)):
+        return
+    lines = {columns, rows if _turned(left) else terms, terms if _turned(right) else columns}
+    more = [-size % unit if size in lines else 0 for size in (rows, terms, columns)]
+    copied = rows * terms * any(more[:2]) + terms * columns * any(more[1:])
+    if not any(more) or 2 * rows * terms * columns < WORK * 2 * copied * node.meta["val"].dtype.itemsize:
+        return
+
+    def call(target: Callable[..., Any], *args: Any) -> fx.Node:
+        return call_before(graph, node, target, *args)
+
+    factors = padded(node, left, more[:2]), padded(node, right, more[1:])
+    added = []
+    if at:
+        (bias, *_) = node.args
+        assert isinstance(bias, fx.Node)
+        sizes = (rows, columns)[2 - bias.meta["val"].dim() :]
+        extra = (more[0], more[2])[2 - len(sizes) :]
+        one = [size == 1 for size in bias.meta["val"].shape]
+        added = [padded(node, bias, [0 if single else n for single, n in zip(one, extra, strict=True)])]
+    result = call(node.target, *added, *factors)  # type: ignore[arg-type]
+    result.kwargs = dict(node.kwargs)
+    for dim, (size, extra_size) in enumerate(((rows, more[0]), (columns, more[2]))):
+        if extra_size:
+            result = call(aten.slice.Tensor, result, dim, 0, size)
+    node.replace_all_uses_with(result)
+    graph.graph.erase_node(node)
+
+
+def _turned(node: fx.Node) -> bool:
+    """Whether a matrix is another one's transpose, which libraries read as it lies."""
+    return node.target == aten.permute.default and list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
