@@ -41,6 +41,7 @@ from vendor_sdk.ir.primgraph import prim_name
 from vendor_sdk.normalize.canonicalize import canonicalize
 from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.pipeline import recording, static_support
+from vendor_sdk.run.steps import TorchRuntime
 
 aten = torch.ops.aten
 
@@ -328,6 +329,28 @@ def test_a_kernel_with_the_wrong_number_of_results(make: Callable[..., str]) -> 
     graph = vendor_sdk.trace(lambda x: torch.max(x, 0), [torch.ones(3, 2)])
     with pytest.raises(KernelError, match="returned 1 instead of 2 results"):
         vendor_sdk.compile_graph(graph, backend=name)(torch.ones(3, 2))
+
+
+def test_memory_of_known_sizes_comes_from_the_quick_allocator(
+    make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on devices that have one: on the host large tensors come from warm memory instead."""
+    made = []
+
+    class Elsewhere(TorchRuntime):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            plain = torch_private.plain_allocator(torch.device("cpu"))
+            assert plain is not None
+            self.allocate = lambda shape, strides, dtype: made.append(shape) or plain(shape, strides, dtype)
+
+    monkeypatch.setattr(stages, "TorchRuntime", Elsewhere)
+    name = make({"sin": destination(lambda out, x: out.copy_(x.sin())), "cos": destination(lambda out, x: out.copy_(x.cos()))})
+    x = torch.randn(3, 4, 5)
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(lambda v: (v.sin(), v.sin().cos()), [x]), backend=name)
+    torch.testing.assert_close(compiled(x), [x.sin(), x.sin().cos()])
+    assert made == [(3, 4, 5), (3, 4, 5)]
+    assert torch_private.plain_allocator(torch.device("cpu", 0)) is None
 
 
 def test_destination_kernels_fill_what_the_sdk_allocated(make: Callable[..., str]) -> None:

@@ -481,6 +481,17 @@ def registered_table() -> dict[OpOverload, Callable[..., Any]]:
     return {key: rule for key, rule in decomposition_table.items() if isinstance(key, OpOverload)}
 
 
+def plain_allocator(device: torch.device) -> Callable[..., torch.Tensor] | None:
+    """``allocate(shape, strides, dtype)`` on the current device of a type, in half the time of ``torch.empty``; None for
+    devices that have none, or of which one is named.
+
+    Wraps ``torch._C._dynamo.guards._empty_strided_cuda`` and its like, which Inductor's wrappers call.
+    """
+    if device.index is not None:
+        return None
+    return getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+
+
 def tensor_version(tensor: torch.Tensor) -> int | None:
     """The version counter that every in-place operation moves (``Tensor._version``), shared by views of one tensor.
 

@@ -15,7 +15,7 @@ from reference_backends.triton_gpu.analysis import inner_loops, length_of, manne
 from reference_backends.triton_gpu.contraction import ProductText, template
 from reference_backends.triton_gpu.copies import copied
 from reference_backends.triton_gpu.functions import arguments_text, symbol_name
-from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Fixed, Kind, parts
+from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Fixed, Kind, Several, parts
 from reference_backends.triton_gpu.nest import NestText
 from reference_backends.triton_gpu.statements import Writer
 from reference_backends.triton_gpu.table import OPS, TYPES
@@ -28,7 +28,7 @@ import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
 from reference_backends.triton_gpu import atomics, base, special
-from reference_backends.triton_gpu.launch import Launcher, float_bits
+from reference_backends.triton_gpu.launch import Launcher, Several, float_bits
 from reference_backends.triton_gpu.products import ProductLauncher
 """
 
@@ -99,6 +99,7 @@ def kernel_text(kernel: LoopKernel) -> str:
     """The functions of a kernel's nests, and one of the kernel's name that launches them."""
     kernel = divided(kernel)
     host = Writer()
+    alone: list[str] = []
     for s in kernel.symbols:
         if s.dtype == torch.float64:
             host(f"arg_{s.name} = float_bits(arg_{s.name})")
@@ -110,14 +111,17 @@ def kernel_text(kernel: LoopKernel) -> str:
         texts += [nest.text() for _, nest in found]
         if len(found) == 1:
             host(launch_text(kernel, found[0][1]))
+            alone.append(f"launch_{found[0][1].name}.fixed({found[0][1].sizes_text()})")
             continue
         for condition, nest in found:
             host(f"if {condition}:" if condition else "else:")
             host(f"    {launch_text(kernel, nest)}")
     # A module is loaded once for equal texts, and its launchers keep what Triton compiled: texts must differ where dtypes do.
     buffers = [f'{p.name}: "{TYPES[p.dtype]}"' for p in kernel.params]
-    if len(kernel.body) == 1 and not kernel.symbols and not kernel.scratch:
-        texts.append(f"{kernel.name} = launch_{found[0][1].name}.fixed({found[0][1].sizes_text()})  # {', '.join(buffers)}\n")
+    if alone and len(alone) == len(kernel.body) and not kernel.symbols:
+        scratch = "".join(f"({index.to_python(p.size)}, {p.dtype}), " for p in kernel.scratch)
+        several = f"Several(({', '.join(alone)},), ({scratch}))"
+        texts.append(f"{kernel.name} = {alone[0] if len(alone) == 1 and not scratch else several}  # {', '.join(buffers)}\n")
     else:
         taken = ", ".join([*buffers, *map(symbol_name, kernel.symbols)])
         texts.append("\n".join([f"def {kernel.name}({taken}):", *(host.lines or ["    pass"])]) + "\n")
@@ -153,4 +157,4 @@ class TritonEmitter(Emitter):
 
 
 def _launch(function: Any) -> Launch:
-    return function if isinstance(function, Fixed) else lambda buffers, symbols: function(*buffers, *symbols)
+    return function if isinstance(function, Fixed | Several) else lambda buffers, symbols: function(*buffers, *symbols)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
 
+import torch
+
 from vendor_sdk import CompilerError, split
 
 Kind = Literal["row", "fixed", "whole", "along", "lean", "again", "costly", "across", "spread"]
@@ -46,6 +48,8 @@ ACROSS = 64
 """Iterations of a nest in a tile whose inner loop walks across memory: a line of halves."""
 NARROW = 32
 """The same where there are few programs."""
+LINE = 128
+"""Bytes to which buffers that share memory are aligned."""
 SQUARE = 64
 """Edge of a tile that reads lines along one axis and writes them along the other."""
 
@@ -240,14 +244,24 @@ class Fixed:
             pointer = buffer.data_ptr()
             bits |= pointer
             pointers.append(pointer)
-        if self.device >= 0 and not bits & 15:
-            driver = self.driver
-            device = driver.get_current_device()
-            if device == self.device:
-                hooks, stream = self.launcher.settings, driver.get_current_stream(device)
-                ends = hooks.launch_enter_hook, hooks.launch_exit_hook
-                self.direct(*self.grid, stream, *self.function, *ends, *pointers, *self.constants)
-                return
+        if not self.at(pointers, bits):
+            self.first(buffers, bits)
+
+    def at(self, pointers: Sequence[int], bits: int) -> bool:
+        """Launches for buffers at these addresses, which joined bit by bit are ``bits``, if it knows how."""
+        if self.device < 0 or bits & 15:
+            return False
+        driver = self.driver
+        device = driver.get_current_device()
+        if device != self.device:
+            return False
+        hooks, stream = self.launcher.settings, driver.get_current_stream(device)
+        ends = hooks.launch_enter_hook, hooks.launch_exit_hook
+        self.direct(*self.grid, stream, *self.function, *ends, *pointers, *self.constants)
+        return True
+
+    def first(self, buffers: Sequence[Any], bits: int) -> None:
+        """Launches, and keeps how."""
         self.launcher(tuple(buffers), (), *self.sizes)
         if not bits & 15:
             self._keep(len(buffers))
@@ -263,6 +277,38 @@ class Fixed:
             self.direct, self.driver, self.constants = compiled.direct, driver, plan.values
             self.grid, self.function = (plan.programs, 1, 1), (compiled.function, *compiled.flags, compiled.metadata, None)
             self.device = device
+
+
+class Several:
+    """Launches that follow each other, of sizes that are known before, with memory for what one leaves to the next.
+
+    Args:
+        scratch: numbers of elements and dtypes of buffers behind those that are given.
+    """
+
+    __slots__ = ("launches", "nbytes", "places")
+
+    def __init__(self, launches: Sequence[Fixed], scratch: Sequence[tuple[int, Any]]) -> None:
+        self.launches = launches
+        self.places: list[tuple[int, int, Any]] = []
+        self.nbytes = 0
+        for count, dtype in scratch:
+            self.places.append((self.nbytes, count, dtype))
+            self.nbytes += -(-count * dtype.itemsize // LINE) * LINE
+
+    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
+        memory = torch.empty(self.nbytes, dtype=torch.uint8, device=buffers[-1].device)
+        start = memory.data_ptr()
+        bits, pointers = start, []
+        for buffer in buffers:
+            pointer = buffer.data_ptr()
+            bits |= pointer
+            pointers.append(pointer)
+        pointers += [start + place for place, _, _ in self.places]
+        for launch in self.launches:
+            if not launch.at(pointers, bits):
+                parts = [memory[at : at + n * dtype.itemsize].view(dtype) for at, n, dtype in self.places]
+                launch.first((*buffers, *parts), bits)
 
 
 def constants(count: int, lengths: Sequence[int], x: int, blocks: Sequence[int], largest: int) -> tuple[Any, ...]:

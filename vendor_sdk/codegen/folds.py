@@ -1,7 +1,8 @@
 """Chains of views, folded: where in the memory of its source a view lies, so that a step that reads it finds one tensor, and
 one of the frame where the memory is the arena's. Views between others take no time then.
 
-A view folds when its source is dense memory of a size known now; views that the graph returns stay as the user wrote them.
+A view folds when its source is memory of a size known now, an input as it was traced or dense; views that the graph returns
+stay as the user wrote them.
 """
 
 from __future__ import annotations
@@ -84,11 +85,14 @@ def _fold(node: fx.Node, values: Values, found: Mapping[fx.Node, Fold]) -> Fold 
 
 
 def _whole(source: fx.Node, values: Values) -> Fold | None:
-    """A value as a view of itself, if it is dense and of known size when the view is made."""
+    """A value as a view of itself, if it is of known size, and an input or dense, when the view is made."""
     value = source.meta.get("val")
     if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
         return None
     slot: Slot | None = None
+    if source.op == "placeholder":
+        steps = tuple(value.stride())
+        return Fold(source, slot, tuple(value.shape), steps, 0, value.dtype) if all(isinstance(n, int) for n in steps) else None
     if values.allocated(source):
         slot = source, 0
     elif values.folded(source):

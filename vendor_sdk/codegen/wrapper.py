@@ -41,6 +41,8 @@ class Runtime(Protocol):
 
     contiguous_operands: bool
     """whether kernels take row-major contiguous operands only"""
+    allocate: Callable[..., Any] | None
+    """what makes a tensor of sizes and strides that are known, where that is quicker than ``RT.empty``"""
 
     def as_traced(self, value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor: ...
     def kept(self, make: Callable[..., torch.Tensor], *args: Any) -> Callable[[torch.Tensor], torch.Tensor]: ...
@@ -341,6 +343,7 @@ class _Writer:
             for source in self.launched[node].inputs
             if segment.entry is None or (source, 0) in self.values.users
         }
+        indexed |= {fold.source for node in self.order if (fold := self.folds.get(node)) is not None}
         for node in self.graph.placeholders:
             if node in indexed and node not in self.in_place:
                 strides = self.text.tuple(node.meta["val"].stride())
@@ -660,10 +663,18 @@ class _Writer:
             self.allocated.add(where.owner)
             self.defined.add(owner)
             whole = tensor_of(where.owner)
-            steps.append(f"{owner} = RT.empty({self.text.tuple(whole.shape)}, {self.text.constant(whole.dtype)})")
+            steps.append(f"{owner} = {self._new(whole)}")
         if owner != name:
             steps.append(f"{name} = {self._part(owner, tensor_of(where.owner), where.offset, tensor)}")
         return steps
+
+    def _new(self, tensor: torch.Tensor) -> str:
+        """Fresh memory for a contiguous tensor."""
+        shape, dtype = self.text.tuple(tensor.shape), self.text.constant(tensor.dtype)
+        if self.runtime.allocate is None or not all(isinstance(size, int) for size in tensor.shape):
+            return f"RT.empty({shape}, {dtype})"
+        strides = torch.empty(tuple(tensor.shape), device="meta").stride()
+        return f"{self.text.constant(self.runtime.allocate)}({shape}, {self.text.tuple(strides)}, {dtype})"
 
     def _part(self, owner: str, whole: torch.Tensor, offset: int, tensor: torch.Tensor) -> str:
         """A contiguous tensor in the memory of another, ``offset`` bytes from its start: torch's own call is the quickest."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from vendor_sdk import torch_private
 from vendor_sdk.contract.device import DeviceTensor
 from vendor_sdk.errors import KernelError
 from vendor_sdk.ir.orders import laid
@@ -27,6 +28,8 @@ class Runtime(Protocol):
 
     contiguous_operands: bool
     """whether kernels take row-major contiguous operands only"""
+    allocate: Callable[[Shape, Shape, torch.dtype], Any] | None
+    """what makes a tensor of sizes and strides that are known, where that is quicker than ``empty``"""
 
     def empty(self, shape: Shape, dtype: torch.dtype) -> Any: ...
     def to_device(self, value: torch.Tensor, dtype: torch.dtype, static: bool) -> Any: ...
@@ -57,6 +60,8 @@ class TorchRuntime:
         self.contiguous_operands = contiguous_operands
         self.seeds_in_memory = seeds_in_memory
         self._thread = threading.local()
+        # On the host large tensors are made in warm memory.
+        self.allocate = None if device.type == "cpu" else torch_private.plain_allocator(device)
 
     def empty(self, shape: Shape, dtype: torch.dtype) -> torch.Tensor:
         if self.device.type == "cpu":
@@ -238,6 +243,7 @@ class OwnMemoryRuntime:
         self.copy_kernel = copy_kernel
         self.contiguous_operands = contiguous_operands
         self.host = TorchRuntime(torch.device("cpu"))
+        self.allocate: Callable[..., Any] | None = None
 
     def empty(self, shape: Shape, dtype: torch.dtype) -> DeviceTensor:
         return self.memory.empty(shape, dtype)
