@@ -219,3 +219,19 @@ def test_order_holds_fewer_bytes() -> None:
     _check(program.run(x, w), run(x, w))
     wide = [node.meta["val"].shape[1] == 256 for node in program.kernels]
     assert wide == [True, False] * 5
+
+
+def test_a_sum_of_columns_does_not_turn_the_rows() -> None:
+    """The gradients of a bias and of the layer norm before it: one kernel over rows, whichever comes first in the program."""
+
+    def function(g: torch.Tensor, h: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> Any:
+        bias = g.sum(0)
+        ones = torch.ones(48)
+        return bias, *aten.native_layer_norm_backward(g + h, x, [48], mean, rstd, ones, ones, [True] * 3)
+
+    rows = [torch.randn(1024, 48) for _ in range(3)]
+    inputs = (*rows, torch.randn(1024, 1), torch.rand(1024, 1))
+    program = compiled(function, inputs)
+    _check(program.run(*inputs), function(*inputs))
+    ((_, lowered),) = program.kernels.items()
+    assert not [p for p in lowered.kernel.scratch if p.size.value is None or p.size.value >= 1024 * 48 // 2]

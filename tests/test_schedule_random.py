@@ -105,6 +105,12 @@ def test_random_programs(seed: int) -> None:
     check(seed)
 
 
+@pytest.mark.parametrize("seed", [3912])
+def test_programs_that_were_wrong_once(seed: int) -> None:
+    """3912: a mean of all columns joined a kernel over a slice of them."""
+    check(seed)
+
+
 @pytest.mark.parametrize("limits", [Limits(), Limits(statements=10, buffers=5), Limits(local_bytes=64, nests=8)])
 @pytest.mark.parametrize("seed", range(6))
 def test_random_programs_within_limits(seed: int, limits: Limits) -> None:

@@ -5,6 +5,7 @@ Near linear: a prim looks at the groups of its operands, and ancestors are integ
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +19,7 @@ from vendor_sdk.lower.build import result_of
 from vendor_sdk.lower.summary import Read, Summary
 from vendor_sdk.lower.view import flatten
 from vendor_sdk.schedule.batch import batch
-from vendor_sdk.schedule.group import AGAIN, Group, Joined, Shape, absorb, fit, loops_of, results
+from vendor_sdk.schedule.group import AGAIN, Group, Joined, Shape, absorb, fit, is_total, loops_of, results
 from vendor_sdk.schedule.reach import Reach
 from vendor_sdk.schedule.space import moved, names, plain
 
@@ -110,7 +111,7 @@ class _Pass:
 
     def run(self) -> Schedule:
         self._inline()
-        for node in self.graph.calls():
+        for node in self._visits():
             if self.folds(node) or node in self.schedule.inlined or result_of(node)[0] is not node:
                 continue
             sources = self._sources(node)
@@ -122,6 +123,27 @@ class _Pass:
         groups = list(dict.fromkeys(self.owner.values()))
         self.schedule.kernels = batch(groups, self.reach, self.limits) if self.fuel is None else [[g] for g in groups]
         return self.schedule
+
+    def _visits(self) -> Iterator[fx.Node]:
+        """Nodes after their operands, else as the program has them, but sums of columns last: the rows whose columns they are
+        have their kernel then, which adds them up in passing."""
+        calls = list(self.graph.calls())
+        number = {node: k for k, node in enumerate(calls)}
+        waiting = {node: sum(source in number for source in node.all_input_nodes) for node in calls}
+        ready = [(self._sums_columns(node), k) for k, node in enumerate(calls) if not waiting[node]]
+        heapq.heapify(ready)
+        while ready:
+            node = calls[heapq.heappop(ready)[1]]
+            yield node
+            for user in node.users:
+                if user in waiting:
+                    waiting[user] -= 1
+                    if not waiting[user]:
+                        heapq.heappush(ready, (self._sums_columns(user), number[user]))
+
+    def _sums_columns(self, node: fx.Node) -> bool:
+        summary = self.summaries.get(node)
+        return summary is not None and node in self.emitted and node not in self.contractions and is_total(summary)
 
     # What is cheap enough to compute wherever it is read
 

@@ -228,7 +228,9 @@ def _fit_reduction(group: Group, summary: Summary, anchors: list[tuple[Index, In
                 assert values is not None
                 columns = {n: s for n, s in group.rows.items() if n not in names([values[a] for a in across])}
                 rows = {n: s for n, s in group.rows.items() if n not in columns}
-                return Joined(values, "column", _reduced(summary, values), {}, rows, columns)
+                # A view may take some of the elements only.
+                if _once(summary.sizes, rows) and ix.product(summary.shape) == count(columns):
+                    return Joined(values, "column", _reduced(summary, values), {}, rows, columns)
             space = _adopt(group, read, place)
             rows, columns = loops_of(summary)
             if space is not None and count(rows) * count(columns) == count(group.rows):
@@ -246,6 +248,9 @@ def _fit_reduction(group: Group, summary: Summary, anchors: list[tuple[Index, In
         results = count(group.columns) if kept else ix.ONE
         whole = _once(summary.sizes, group.rows) and ix.product(summary.shape) == results
         if over and over == group.rows.keys() and kept <= group.columns.keys() and whole and _steps(summary):
+            inner = names([place[-1]])
+            if kept and inner and inner <= group.rows.keys():
+                return "it sums rows, of which the loops are over columns"
             return Joined(values, "column", _reduced(summary, values))
     return "it reduces over other loops"
 
@@ -256,6 +261,13 @@ def _once(sizes: tuple[Int, ...], loops: Mapping[str, Int]) -> bool:
 
 def _steps(summary: Summary) -> bool:
     return summary.steps == 1 and len(summary.combines) == 1 and summary.combines[0] in TOTALS
+
+
+def is_total(summary: Summary) -> bool:
+    """Whether a prim sums the columns of its operands, whose rows lie along memory."""
+    across = {name for v in summary.reduced if (name := plain(v))}
+    read = [names([r.index[-1]]) for r in summary.reads if names(r.index) & across]
+    return _steps(summary) and bool(read) and not any(last & across or not last for last in read)
 
 
 def _reduced(summary: Summary, values: Solution) -> Index:
