@@ -35,7 +35,6 @@ TORCH_WRONG = {
     ("special_bessel_j1", torch.float64): SINGLE_SERIES,
     ("special_bessel_y0", torch.float64): SINGLE_SERIES,
     ("special_bessel_y1", torch.float64): SINGLE_SERIES,
-    ("div.Tensor_mode", torch.bfloat16): HALF_STEPS,
     ("erf", torch.bfloat16): "flushes results of subnormal size to zero",
     ("fmod", torch.float32): SLEEF_FMOD,
     ("fmod", torch.bfloat16): SLEEF_FMOD,
@@ -324,6 +323,21 @@ def test_special_values_agree(bound: Any, value: float, wanted: float, ok: bool)
 def test_signed_zero() -> None:
     assert not judge(Exact(signed_zero=True), torch.tensor([-0.0]), expect(0.0)).ok
     assert judge(Exact(signed_zero=True), torch.tensor([-0.0]), expect(-0.0)).ok
+
+
+def quotients(mode: str, *results: float, dtype: torch.dtype = torch.bfloat16) -> list[bool]:
+    """Whether 7.25 / 0.3027, which is 23.95 and rounds to 24 in bfloat16, may be each of ``results``."""
+    row = OPSET["div.Tensor_mode"]
+    x, y = torch.tensor([7.25], dtype=dtype), torch.tensor([0.302734375], dtype=dtype)
+    sample = Sample((x, y), {"rounding_mode": mode})
+    expected = reference(row, sample)
+    return [violations(row.bound, row, sample, torch.tensor([each], dtype=dtype), expected).ok for each in results]
+
+
+def test_a_quotient_may_be_rounded_before_it_is_truncated() -> None:
+    assert quotients("trunc", 22.0, 23.0, 24.0, 25.0) == [False, True, True, False]
+    assert quotients("trunc", 23.0, 24.0, dtype=torch.float32) == [True, False]
+    assert quotients("floor", 22.0, 23.0, 24.0) == [False, True, False]
 
 
 def test_ulp_counts_units() -> None:

@@ -24,9 +24,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Exact:
     """The reference rounded to the result dtype, bit for bit (signed zeros may differ only where ``signed_zero`` is False).
-    Halves are rounded at once or through float32, which differ beside ties."""
+    Halves are rounded at once or through float32, which differ beside ties.
+
+    ``others`` is for definitions that leave open what is rounded: called with the sample's arguments, it returns further tensors
+    of the result's shape and dtype, and each element may be that of any of them.
+    """
 
     signed_zero: bool = False
+    others: Callable[..., Sequence[torch.Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,9 @@ def violations(bound: Bound, row: Prim | Composite, sample: Sample, result: Any,
         broken = _checked(bound, result, sample)
         return Verdict(True) if broken is None else Verdict(False, math.inf, message=broken)
     allowed = allowances(bound, row, sample, reference)
+    others = bound.others(*sample.args, **sample.kwargs) if isinstance(bound, Exact) and bound.others else ()
     verdicts = [
-        _compare(bound, item, expected, allowance, output, _of(output, len(results)))
+        _compare(bound, item, expected, allowance, output, _of(output, len(results)), others)
         for output, (item, expected, allowance) in enumerate(zip(results, reference, allowed, strict=True))
     ]
     return max(verdicts, key=lambda verdict: (not verdict.ok, verdict.error), default=Verdict(True))
@@ -245,7 +251,15 @@ def _absolute(value: Any) -> Any:
     return tuple(_absolute(item) for item in value) if type(value) is tuple else value
 
 
-def _compare(bound: Bound, item: Any, expected: Expected, allowance: torch.Tensor | None, output: int, where: str) -> Verdict:
+def _compare(
+    bound: Bound,
+    item: Any,
+    expected: Expected,
+    allowance: torch.Tensor | None,
+    output: int,
+    where: str,
+    others: Sequence[torch.Tensor],
+) -> Verdict:
     if expected.dtype is None:
         same = type(item) is type(expected.value) and item == expected.value
         message = "" if same else f"{where}{item!r} where {expected.value!r} is expected"
@@ -255,7 +269,7 @@ def _compare(bound: Bound, item: Any, expected: Expected, allowance: torch.Tenso
         pair = torch.view_as_real(actual.resolve_conj()), torch.view_as_real(expected.value.resolve_conj())
         spread = None if allowance is None else allowance.unsqueeze(-1).expand(pair[1].shape)
         return _worst(bound, *pair, expected.dtype.to_real(), spread, output, where)
-    return _worst(bound, actual, expected.value, expected.dtype, allowance, output, where)
+    return _worst(bound, actual, expected.value, expected.dtype, allowance, output, where, others)
 
 
 def _worst(
@@ -266,6 +280,7 @@ def _worst(
     allowance: torch.Tensor | None,
     output: int,
     where: str,
+    others: Sequence[torch.Tensor] = (),
 ) -> Verdict:
     """The verdict on one real result; ``value`` is float64 where ``dtype`` is floating, or what torch has instead."""
     if actual.numel() == 0:
@@ -276,6 +291,8 @@ def _worst(
         if value.dtype == torch.float64 and dtype in (torch.float16, torch.bfloat16):
             # torch goes through float32, which IEEE 754 does not ask for: both are right.
             wrong &= actual != rounded_once(value, dtype)
+        for other in others:
+            wrong &= actual != other
         if isinstance(bound, Exact) and bound.signed_zero and dtype.is_floating_point:
             wrong |= torch.signbit(actual) != torch.signbit(rounded)
             wrong &= ~(actual.isnan() & rounded.isnan())

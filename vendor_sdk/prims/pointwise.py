@@ -226,6 +226,17 @@ def _quotient_samples(context: SampleContext) -> Iterator[Sample]:
             yield Sample((x, y), {"rounding_mode": mode}, f"special values, {mode}", special=True)
 
 
+def _of_rounded_quotients(x: torch.Tensor, y: torch.Tensor, *, rounding_mode: str) -> tuple[torch.Tensor, ...]:
+    """What div.Tensor_mode may give beside the exact quotient's whole part. torch "rounds the results of the division towards
+    zero", and a division has rounded its result already: to the dtype, as torch's own kernels do it, or to float32. 7.25 / 0.3027
+    is 23.95, and 24 in bfloat16. Rounding down has no such freedom: it is Python's ``//``, which is exact."""
+    dtype = torch.result_type(x, y)
+    if rounding_mode != "trunc" or not dtype.is_floating_point:
+        return ()
+    quotient = x.double() / y.double()
+    return tuple(quotient.to(rounded).trunc().to(dtype) for rounded in (dtype, torch.float32) if dtype != torch.float64)
+
+
 def _where_samples(context: SampleContext) -> Iterator[Sample]:
     for sample in binary()(context):
         x, y = sample.args
@@ -330,11 +341,11 @@ ROWS = (
         "div.Tensor_mode",
         aten.div.Tensor_mode,
         "x / y rounded down (floor) or toward zero (trunc)",
-        Exact(),
+        Exact(others=_of_rounded_quotients),
         _quotient_samples,
         dtypes=NUMBERS,
         result=Result.PROMOTE,
-        source="Python's // for floor; C's integer division for trunc",
+        source="Python's // for floor; C's integer division for trunc, in which the quotient may have been rounded before",
     ),
     _unary("erf", aten.erf.default, "error function", _ulp(16, 4), unary(), source=OPENCL),
     _unary(
