@@ -26,8 +26,8 @@ class Exact:
     """The reference rounded to the result dtype, bit for bit (signed zeros may differ only where ``signed_zero`` is False).
     Halves are rounded at once or through float32, which differ beside ties.
 
-    ``others`` is for definitions that leave open what is rounded: called with the sample's arguments, it returns further tensors
-    of the result's shape and dtype, and each element may be that of any of them.
+    ``others`` is for definitions that leave open what is rounded: called with the sample's arguments, it returns further
+    tensors of the result's shape and dtype, and each element may be that of any of them.
     """
 
     signed_zero: bool = False

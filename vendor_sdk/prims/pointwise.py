@@ -228,8 +228,8 @@ def _quotient_samples(context: SampleContext) -> Iterator[Sample]:
 
 def _of_rounded_quotients(x: torch.Tensor, y: torch.Tensor, *, rounding_mode: str) -> tuple[torch.Tensor, ...]:
     """What div.Tensor_mode may give beside the exact quotient's whole part. torch "rounds the results of the division towards
-    zero", and a division has rounded its result already: to the dtype, as torch's own kernels do it, or to float32. 7.25 / 0.3027
-    is 23.95, and 24 in bfloat16. Rounding down has no such freedom: it is Python's ``//``, which is exact."""
+    zero", and a division has rounded its result already: to the dtype, as torch's own kernels do it, or to float32. 7.25 over
+    0.3027 is 23.95, and 24 in bfloat16. Rounding down has no such freedom: it is Python's ``//``, which is exact."""
     dtype = torch.result_type(x, y)
     if rounding_mode != "trunc" or not dtype.is_floating_point:
         return ()
