@@ -23,6 +23,8 @@ def test_the_defect_is_there_in_the_version_that_is_listed(name: str) -> None:
     package, version = LISTED[name]
     pytest.importorskip(package)
     scope = runpy.run_path(str(DOCS / "found" / f"{name}.py"))
+    if not scope.get("here", lambda: True)():
+        pytest.skip("shows on other machines")
     wrong, installed = scope["wrong"](), importlib.metadata.version(package).partition("+")[0]
     if installed != version:
         pytest.skip(f"{package} {installed}: {wrong or 'mended'}; listed for {version}")
