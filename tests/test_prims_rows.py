@@ -340,6 +340,24 @@ def test_a_quotient_may_be_rounded_before_it_is_truncated() -> None:
     assert quotients("floor", 22.0, 23.0, 24.0) == [False, True, False]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["scatter_add", "scatter_reduce"])
+def test_what_is_scattered_may_be_summed_in_halves(name: str, dtype: torch.dtype) -> None:
+    """As with index_put: torch's CUDA kernels add by atomic operations on the halves. A forgotten addend is still found."""
+    row, kind = OPSET[name], ("sum",) if name == "scatter_reduce" else ()
+    source = draw(SampleContext.make(dtype), (5, 40), Interval(0.5, 2.0))
+    index = torch.arange(40).expand(5, 40) % 5
+    sample = Sample((torch.ones(5, 5, dtype=dtype), 1, index, source, *kind))
+    expected = reference(row, sample)
+    rounded, forgotten = torch.ones(5, 5, dtype=dtype), torch.ones(5, 5, dtype=dtype)
+    for place in range(40):
+        rounded[:, place % 5] += source[:, place]
+        forgotten[:, place % 5] += source[:, place] if place < 39 else 0
+    assert not torch.equal(rounded, expected[0].value.to(dtype))
+    assert violations(row.bound, row, sample, rounded, expected).ok
+    assert not violations(row.bound, row, sample, forgotten, expected).ok
+
+
 def test_ulp_counts_units() -> None:
     eps = torch.finfo(torch.float32).eps
     verdict = judge(Ulp(2.0), torch.tensor([1.0, 1.0 + 3 * eps]), expect(1.0, 1.0))

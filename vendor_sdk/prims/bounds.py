@@ -64,7 +64,7 @@ class Accumulated:
         magnitude: called with the sample's float64 arguments, returns the operation on absolute values (same structure as the
             result); ``None``: call the prim's own reference with absolute values.
         constant: multiplies the growth; 1 unless the operation rounds more than once per term.
-        own_dtype: halves that may be summed in themselves, as torch's kernels of this operation do; float32 otherwise.
+        own_dtype: halves that may be summed in themselves, as kernels of torch for this operation do; float32 otherwise.
     """
 
     terms: Callable[..., int]

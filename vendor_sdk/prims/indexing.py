@@ -624,6 +624,17 @@ def _put_terms(self: Tensor, places: Sequence[Tensor | None], source: Tensor, ac
     return 1 + int(hits.max()) if hits.numel() else 1
 
 
+def _scatter_terms(
+    self: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str = "sum", include_self: bool = True
+) -> int:
+    """How many values the fullest element takes in, itself among them. A mean divides, which rounds once more; a maximum adds
+    nothing up."""
+    if reduce in ("amax", "amin"):
+        return 1
+    hits = aten.scatter_add.default(torch.zeros(self.shape), dim, index, torch.ones(index.shape))
+    return 1 + (int(hits.max()) if hits.numel() else 0) + (reduce == "mean")
+
+
 def _segment_terms(data: Tensor, reduce: str, **kwargs: Any) -> int:
     """The longest segment; a maximum or minimum adds nothing up."""
     longest = kwargs["lengths"].max() if kwargs.get("lengths") is not None else kwargs["offsets"].diff().max()
@@ -701,12 +712,12 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten.scatter_add.default,
         summary="self with self[index[i][j]][j] += src[i][j] along dim",
         bound=Accumulated(
-            terms=lambda self, dim, index, src: 1 + max(1, index.numel()),
+            terms=_scatter_terms,
             magnitude=_magnitude(aten.scatter_add.default, (0, 3)),
+            own_dtype=HALVES,
         ),
         samples=_scatter_add,
         decomposition=decompose_scatter_add,
-        decomposition_cost="halves may be summed in their own dtype, as index_put is",
     ),
     _row(
         name="scatter_reduce",
@@ -714,8 +725,9 @@ _CANDIDATES: tuple[Prim, ...] = (
         summary="self combined with src at index along dim by sum, prod, mean, amax or amin; without self if not include_self",
         dtypes=NUMBERS,
         bound=Accumulated(
-            terms=lambda self, dim, index, src, reduce, include_self=True: 1 + max(1, index.numel()),
+            terms=_scatter_terms,
             magnitude=_magnitude(aten.scatter_reduce.two, (0, 3)),
+            own_dtype=HALVES,
         ),
         samples=_scatter_reduce,
     ),
