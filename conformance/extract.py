@@ -105,7 +105,7 @@ def side_by_side(extracts: Sequence[Extract]) -> str:
     row("device", (each["device"] for each in extracts))
     row("torch", (each["torch"] for each in extracts))
     row("run", (f"{each['date']}, {each['effort']}, seed {each['seed']}" for each in extracts))
-    row("took", (f"{each['seconds']} s, {each['workers']} workers" for each in extracts))
+    row("took", (_duration(each) for each in extracts))
     row("suite", (f"`{each['suite']}`" if each["suite"] else "" for each in extracts))
     row("native coverage", (_coverage(each) for each in extracts))
     for kind, title in TITLES.items():
@@ -120,6 +120,11 @@ def side_by_side(extracts: Sequence[Extract]) -> str:
             if each[key]:
                 lines += ["", f"`{each['backend']}` {title}:", "", *_listed(each[key])]
     return "\n".join(lines) + "\n"
+
+
+def _duration(found: Extract) -> str:
+    stopped = ", stopped before its end" if found["interrupted"] else ""
+    return f"{found['seconds']} s, {found['workers']} worker{'s' if found['workers'] > 1 else ''}{stopped}"
 
 
 def _coverage(found: Extract) -> str:
