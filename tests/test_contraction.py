@@ -220,6 +220,54 @@ def test_few_rows(shape: tuple[int, int, int], dynamic: bool) -> None:
     check_mm(torch.randn(n, k), torch.randn(m, k).t(), dynamic=dynamic)
 
 
+FEWER_ROWS_THAN_COLUMNS = [
+    (25, 1500, 70),
+    (47, 200, 256),
+    (64, 129, 257),
+    (65, 1100, 300),
+    (130, 1000, 700),
+    (150, 5000, 40),
+]
+"""Rows, columns and steps of products whose right factor lies along the sum: their transposes are computed."""
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("shape", FEWER_ROWS_THAN_COLUMNS, ids=str)
+def test_fewer_rows_than_columns(shape: tuple[int, int, int], dynamic: bool) -> None:
+    m, n, k = shape
+    check_mm(torch.randn(m, k), torch.randn(n, k).t(), dynamic=dynamic)
+    check_mm(torch.randn(k, m).t(), torch.randn(n, k).t(), dynamic=dynamic)
+    check_mm(torch.randn(m, k), torch.randn(n, k + 9)[:, 3:-6].t(), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.int64], ids=str)
+def test_fewer_rows_than_columns_of_other_dtypes(dtype: torch.dtype) -> None:
+    a, b = torch.randint(-9, 9, (70, 301)).to(dtype), torch.randint(-9, 9, (450, 301)).to(dtype).t()
+    (result,) = launch(call(aten.mm.default, (a, b)))
+    assert torch.equal(result, a @ b)
+
+
+def test_fewer_rows_than_columns_do_not_depend_on_the_number_of_threads() -> None:
+    a, b = torch.randn(70, 700), torch.randn(1331, 700).t()
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(check_mm(a, b))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_nan_stays_in_its_row_and_column_where_the_transpose_is_computed() -> None:
+    a, b = torch.randn(50, 301), torch.randn(200, 301)
+    a[49, 300], b[199, 0] = float("nan"), float("inf")
+    (result,) = launch(call(aten.mm.default, (a, b.t())))
+    assert torch.equal(result.isnan(), (a @ b.t()).isnan())
+    assert torch.equal(result.isinf(), (a @ b.t()).isinf())
+
+
 def test_few_rows_of_many_batches() -> None:
     check_mm(torch.randn(5, 3, 200), torch.randn(5, 33, 200).mT)
 
@@ -267,6 +315,7 @@ def test_other_instruction_sets(instructions: str, monkeypatch: pytest.MonkeyPat
         check_mm(torch.randn(15, 301), torch.randn(301, 33))
         check_mm(torch.randn(1, 301), torch.randn(33, 301).t())
         check_mm(torch.randn(7, 301), torch.randn(33, 301).t())
+        check_mm(torch.randn(50, 301), torch.randn(333, 301).t())
         test_few_rows_of_other_dtypes(torch.float64)
         test_few_rows_of_other_dtypes(torch.int64)
     finally:

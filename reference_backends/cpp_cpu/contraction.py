@@ -125,10 +125,10 @@ def _packed(left: contraction.Factor, columns: int, symbols: Container[str]) -> 
 
 def _tiled(rows: int, columns: int) -> float:
     """Products computed for a result of this size in tiles of AVX-512, as a measure of time."""
-    panels, rest = divmod(rows, 7)
+    panels, rest = divmod(rows, 6)
     whole, tail = divmod(columns, 64)
     # A tile of few rows waits for its columns, one of few columns for its rows.
-    height = panels * 7 + (max(rest, 3) if rest else 0)
+    height = panels * 6 + (max(rest, 3) if rest else 0)
     width = whole * 64 + (0 if not tail else 24 if tail <= 16 else (tail + 15) // 16 * 16)
     return height * width
 

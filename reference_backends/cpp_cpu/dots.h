@@ -97,14 +97,14 @@ static __attribute__((noinline)) void dot_products(const T *a, int64_t a_row, in
 }
 
 enum : int64_t {
-  FEW_ROWS = 64,
+  FEW_ROWS = 24,
   DOT_BYTES = 1 << 19,  // Of rows that are read again and again.
   DOT_DEPTH = 256,      // Terms of a lane that are summed before they are added to those before them.
   DOT_COLUMNS = 64,     // That one task computes.
 };
 
-// Whether this is faster than packing. Measured on Zen 4: lanes are added in the time of 16 rows' products with as many steps, and
-// the rows must stay in the second cache.
+// Whether this is faster than packing either factor: from 32 rows on, which fill vectors, it is not (on a Xeon with AMX). Measured on
+// Zen 4: lanes are added in the time of 16 rows' products with as many steps, and the rows must stay in the second cache.
 template <class T> static bool is_for_dots(const Product<T> &p) {
   const int64_t steps = min_int(p.k, DOT_DEPTH * Lane<T>::COUNT);
   return p.m <= FEW_ROWS && p.n >= DOTS && p.k >= max_int(128, 16 * p.m) && p.m * steps * (int64_t)sizeof(T) <= DOT_BYTES &&

@@ -3,11 +3,15 @@
 //
 // The left factor is read where it lies when it is a tensor along its rows or along the sum; a factor that is computed is packed in
 // panels, shared by all threads. Each thread takes panels of columns, packs a block of the right factor that fits its first cache
-// levels, and runs it against all panels of the left one. What a thread packs and sums is on its stack. Every element of the result
-// is summed in one order, whatever the number of threads.
+// levels, and runs it against all panels of the left one. Where the right factor has more columns than the left one has rows and is
+// summed along memory, which packing would transpose, the product's transpose is computed: the left factor is packed, and the right one
+// read where it lies. What a thread packs and sums is on its stack. Every element of the result is summed in one order, whatever the
+// number of threads.
 
+// A tile's sums, the vectors that they are made of and an element of the left factor are all in registers: what is spilled is
+// loaded and stored at every step.
 #if defined __AVX512F__
-enum { VECTOR_BYTES = 64, TILE_ROWS = 7, TILE_VECTORS = 4 };
+enum { VECTOR_BYTES = 64, TILE_ROWS = 6, TILE_VECTORS = 4 };
 #elif defined __AVX2__ && defined __FMA__
 enum { VECTOR_BYTES = 32, TILE_ROWS = 6, TILE_VECTORS = 2 };
 #else
@@ -59,7 +63,8 @@ static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RE
 #pragma GCC unroll 32
   for (int i = 0; i < M; ++i) row[i] = a.data + (i < a.rows ? i : 0) * a.row;
   const int64_t step = a.step;
-  for (int64_t at = 0; k > 0; --k, at += step, b += pitch) {
+  int64_t at = 0;
+  const auto add_products = [&]() INLINE_LAMBDA {
     V right[N];
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) right[j] = *(const V *)(b + j * L);
@@ -69,7 +74,10 @@ static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RE
 #pragma GCC unroll 4
       for (int j = 0; j < N; ++j) sum[i][j] = multiply_add(left, right[j], sum[i][j]);
     }
-  }
+    at += step, b += pitch;
+  };
+  for (; k > 1; k -= 2) add_products(), add_products();
+  if (k > 0) add_products();
 #pragma GCC unroll 32
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 4
@@ -175,6 +183,7 @@ enum : int64_t {
   SUM_BYTES = 2 << 20,          // Of sums of all rows and columns so far, while parts of the left factor are packed.
   PARALLEL_PRODUCTS = 1 << 17,  // Fewer are not worth other threads.
   SEPARATE_PRODUCTS = 1 << 28,  // Of a batch that one thread may take alone.
+  TURN_ROWS = 48,               // That are turned together: a whole number of vectors.
 };
 
 // A block of a factor as depth x width, the rows (or columns) beyond `count` zero.
@@ -229,12 +238,13 @@ static __attribute__((noinline)) void pack(const Factor<T> &factor, int64_t batc
 template <class T> struct Blocks {
   const Product<T> &p;
   int64_t panels, height, depth, columns, groups, block, unit;
+  const Product<T> *turned = nullptr;  // The product that was asked for, where `p` is its transpose.
   int64_t pitch, per_group;  // Of packed rows: panels share a group of whole vectors.
   T *left, *sums;
 
   enum { L = Lane<T>::COUNT, WIDTH = L * TILE_VECTORS };
 
-  Blocks(const Product<T> &product, int64_t threads) : p(product) {
+  Blocks(const Product<T> &product, int64_t threads, const Product<T> *whose = nullptr) : p(product), turned(whose) {
     panels = parts(p.m, p.rows), columns = parts(p.n, WIDTH);
     per_group = max_int(L / p.rows, 1), pitch = parts(p.rows, L) * L;
     const int64_t steps = max_int(p.k, 1);
@@ -249,7 +259,7 @@ template <class T> struct Blocks {
       else depth = parts(steps, parts(steps, max_int(LEFT_BYTES / (all * step_bytes), DEPTH)));
     }
     block = parts(unit, parts(unit, DEPTH));
-    if (block < steps && !split()) height = min_int(height, max_int(HEIGHT / p.rows, 1));
+    if (keeps_tiles() && !split()) height = min_int(height, max_int(HEIGHT / p.rows, 1));
     height = parts(panels, parts(panels, height));
     if (!direct()) height = min_int(parts(height, per_group) * per_group, parts(panels, per_group) * per_group);
     groups = columns >= 4 * threads ? 1 : min_int(height, parts(4 * threads, columns));
@@ -262,9 +272,11 @@ template <class T> struct Blocks {
   int64_t shared_bytes() const { return left_bytes() + (split() ? lines(height * columns * p.rows * WIDTH) : 0); }
   // Of a block of the right factor, and of the tiles that are summed over several blocks.
   int64_t own_bytes() const {
-    const int64_t tiles = split() ? 0 : block < p.k ? parts(height, groups) : 1;
-    return lines(min_int(block, depth) * WIDTH + tiles * p.rows * WIDTH);
+    const int64_t tiles = split() ? 0 : keeps_tiles() ? parts(height, groups) : 1;
+    return lines(min_int(block, depth) * WIDTH + tiles * p.rows * WIDTH + (turned ? (L + TURN_ROWS) * WIDTH : 0));
   }
+  bool keeps_tiles() const { return block < p.k || turned; }
+  int64_t tiles_to_turn() const { return TURN_ROWS / p.rows; }
   void use(char *memory) { left = (T *)memory, sums = (T *)(memory + left_bytes()); }
 
   void pack_left(int64_t batch, int64_t first_panel, int64_t group, int64_t from, int64_t steps) const {
@@ -278,13 +290,28 @@ template <class T> struct Blocks {
     return {left + panel / per_group * pitch * steps + start * pitch + panel % per_group * p.rows, 1, pitch, rows};
   }
 
+  // Tiles that lie one behind the other, as rows of the product that was asked for.
+  void finish_turned(int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *tiles, int64_t width, T *to) const {
+    typedef typename Lane<T>::Vector V;
+    for (int64_t r = 0; r < rows; r += L)
+      for (int64_t c = 0; c < columns; c += L) {
+        V block[L];
+#pragma GCC unroll 64
+        for (int i = 0; i < L; ++i) block[i] = *(const V *)(tiles + (r + i) * width + c);
+        exchange_rows<L / 2, L>(block);
+#pragma GCC unroll 64
+        for (int i = 0; i < L; ++i) *(V *)(to + (c + i) * TURN_ROWS + r) = block[i];
+      }
+    turned->finish(turned->context, batch, column, columns, row, min_int(rows, p.m - row), to, TURN_ROWS);
+  }
+
   // Panels [begin, end) of the left block against one panel of columns.
   void multiply(int64_t batch, int64_t first_panel, int64_t begin, int64_t end, int64_t column, int64_t from, int64_t steps, T *own) const {
     T *const own_sums = own + min_int(block, depth) * WIDTH;
     const int64_t first = column * WIDTH, count = min_int(WIDTH, p.n - first), width = count <= p.narrow ? p.narrow : WIDTH;
     const auto product = count <= p.narrow ? p.slim : p.wide, last_product = count <= p.narrow ? p.last_slim : p.last_wide;
     T *const tiles = split() ? sums + (column * height + begin) * p.rows * WIDTH : own_sums;
-    const int64_t apart = split() || block < p.k ? p.rows * WIDTH : 0;
+    const int64_t apart = split() || keeps_tiles() ? p.rows * (turned ? width : WIDTH) : 0;
     const int64_t apart_in_right = p.right.panel ? p.right.panel : width;
     const bool last = from + steps >= p.k;
     if (steps <= 0) __builtin_memset(tiles, 0, p.rows * WIDTH * sizeof(T));
@@ -297,7 +324,11 @@ template <class T> struct Blocks {
         T *const tile = tiles + (panel - begin) * apart;
         const auto run = first_panel + panel + 1 < panels ? product : last_product;
         if (steps > 0) run(tile_at(batch, first_panel, panel, from, steps, start), right, apart_in_right, length, tile, from + start == 0);
-        if (last && start + length >= steps) {
+        if (last && start + length >= steps && turned) {
+          const int64_t strip = (panel - begin) / tiles_to_turn() * tiles_to_turn();
+          if (panel + 1 == end || panel - begin + 1 == strip + tiles_to_turn())
+            finish_turned(batch, (first_panel + begin + strip) * p.rows, (panel - begin + 1 - strip) * p.rows, first, count, tiles + strip * apart, width, own_sums + parts(height, groups) * p.rows * WIDTH + L * WIDTH);
+        } else if (last && start + length >= steps) {
           const int64_t row = (first_panel + panel) * p.rows;
           p.finish(p.context, batch, row, min_int(p.rows, p.m - row), first, count, tile, width);
         }
@@ -358,9 +389,53 @@ INLINE char *aligned_to_line(void *memory) { return (char *)(((__UINTPTR_TYPE__)
 template <class T> static bool is_for_dots(const Product<T> &p);  // dots.h
 template <class T> static int32_t dot_matrix_product(const Product<T> &p);
 
+// A factor that was packed in panels as wide as the widest tile.
+template <class T> struct Packed {
+  enum : int64_t { WIDTH = Lane<T>::COUNT * TILE_VECTORS };
+  const T *data;
+  int64_t k;
+  static const T *address(const void *context, int64_t, int64_t first, int64_t from) {
+    const Packed &packed = *(const Packed *)context;
+    return packed.data + first * packed.k + from * WIDTH;
+  }
+};
+
+// Whether the transpose is faster: packing a row takes as long as the products of 16 others with it, and turning a result as long as
+// 24 steps of its sum.
+template <class T> static bool is_for_turning(const Product<T> &p) {
+  return p.batches == 1 && lies_along(p.right, p.k) && p.m < p.n && p.k > 0 && 16 * (p.n - p.m) * p.k > 24 * p.m * p.n;
+}
+
+template <class T> static int32_t turned_matrix_product(const Product<T> &given) {
+  typedef Packed<T> Panels;
+  const int64_t columns = parts(given.m, Panels::WIDTH), blocks_of_steps = parts(given.k, DEPTH);
+  const int64_t threads = given.m * given.n * given.k < PARALLEL_PRODUCTS ? 1 : omp_get_max_threads();
+  const Shared panels(columns * Panels::WIDTH * given.k * (int64_t)sizeof(T));
+  if (!panels.memory) return OUT_OF_MEMORY;
+  T *const packed = (T *)panels.memory;
+  const Panels right = {packed, given.k};
+  Product<T> p = given;
+  p.m = given.n, p.n = given.m, p.left = given.right, p.right = {};
+  p.right.address = Panels::address, p.right.address_context = &right, p.right.panel = Panels::WIDTH;
+  fitting_tiles(p, p.n);
+  const Blocks<T> blocks(p, threads, &given);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    T *const own = (T *)aligned_to_line(__builtin_alloca(blocks.own_bytes() + 64));
+#pragma omp for schedule(static)
+    for (int64_t number = 0; number < columns * blocks_of_steps; ++number) {
+      const int64_t first = number / blocks_of_steps * Panels::WIDTH, from = number % blocks_of_steps * DEPTH;
+      pack(given.left, 0, first, min_int(Panels::WIDTH, given.m - first), Panels::WIDTH, from, min_int(DEPTH, given.k - from), packed + first * given.k + from * Panels::WIDTH);
+    }
+    blocks.template run<true>(0, own);
+  }
+  return OK;
+}
+
 template <class T> static int32_t product_of_matrices(const Product<T> &given) {
   if (given.batches <= 0 || given.m <= 0 || given.n <= 0) return OK;
   if (is_for_dots(given)) return dot_matrix_product(given);
+  if (is_for_turning(given)) return turned_matrix_product(given);
   Product<T> p = given;
   fitting_tiles(p, p.n);
   const int64_t work = p.m * p.n * max_int(p.k, 1);
