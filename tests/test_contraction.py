@@ -226,9 +226,10 @@ FEWER_ROWS_THAN_COLUMNS = [
     (64, 129, 257),
     (65, 1100, 300),
     (130, 1000, 700),
+    (40, 5000, 130),
     (150, 5000, 40),
 ]
-"""Rows, columns and steps of products whose right factor lies along the sum: their transposes are computed."""
+"""Rows, columns and steps of products whose right factor lies along the sum: where the transpose is computed, and just beyond."""
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -237,7 +238,11 @@ def test_fewer_rows_than_columns(shape: tuple[int, int, int], dynamic: bool) -> 
     m, n, k = shape
     check_mm(torch.randn(m, k), torch.randn(n, k).t(), dynamic=dynamic)
     check_mm(torch.randn(k, m).t(), torch.randn(n, k).t(), dynamic=dynamic)
-    check_mm(torch.randn(m, k), torch.randn(n, k + 9)[:, 3:-6].t(), dynamic=dynamic)
+
+
+def test_fewer_rows_than_columns_that_are_apart() -> None:
+    check_mm(torch.randn(60, 310)[:, 5:305], torch.randn(700, 309)[:, 3:303].t())
+    check_mm(torch.randn(60, 310)[:, 5:305], torch.randn(700, 901)[::2, 3:303].t())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.int64], ids=str)

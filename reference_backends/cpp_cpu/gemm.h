@@ -401,9 +401,9 @@ template <class T> struct Packed {
 };
 
 // Whether the transpose is faster: packing a row takes as long as the products of 16 others with it, and turning a result as long as
-// 24 steps of its sum.
+// 40 steps of its sum. Rows become columns, and fewer than a vector of them would be computed in vain.
 template <class T> static bool is_for_turning(const Product<T> &p) {
-  return p.batches == 1 && lies_along(p.right, p.k) && p.m < p.n && p.k > 0 && 16 * (p.n - p.m) * p.k > 24 * p.m * p.n;
+  return p.batches == 1 && lies_along(p.right, p.k) && p.m > Lane<T>::COUNT && p.m < p.n && 16 * (p.n - p.m) * p.k > 40 * p.m * p.n;
 }
 
 template <class T> static int32_t turned_matrix_product(const Product<T> &given) {
