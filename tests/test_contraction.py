@@ -229,7 +229,7 @@ FEWER_ROWS_THAN_COLUMNS = [
     (40, 5000, 130),
     (150, 5000, 40),
 ]
-"""Rows, columns and steps of products whose right factor lies along the sum: where the transpose is computed, and just beyond."""
+"""Rows, columns and steps of products whose right factor lies along the sum: their transposes are computed; and just beyond."""
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
