@@ -38,6 +38,10 @@ CHUNKS = 128
 """Programs that sum rows at least: about as many as a large GPU has multiprocessors."""
 ELEMENTS = 1 << 21
 """Of the rows that such programs have under way: rows follow each other within a program, each after the waits of the last."""
+FEW = 8
+"""Rows of a length that only the call knows which are divided as if they were long: so many programs alone would take long."""
+UNKNOWN = 1 << 22
+"""Iterations that they are taken for."""
 
 
 def rows(nest: loop.Nest) -> tuple[list[index.Int], int, int]:
@@ -59,9 +63,13 @@ def divided(kernel: LoopKernel) -> LoopKernel:
             kernel = online.online(kernel, position)
         nest = kernel.body[position]
         count = index.product([r.size for r in nest.ranges]).value
+        across = walks_across(nest)
         known = [size.value for size in lengths if size.value]
+        few = count is not None and (count <= FEW or across)
+        if few and len(known) < len(lengths) and all(size.value != 0 for size in lengths):
+            known, longest = [size.value or UNKNOWN for size in lengths], UNKNOWN
         if count and known and len(known) == len(lengths):
-            kind: Kind = "whole" if longest <= LONGEST and not walks_across(nest) else manner(nest)
+            kind: Kind = "whole" if longest <= LONGEST and not across else manner(nest)
             number = parts(count, known, kind)
             if number > 1:
                 kernel = split.split(kernel, position, number, apart=kind == "across")
