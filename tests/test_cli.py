@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -262,14 +263,28 @@ def test_the_first_commands_of_a_vendor_import_no_torch(tmp_path: Path) -> None:
     assert (tmp_path / "freshchip" / "pyproject.toml").is_file()
 
 
-def test_backends_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def completions(*words: str) -> list[str]:
+    """What bash is offered for the last word."""
+    line = shlex.join(["vendor-sdk", *words[:-1]]) + f" {words[-1]}"
+    variables = {"_VENDOR_SDK_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+    shown = CliRunner().invoke(main, [], prog_name="vendor-sdk", env=variables).stdout
+    return [line.partition(",")[2] for line in shown.splitlines()]
+
+
+def test_backends_complete(install: Any) -> None:
+    install("zebra", {"zebra_chip": "json"})
     for shell in ("bash", "zsh", "fish"):
         assert "_VENDOR_SDK_COMPLETE" in run("completion", shell).stdout
-    completed = CliRunner().invoke(
-        main, [], prog_name="vendor-sdk",
-        env={"_VENDOR_SDK_COMPLETE": "bash_complete", "COMP_WORDS": "vendor-sdk ops --backend cpp", "COMP_CWORD": "3"},
-    )  # fmt: skip
-    assert completed.stdout == "plain,cpp_cpu\n"
+    assert completions("ops", "--backend", "zeb") == ["zebra_chip"]
+    assert completions("conformance", "--backend", "zeb") == ["zebra_chip"]
+
+
+def test_commands_of_the_suite_complete() -> None:
+    assert completions("conf") == ["conformance"]
+    assert completions("conformance", "--ef") == ["--effort"]
+    assert completions("conformance", "--backend", "x", "--effort", "") == ["quick", "standard", "full"]
+    assert completions("report", "com") == ["compare"]
+    assert completions("report", "compare", "--j") == ["--json"]
 
 
 def test_list_reads_metadata_alone(install: Any) -> None:

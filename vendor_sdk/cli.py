@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LATER = ("new", "doctor", "next", "minify", "profile", "completion")
 """Commands of modules of their own, ``vendor_sdk/commands/``, which are imported when they are asked for."""
+SUITE = {"conformance": "conformance.cli", "report": "conformance.report_cli"}
+"""Commands of the suite, and where they are."""
 
 
 class _Commands(click.Group):
@@ -131,20 +133,45 @@ def ops(patterns: Sequence[str], families: Sequence[str], backend: str | None, a
     out.print(_totals(prims, placements))
 
 
-@main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def _of_suite(name: str | None) -> click.Command:
+    command: click.Command = importlib.import_module(SUITE[name or ""]).main
+    return command
+
+
+class _Elsewhere(click.Command):
+    """A command of the suite, which is imported when it runs, or completes."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[Any]:
+        from click.shell_completion import ShellComplete
+
+        given = list(ctx.params["arguments"] or ())
+        if given[-1:] == ["--backend"]:
+            return BACKEND.shell_complete(ctx, self.params[0], incomplete)
+        return ShellComplete(_of_suite(self.name), {}, "", "").get_completions(given, incomplete)
+
+
+def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    return ctx.command.shell_complete(ctx, incomplete)
+
+
+def _elsewhere(function: Any) -> click.Command:
+    """Passes all that follows on."""
+    arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=_completed)
+    settings = {"ignore_unknown_options": True}
+    return main.command(cls=_Elsewhere, context_settings=settings, add_help_option=False)(arguments(function))
+
+
+@_elsewhere
 def conformance(arguments: Sequence[str]) -> None:
     """Certify a backend (`vendor-sdk conformance --help`)."""
-    command = importlib.import_module("conformance.cli").main
-    status = command.main(args=list(arguments), prog_name="vendor-sdk conformance", standalone_mode=False)
+    status = _of_suite("conformance").main(args=list(arguments), prog_name="vendor-sdk conformance", standalone_mode=False)
     sys.exit(status if isinstance(status, int) else 0)
 
 
-@main.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@_elsewhere
 def report(arguments: Sequence[str]) -> None:
     """Merge, compare, verify, show conformance reports (`vendor-sdk report --help`)."""
-    importlib.import_module("conformance.report_cli").main(args=list(arguments), prog_name="vendor-sdk report")
+    _of_suite("report").main(args=list(arguments), prog_name="vendor-sdk report")
 
 
 @main.group()
