@@ -27,7 +27,8 @@ test: compiler $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(SITE)
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --without all $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --needing $(PYTEST_ARGS)
 
 docs: $(INSTALLED)
 	$(BIN)/vendor-sdk docs

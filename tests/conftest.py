@@ -1,4 +1,4 @@
-"""Fixtures: plugins registered for one test, and distributions installed for one test."""
+"""Fixtures: plugins registered for one test, and distributions installed for one test. Options: see `without.py`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.without import (  # noqa: F401
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_pycollect_makemodule,
+    pytest_sessionfinish,
+)
 from vendor_sdk.contract import discovery
 
 

@@ -520,6 +520,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli.main, list(arguments))
 
 
+@pytest.mark.needs("cpp_cpu")
 @pytest.mark.parametrize(
     ("arguments", "what", "where"),
     [

@@ -167,9 +167,9 @@ def test_outputs_are_stored_in_the_promised_order() -> None:
 
     x, y = torch.randn(37, 37), torch.randn(37, 37)
     graphs: list[CompiledGraph] = []
-    torch._dynamo.reset()
+    use_kind("toyloops")
     with recording(graphs.append):
-        got = torch.compile(f, backend="cpp_cpu")(x, y)
+        got = torch.compile(f, backend="toyloops")(x, y)
     (graph,) = graphs
     assert "RT.output" not in graph.wrapper.source
     for value, expected in zip(got, f(x, y), strict=True):
@@ -185,7 +185,7 @@ def test_outputs_are_stored_in_the_promised_order() -> None:
             for dynamic in (False, True):
                 torch._dynamo.reset()
                 image = torch.randn(shape).contiguous(memory_format=layout)
-                got = torch.compile(images, backend="cpp_cpu", dynamic=dynamic)(image)
+                got = torch.compile(images, backend="toyloops", dynamic=dynamic)(image)
                 for value, expected in zip(got, images(image), strict=True):
                     assert value.stride() == expected.stride()
                     torch.testing.assert_close(value, expected)
@@ -438,8 +438,8 @@ def test_random_numbers_do_not_depend_on_fusion() -> None:
     x = torch.randn(33, 17)
     results = []
     for options in ({}, {"fuse": False}):
-        torch._dynamo.reset()
-        compiled = torch.compile(run, backend="cpp_cpu", options=options)
+        use_kind("toyloops")
+        compiled = torch.compile(run, backend="toyloops", options=options)
         torch.manual_seed(3)
         results.append(compiled(x))
     torch.testing.assert_close(results[0], results[1])

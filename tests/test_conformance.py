@@ -25,6 +25,7 @@ from conformance.cases import Case
 from conformance.expectations import Expectations
 from conformance.pool import Pool, Result, StartError
 from conformance.worker import Settings
+from tests.without import python_path
 
 ROOT = Path(__file__).resolve().parent.parent
 aten = torch.ops.aten
@@ -153,7 +154,7 @@ def command(folder: Path, *words: str) -> Finished:
     done = subprocess.run(
         [sys.executable, "-c", "from vendor_sdk.cli import main; main(prog_name='vendor-sdk')", *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT), "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -297,7 +298,8 @@ def test_claims_that_hold_exit_with_zero_in_pytest_too(tmp_path: Path) -> None:
     pytest_words = ["-p", "no:cacheprovider", "--workers", "1", "--output", "out"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--pyargs", "conformance", *pytest_words, *words],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300, check=False,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": python_path(ROOT)},
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed, 1 xfailed" in done.stdout
@@ -397,7 +399,7 @@ def test_an_interrupted_run_keeps_what_has_finished_and_is_resumed(tmp_path: Pat
     run = heeding + "runpy.run_module('conformance.cli', run_name='__main__')"
     with subprocess.Popen(
         [sys.executable, "-c", run, *words, "--timeout", "60", "--output", "out"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": python_path(ROOT)}, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:

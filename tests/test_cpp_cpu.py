@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
+import vendor_sdk
 from reference_backends.cpp_cpu import compiler
-from reference_backends.cpp_cpu.emitter import OPS, CppEmitter
+from reference_backends.cpp_cpu.emitter import OPS, CppEmitter, KernelText
 from reference_backends.cpp_cpu.kernels import KERNELS
 from tests.chips import use_chip
 from tests.lowered import Call, call, chain
-from vendor_sdk import Kernel, load, torch_private
+from vendor_sdk import Kernel, load, pipeline, torch_private
 from vendor_sdk.capture.graph import trace
 from vendor_sdk.contract.loader import Session
 from vendor_sdk.errors import CompilerError, LoweringError
@@ -31,6 +33,7 @@ from vendor_sdk.prims.opset import COMPOSITES, OPSET
 from vendor_sdk.prims.reference import reference
 from vendor_sdk.prims.samples import Effort, Sample, SampleContext
 from vendor_sdk.routes import Routes
+from vendor_sdk.run.kept import kept
 
 aten = torch.ops.aten
 EMITTER = CppEmitter()
@@ -380,3 +383,45 @@ def test_max_pools(window: tuple[int, int, int, int], dtype: torch.dtype) -> Non
         torch.testing.assert_close(each, values, rtol=0, atol=0, equal_nan=True)
     number = values == values
     assert torch.equal(found[number], positions[number])
+
+
+# Memory
+
+
+def build(function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+    return vendor_sdk.compile_graph(vendor_sdk.trace(function, inputs), backend="cpp_cpu")
+
+
+def test_blocks_of_outputs_fit_and_come_back_from_any_thread() -> None:
+    vendor_sdk.release_memory()
+    inputs = [torch.randn(rows, 1024) for rows in (64, 66, 96, 1500)]
+    compiled = (
+        build(lambda v: v + 1, inputs[0]),
+        build(lambda v: v + 1, inputs[1]),
+        *(build(lambda v: v + 1, x) for x in inputs[2:]),
+    )
+    made = [graph(x)[0] for graph, x in zip(compiled, inputs, strict=True)]
+    for x, y in zip(inputs, made, strict=True):
+        torch.testing.assert_close(y, x + 1)
+    del y
+    address = made[0].data_ptr()
+    thread = threading.Thread(target=made.clear)
+    thread.start()
+    thread.join()
+    (larger,) = compiled[2](inputs[2])
+    (again,) = compiled[0](inputs[0])
+    assert again.data_ptr() == address
+    assert larger.data_ptr() != address
+    del again, larger
+    assert vendor_sdk.release_memory() >= sum(x.nbytes for x in inputs)
+
+
+def test_panels_of_kept_parameters_are_read_in_place() -> None:
+    graphs: list[vendor_sdk.CompiledGraph] = []
+    model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.Tanh())
+    with pipeline.recording(graphs.append), torch.no_grad():
+        torch.compile(model, backend="cpp_cpu", options={"keep": True})(torch.randn(16, 512))
+    kept.release()
+    ((kernel,),) = (graph.loops.values() for graph in graphs)
+    text = KernelText(kernel).text()
+    assert text.count("nullptr, nullptr, false, address_with") == 1, text

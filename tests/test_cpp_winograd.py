@@ -10,7 +10,7 @@ import torch
 from reference_backends.cpp_cpu import winograd
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from tests.lowered import call
-from tests.test_contraction import launch
+from tests.test_cpp_contraction import launch
 from vendor_sdk.ir.contraction import match
 from vendor_sdk.prims.bounds import violations
 from vendor_sdk.prims.opset import OPSET

@@ -19,7 +19,9 @@ import torch
 from rich.console import Console
 
 import vendor_sdk
-from tests.toys import ToyChip, register_toys
+from tests.toyloops import LoopEmitter
+from tests.toys import ToyChip, offer_toyloops, register_toys
+from tests.without import python_path
 from vendor_sdk import (
     Backend,
     Device,
@@ -27,7 +29,6 @@ from vendor_sdk import (
     Kernel,
     KernelError,
     Launch,
-    Limits,
     LoopKernel,
     OptionError,
     PrimGraph,
@@ -38,49 +39,12 @@ from vendor_sdk import (
 )
 from vendor_sdk.contract import loader
 from vendor_sdk.dump.folder import STAGES, Dump
-from vendor_sdk.ir.index import evaluate
-from vendor_sdk.ir.loop_interpreter import interpret
-from vendor_sdk.ir.loop_ops import OPS
 from vendor_sdk.ir.loop_print import read, text
 from vendor_sdk.ir.memory import Place
 
 ROOT = Path(__file__).resolve().parents[1]
-MYCHIP = ROOT / "examples" / "mychip"
 aten = torch.ops.aten
-
-
-class Loops(Emitter):
-    """Launches run in the loop interpreter; ``wrong`` replaces one loop op by another."""
-
-    ops: Mapping[str, Any]
-    limits = Limits(local_bytes=1 << 16, local_dynamic=True, nests=8)
-
-    def __init__(self, wrong: Mapping[str, str]) -> None:
-        names = [*OPS, "nest", "local", "scratch", *(f"store.{m}" for m in ("add", "mul", "max", "min"))]
-        names += [
-            f"{kind}.{op}" for kind in ("reduce", "scan") for op in ("sum", "prod", "max", "min", "any", "argmax", "argmin")
-        ]
-        self.ops = dict.fromkeys(names, "")
-        self.wrong = wrong
-
-    def emit(self, kernel: LoopKernel) -> str:
-        emitted = text(kernel)
-        for op, other in self.wrong.items():
-            emitted = emitted.replace(f"op={op!r}", f"op={other!r}")
-        return emitted
-
-    def compile(self, kernels: Any) -> list[Launch]:
-        def launch(kernel: LoopKernel) -> Launch:
-            def run(buffers: Any, symbols: Any) -> None:
-                sizes = dict(zip((s.name for s in kernel.symbols), symbols, strict=True))
-                flats = [
-                    b.as_strided((int(evaluate(p.size, sizes)),), (1,)) for b, p in zip(buffers, kernel.params, strict=True)
-                ]
-                interpret(kernel, flats, symbols)
-
-            return run
-
-        return [launch(read(emitted)) for _, emitted in kernels]
+register_toys()
 
 
 class Plugin:
@@ -102,7 +66,7 @@ class Plugin:
 
     @hookimpl
     def emitter(self) -> Emitter | None:
-        return None if self._wrong is None else Loops(self._wrong)
+        return None if self._wrong is None else LoopEmitter(self._wrong)
 
     @hookimpl
     def kernels(self) -> Mapping[str, Kernel]:
@@ -149,12 +113,15 @@ def compiled(function: Callable[..., Any], name: str, **options: Any) -> Any:
 
 def program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VENDOR_SDK_DEBUG")}
+    installed = folder / "installed"
+    if not installed.exists():
+        offer_toyloops(installed)
     return subprocess.run(
         [sys.executable, str(folder / "repro.py"), *arguments],
         capture_output=True,
         text=True,
         check=False,
-        env={**environment, "PYTHONPATH": f"{ROOT}{os.pathsep}{MYCHIP}", "OMP_NUM_THREADS": "1"},
+        env={**environment, "PYTHONPATH": python_path(ROOT, installed), "OMP_NUM_THREADS": "1"},
         cwd=folder,
     )
 
@@ -188,7 +155,7 @@ def test_the_program_of_a_dump_runs_by_itself(dumps: Path) -> None:
         return torch.nn.functional.dropout(softmax(x.t()), 0.3)[rows] + torch.tensor([1.0, 2.0, 3.0, 4.0])
 
     x = torch.randn(4, 6, requires_grad=True)
-    compiled(f, "cpp_cpu", dynamic=True)(x, torch.tensor([1, 0, 1])).sum().backward()
+    compiled(f, "toyloops", dynamic=True)(x, torch.tensor([1, 0, 1])).sum().backward()
     for folder in sorted(dumps.iterdir()):
         done = program(folder)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -200,12 +167,12 @@ def test_the_program_of_a_dump_runs_by_itself(dumps: Path) -> None:
 
 def test_a_program_exits_with_1_where_numbers_differ(dumps: Path) -> None:
     """The backend is another plugin by then: one whose tanh is wrong."""
-    compiled(softmax, "cpp_cpu")(torch.randn(4, 6))
+    compiled(softmax, "toyloops")(torch.randn(4, 6))
     (folder,) = dumps.iterdir()
     source = (folder / "repro.py").read_text()
     planted = "import vendor_sdk, tests.test_debug as t\nplugin = t.Plugin({'tanh': 'exp'})\nvendor_sdk.register(plugin)\n"
-    assert source.count("backend='cpp_cpu'") == 1
-    source = source.replace("backend='cpp_cpu'", "backend=plugin.name").replace("\nif __name__", f"\n{planted}\nif __name__")
+    assert source.count("backend='toyloops'") == 1
+    source = source.replace("backend='toyloops'", "backend=plugin.name").replace("\nif __name__", f"\n{planted}\nif __name__")
     (folder / "repro.py").write_text(source)
     done = program(folder)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -216,7 +183,7 @@ def test_a_program_exits_with_1_where_numbers_differ(dumps: Path) -> None:
 def test_large_constants_lie_beside_the_program(dumps: Path) -> None:
     table = torch.randn(500).tolist()
     graph = vendor_sdk.trace(lambda x: x + torch.tensor(table), [torch.zeros(500)])
-    vendor_sdk.compile_graph(graph, backend="cpp_cpu")
+    vendor_sdk.compile_graph(graph, backend="toyloops")
     (folder,) = dumps.iterdir()
     assert (folder / "repro_constants.pt").is_file()
     done = program(folder)
@@ -225,7 +192,7 @@ def test_large_constants_lie_beside_the_program(dumps: Path) -> None:
 
 def test_strides_of_inputs_are_rebuilt(dumps: Path) -> None:
     expanded = torch.randn(1, 5).expand(3, 5)
-    compiled(lambda a, b, c: a + b.t() * c, "cpp_cpu")(expanded, torch.randn(5, 3), torch.randn(3, 10)[:, ::2])
+    compiled(lambda a, b, c: a + b.t() * c, "toyloops")(expanded, torch.randn(5, 3), torch.randn(3, 10)[:, ::2])
     (folder,) = dumps.iterdir()
     source = (folder / "repro.py").read_text()
     for strides in ("(0, 1)", "(3, 1)", "(10, 2)"):
@@ -235,7 +202,6 @@ def test_strides_of_inputs_are_rebuilt(dumps: Path) -> None:
 
 
 def test_a_chip_with_its_own_memory_dumps_its_transfers(dumps: Path) -> None:
-    register_toys()
     x = torch.randn(3, 4)
     torch.testing.assert_close(compiled(lambda x: torch.tanh(x) @ x.t(), "toychip")(x), torch.tanh(x) @ x.t())
     (folder,) = dumps.iterdir()
@@ -248,7 +214,7 @@ def test_a_directory_that_cannot_be_written_teaches(tmp_path: Path, monkeypatch:
     monkeypatch.setenv(debug.DIRECTORY, str(file / "dumps"))
     graph = vendor_sdk.trace(torch.tanh, [torch.zeros(2)])
     with pytest.raises(OptionError, match=r"VENDOR_SDK_DEBUG: .* cannot be written\n  why: NotADirectory.*\n  fix: Set"):
-        vendor_sdk.compile_graph(graph, backend="cpp_cpu")
+        vendor_sdk.compile_graph(graph, backend="toyloops")
 
 
 def test_files_of_a_dump_appear_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,10 +255,10 @@ def test_failures_say_where_the_dump_is(dumps: Path, backend: Callable[..., str]
 def test_a_compiler_that_fails_has_dumped_what_it_got(
     dumps: Path, backend: Callable[..., str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(self: Loops, kernels: Any) -> list[Launch]:
+    def refuse(self: LoopEmitter, kernels: Any) -> list[Launch]:
         raise RuntimeError("does not compile")
 
-    monkeypatch.setattr(Loops, "compile", refuse)
+    monkeypatch.setattr(LoopEmitter, "compile", refuse)
     graph = vendor_sdk.trace(torch.tanh, [torch.zeros(2)])
     with pytest.raises(RuntimeError, match="does not compile") as raised:
         vendor_sdk.compile_graph(graph, backend=backend({}))
@@ -332,7 +298,7 @@ def test_right_graphs_pass_and_results_do_not_change(
         monkeypatch.setenv(debug.CHECK, check)
         torch._dynamo.reset()
         torch.manual_seed(3)
-        run = compiled(function, "cpp_cpu", dynamic=dynamic)
+        run = compiled(function, "toyloops", dynamic=dynamic)
         results.append((run(*inputs), run(*inputs), torch.rand(2)))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one.nan_to_num(7.5), other.nan_to_num(7.5))
@@ -344,26 +310,18 @@ def test_training_passes() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.GELU(), torch.nn.Dropout(0.2))
     x = torch.randn(5, 6, requires_grad=True)
-    compiled(model, "cpp_cpu")(x).square().mean().backward()
+    compiled(model, "toyloops")(x).square().mean().backward()
     assert x.grad is not None
 
 
-@pytest.mark.parametrize("name", ["toychip", "mychip"])
 @pytest.mark.usefixtures("checks")
-def test_chips_with_their_own_memory_pass(name: str) -> None:
-    register_toys()
-    if name == "mychip":
-        sys.path.append(str(MYCHIP))
-        from mychip import plugin
-
-        if not loader.known("mychip"):
-            vendor_sdk.register(plugin)
+def test_chips_with_their_own_memory_pass() -> None:
     x, w = torch.randn(5, 4), torch.randn(3, 4)
 
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x @ w.t()).exp() * 2 + torch.arange(3)
 
-    torch.testing.assert_close(compiled(f, name)(x, w), f(x, w))
+    torch.testing.assert_close(compiled(f, "toychip")(x, w), f(x, w))
 
 
 @pytest.mark.usefixtures("checks")
@@ -465,7 +423,7 @@ def test_a_wrong_memory_plan_is_found(backend: Callable[..., str], monkeypatch: 
         return (a @ b) @ (b @ a)
 
     with pytest.raises(WrongResultError) as raised:
-        compiled(f, "cpp_cpu")(torch.randn(6, 6))
+        compiled(f, "toyloops")(torch.randn(6, 6))
     assert raised.value.stage == "wrapper"
 
 
@@ -516,7 +474,7 @@ def test_bisect_of_a_real_miscompile(backend: Callable[..., str]) -> None:
     name = backend({})
     session = loader.load(name).session(None)
     emitter = session.emitter
-    assert isinstance(emitter, Loops)
+    assert isinstance(emitter, LoopEmitter)
 
     def emit(kernel: LoopKernel) -> str:
         emitted = text(kernel)
@@ -554,7 +512,7 @@ class Blocks(torch.nn.Module):
 
 def test_explain_lists_kernels_bytes_and_reasons() -> None:
     model = Blocks().requires_grad_(False)
-    found = vendor_sdk.explain(model, torch.randn(16, 8), torch.randn(8, 8), backend="cpp_cpu", show=False)
+    found = vendor_sdk.explain(model, torch.randn(16, 8), torch.randn(8, 8), backend="toyloops", show=False)
     (graph,) = found.graphs
     kernels = graph.kernels
     norms = [kernel for kernel in kernels.kernels if "rsqrt" in kernel.prims]
@@ -586,7 +544,7 @@ def test_explain_counts_with_the_sizes_of_the_trace() -> None:
     torch._dynamo.reset()
     x = torch.randn(6, 5)
     torch._dynamo.mark_dynamic(x, 0)
-    found = vendor_sdk.explain(lambda x: torch.softmax(x, -1), x, backend="cpp_cpu", show=False)
+    found = vendor_sdk.explain(lambda x: torch.softmax(x, -1), x, backend="toyloops", show=False)
     (kernel,) = found.graphs[0].kernels.kernels
     assert (kernel.read, kernel.written) == (120, 120)
     assert list(found.graphs[0].kernels.sizes.values()) == [6]
@@ -594,7 +552,6 @@ def test_explain_counts_with_the_sizes_of_the_trace() -> None:
 
 
 def test_explain_of_routes_without_an_emitter() -> None:
-    register_toys()
     found = vendor_sdk.explain(lambda x: torch.sin(x).exp() @ x, torch.randn(4, 4), backend="toychip", show=False)
     (graph,) = found.graphs
     assert [(k.name, k.route) for k in graph.kernels.kernels] == [("sin", "host"), ("exp", "kernel"), ("mm", "kernel")]

@@ -31,7 +31,8 @@ def tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(variable, raising=False)
 
 
-def test_a_machine_in_order(tmp_path: Path) -> None:
+def test_a_machine_in_order(tmp_path: Path, install: Any) -> None:
+    install("orderly", {"orderly": "json"})
     found = findings("--fast")
     for subject in ("python", "torch", "numpy", "C++ compiler", str(tmp_path / "cache")):
         assert found[subject]["state"] == "ok", found[subject]
@@ -78,7 +79,8 @@ def test_a_size_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert findings("--fast", exit_code=1)["VENDOR_SDK_CACHE_SIZE"]["state"] in ("failed", "ok")
 
 
-def test_a_backend_that_this_machine_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_this_machine_cannot_run(monkeypatch: pytest.MonkeyPatch, install: Any) -> None:
+    install("needle", {"needle": "json"})
     lacking = probe.Status("needy", ("needy 1.0",), "unavailable", "needy: no such chip here\n  fix: Buy one.")
     monkeypatch.setattr(probe, "statuses", lambda installed: [lacking])
     monkeypatch.setattr(doctor, "_devices", lambda: iter(()))
@@ -86,7 +88,7 @@ def test_a_backend_that_this_machine_cannot_run(monkeypatch: pytest.MonkeyPatch)
         "area": "backends", "subject": "needy", "state": "warning", "found": "needy: no such chip here", "mend": "Buy one.",
     }  # fmt: skip
     assert findings("--backend", "needy", exit_code=1)["needy"]["state"] == "failed"
-    assert findings("--fast", "--backend", "cpp_cp", exit_code=1)["cpp_cp"]["mend"].endswith("did you mean 'cpp_cpu'?")
+    assert findings("--fast", "--backend", "needl", exit_code=1)["needl"]["mend"].endswith("did you mean 'needle'?")
 
 
 def test_it_knows_every_variable_that_the_sdk_reads() -> None:

@@ -24,6 +24,8 @@ SAYS = {
     "choosing_a_backend": "no backend named 'mychp' is installed",
     "attention_chip": "native: {'scaled_dot_product_attention'}",
 }
+NEEDS: dict[str, tuple[str, ...]] = {"export_onnx": ("onnxruntime",), "attention_chip": ()}
+"""Backends of those that do not use cpp_cpu."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +36,7 @@ def _as_before() -> Iterator[None]:
         loader.unregister("attentionchip")
 
 
-@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.needs(*NEEDS.get(name, ("cpp_cpu",)))) for name in SAYS])
 def test_an_example_does_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Products of groups of rows: what torch and transformers call them, their gradients, and cpp_cpu's kernel."""
+"""Products of groups of rows: what torch and transformers call them, and their gradients."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from reference_backends.cpp_cpu.grouped import KERNELS
+from tests.toys import register_toys
 from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import trace
 from vendor_sdk.contract.placement import Kind
 from vendor_sdk.ir.primgraph import prim_name
 from vendor_sdk.normalize.decompose import prim_table
 from vendor_sdk.pipeline import recording
-from vendor_sdk.prims.bounds import violations
 from vendor_sdk.prims.grouped import OPERATOR, gradients
 from vendor_sdk.prims.opset import COMPOSITES
-from vendor_sdk.prims.reference import reference
-from vendor_sdk.prims.samples import Effort, Sample, SampleContext
 from vendor_sdk.run.compiled import CompiledGraph
 
 aten = torch.ops.aten
@@ -48,8 +45,6 @@ def test_offsets_that_are_none(ends: tuple[int, ...]) -> None:
     x, w, offs = torch.randn(8, 4), torch.randn(3, 4, 3), offsets(*ends)
     with pytest.raises(IndexError):
         OPERATOR(x, w, offs)
-    with pytest.raises(IndexError):
-        KERNELS["grouped_mm"].call(torch.empty(8, 3), x, w, offs)
 
 
 def test_gradients_are_autograds() -> None:
@@ -88,36 +83,6 @@ def test_torchs_operator_becomes_the_composite() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def _filled(sample: Sample) -> Tensor:
-    """Through cpp_cpu's kernel, into memory full of NaN."""
-    shape = OPERATOR(*(x.to("meta") for x in sample.args)).shape
-    out = torch.full(shape, float("nan"), dtype=sample.args[0].dtype)
-    KERNELS["grouped_mm"].call(out, *sample.args)
-    return out
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_kernel_meets_the_bound(dtype: torch.dtype) -> None:
-    for sample in ROW.samples(SampleContext.make(dtype, effort=Effort.FULL)):
-        verdict = violations(ROW.bound, ROW, sample, _filled(sample), reference(ROW, sample))
-        assert verdict.ok, f"{sample.label}: {verdict.message}"
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_threads_change_nothing(whole: bool) -> None:
-    """Few large groups, each by all threads, and many small ones, each by one; all as torch, group by group."""
-    for rows, groups, width in ((700, 3, 96), (640, 32, 48)):
-        x, ends = torch.randn(rows, width), torch.arange(1, groups + 1, dtype=torch.int64) * (rows // groups)
-        sample = Sample((x.t(), torch.randn(rows, 70), ends) if whole else (x, torch.randn(groups, width, 70), ends))
-        results, before = [], torch.get_num_threads()
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append(_filled(sample))
-        torch.set_num_threads(before)
-        assert all(torch.equal(result, results[0]) for result in results)
-        assert violations(ROW.bound, ROW, sample, results[0], reference(ROW, sample)).ok
-
-
 class Experts(nn.Module):
     """As transformers computes them: rows sorted by their expert, two products of groups, and back."""
 
@@ -134,15 +99,17 @@ class Experts(nn.Module):
         return torch.zeros_like(x).index_copy(0, order, product(hidden, self.down.mT, ends))
 
 
-def test_a_mixture_of_experts_stays_on_the_device() -> None:
+@pytest.mark.parametrize("backend", ["toyloops", "cpp_cpu"])
+def test_a_mixture_of_experts_stays_on_the_device(backend: str) -> None:
     """Every product of groups is one node of its own: two forward, and three for the gradients, as the input needs none."""
     pytest.importorskip("transformers.integrations.moe")
+    register_toys()
     torch.manual_seed(0)
     model, experts = Experts(), torch.randint(4, (50,))
     x = torch.randn(50, 32)
     graphs: list[CompiledGraph] = []
     with recording(graphs.append):
-        torch.compile(model, backend="cpp_cpu", fullgraph=True)(x, experts).square().sum().backward()
+        torch.compile(model, backend=backend, fullgraph=True)(x, experts).square().sum().backward()
     assert not [each for graph in graphs for each in graph.placements if each.placement.kind is Kind.HOST]
     counts = [sum(each.prim == "grouped_mm" for each in graph.placements) for graph in graphs]
     assert counts == [2, 3]

@@ -7,6 +7,7 @@ import functools
 import gc
 import sys
 import threading
+import tomllib
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +17,10 @@ import pytest
 import torch
 
 import vendor_sdk
-from vendor_sdk import Decline, DeviceTensor, NodeContext, Supported, TensorInfo
+from vendor_sdk import Decline, DeviceTensor, NodeContext, Supported, TensorInfo, debug
 from vendor_sdk.contract import loader
 from vendor_sdk.run.memory import DeviceMemory
+from vendor_sdk.scaffold import Scaffold
 
 MYCHIP = Path(__file__).parents[1] / "examples" / "mychip"
 sys.path.append(str(MYCHIP))  # where it is not installed
@@ -393,3 +395,23 @@ def test_threads_share_one_compiled_model(compiled: Callable[..., Any]) -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_it_began_as_a_new_package() -> None:
+    made = Scaffold("mychip", "kernels", "own-memory").files()
+    test_file = "tests/test_conformance.py"
+    assert made[test_file] == (MYCHIP / test_file).read_text()
+    ours, theirs = tomllib.loads(made["pyproject.toml"]), tomllib.loads((MYCHIP / "pyproject.toml").read_text())
+    assert ours["project"]["entry-points"] == theirs["project"]["entry-points"]
+    assert ours["tool"]["pytest"] == theirs["tool"]["pytest"]
+
+
+def test_stages_agree_in_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(debug.CHECK, "1")
+    torch._dynamo.reset()
+    x, w = torch.randn(5, 4), torch.randn(3, 4)
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ w.t()).exp() * 2 + torch.arange(3)
+
+    torch.testing.assert_close(torch.compile(f, backend="mychip")(x, w), f(x, w))

@@ -478,6 +478,7 @@ class _Neg(nn.Module):
         return -x
 
 
+@pytest.mark.needs("cpp_cpu")
 def test_random_numbers_are_those_of_the_loops() -> None:
     """The same seeds, drawn from torch's generator, give what every other backend of the SDK draws."""
 
@@ -507,3 +508,15 @@ def test_a_view_on_the_host_takes_operands_that_lie_otherwise() -> None:
     assert [str(each.placement.kind) for each in compiled.placements] == ["host"]
     x = torch.randn(36).bfloat16().as_strided((4, 4), (9, 2), 1)
     torch.testing.assert_close(compiled(x), [x.reshape(16)])
+
+
+def test_rms_norm_over_a_size_of_the_call_stays_spelled_out() -> None:
+    """An argument of a prim graph is a number or a node of it, never a symbol."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt((x * x).mean(0, keepdim=True) + 0.125)
+
+    compiled = torch.compile(function, backend="onnxruntime", dynamic=True)
+    for count in (5, 3, 9):
+        x = torch.randn(count)
+        torch.testing.assert_close(compiled(x), function(x))

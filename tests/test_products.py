@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import vendor_sdk
-from tests.chips import use_chip
+from tests.toys import register_toys
 from vendor_sdk.normalize.products import join_products
 from vendor_sdk.pipeline import recording
 from vendor_sdk.run.compiled import CompiledGraph
@@ -64,7 +64,7 @@ def test_long_factors_and_shared_products_stay_apart() -> None:
 
 @pytest.mark.parametrize("steps", [1, 2, 9])
 def test_gradients_of_a_recurrent_layer(steps: int) -> None:
-    use_chip("cpp_cpu")
+    register_toys()
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(48, 48), torch.randn(3, steps, 48)
 
@@ -76,7 +76,7 @@ def test_gradients_of_a_recurrent_layer(steps: int) -> None:
 
     graphs: list[CompiledGraph] = []
     with recording(graphs.append):
-        torch.autograd.backward(torch.compile(unrolled, backend="cpp_cpu")(x).square().sum())
+        torch.autograd.backward(torch.compile(unrolled, backend="toyloops")(x).square().sum())
     ours = [p.grad.clone() for p in layer.parameters() if p.grad is not None]
     layer.zero_grad()
     layer.double()

@@ -15,13 +15,14 @@ from tests.toys import register_toys
 
 
 def test_launches_of_an_emitter_by_name(tmp_path: Path) -> None:
+    register_toys()
     x = torch.randn(64, 32)
 
     def model(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x * 2, -1)
 
     with vendor_sdk.profile() as seen, torch.profiler.profile() as torchs:
-        compiled = torch.compile(model, backend="cpp_cpu")
+        compiled = torch.compile(model, backend="toyloops")
         for _ in range(3):
             torch.testing.assert_close(compiled(x), model(x))
     kernels = [event for event in seen.events if event.kind == "kernel"]
@@ -29,7 +30,7 @@ def test_launches_of_an_emitter_by_name(tmp_path: Path) -> None:
     assert [event.first for event in kernels] == [True, False, False]
     assert kernels[0].bytes == 2 * x.nbytes
     assert kernels[0].shapes == ("float32[64, 32]", "float32[64, 32]")
-    assert f"cpp_cpu::{kernels[0].name}" in {event.name for event in torchs.events()}
+    assert f"toyloops::{kernels[0].name}" in {event.name for event in torchs.events()}
     (total,) = seen.totals()
     assert (total.calls, total.share, total.bytes) == (2, pytest.approx(1), 4 * x.nbytes)
     assert total.of_peak is not None
@@ -43,7 +44,7 @@ def test_launches_of_an_emitter_by_name(tmp_path: Path) -> None:
     assert total.name in console.export_text()
     # Afterwards nothing is observed.
     before = len(seen.events)
-    torch.compile(model, backend="cpp_cpu")(x)
+    torch.compile(model, backend="toyloops")(x)
     assert len(seen.events) == before
 
 

@@ -338,13 +338,6 @@ def test_replays_draw_other_numbers() -> None:
     assert recorder.tapes[0].replays == 3
 
 
-def test_triton_gpu_records_where_it_is_asked_to() -> None:
-    from reference_backends.triton_gpu import plugin
-
-    assert plugin.device({"mode": "reduce-overhead"}).recorder is not None
-    assert plugin.device({"mode": "default"}).recorder is None
-
-
 def test_explain_says_how_launches_run(chip: Chip) -> None:
     tensors = torch.randn(64, 300), torch.randn(300, 300)
     for mode, words in (("reduce-overhead", "recorded, replayed from the third call on"), ("default", "")):

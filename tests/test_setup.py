@@ -44,6 +44,7 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert "make test </dev/null" in script.read_text()
 
 
+@pytest.mark.needs("cpp_cpu")
 def test_readme_example_runs() -> None:
     (source,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     scope: dict[str, object] = {}

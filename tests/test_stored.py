@@ -18,6 +18,7 @@ from torch._dynamo.utils import counters
 
 import vendor_sdk
 from tests.toys import register_toys
+from tests.without import python_path
 from vendor_sdk import aot, pipeline, torch_private
 from vendor_sdk.contract.loader import load
 from vendor_sdk.ir import index, pickled
@@ -80,7 +81,7 @@ def fresh(function: Any, **options: Any) -> tuple[Callable[..., Any], list[Compi
     """``function`` compiled as a new process would, with the graphs it will compile."""
     torch.compiler.reset()
     graphs: list[CompiledGraph] = []
-    compiled = torch.compile(function, backend="cpp_cpu", **options)
+    compiled = torch.compile(function, backend="toyloops", **options)
 
     def call(*inputs: Any) -> Any:
         with recording(graphs.append):
@@ -176,7 +177,7 @@ def test_settings_of_torch_hold_for_a_compilation_only(monkeypatch: pytest.Monke
     monkeypatch.setattr(pipeline, "finish", broken)
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
-        torch.compile(Block().double(), backend="cpp_cpu")(tokens())
+        torch.compile(Block().double(), backend="toyloops")(tokens())
     assert settings() == before
 
 
@@ -198,7 +199,7 @@ def test_explain_says_the_same() -> None:
     model = Block().eval()
     with torch.no_grad():
         inputs = tokens()
-        first, second = (str(vendor_sdk.explain(model, inputs, backend="cpp_cpu", show=False)) for _ in range(2))
+        first, second = (str(vendor_sdk.explain(model, inputs, backend="toyloops", show=False)) for _ in range(2))
     assert first == second
     assert "native" in first
 
@@ -225,7 +226,7 @@ def test_a_damaged_artefact_is_made_anew(
     inputs = tokens()
     with torch.no_grad():
         expected = fresh(model)[0](inputs)
-        (entry,) = (caches / "ours" / "cpp_cpu").glob("*.graph")
+        (entry,) = (caches / "ours" / "toyloops").glob("*.graph")
         if damage == "gone":
             entry.unlink()
         else:
@@ -257,7 +258,7 @@ def test_tensors_that_a_graph_holds_are_no_part_of_a_key(decided: list[bool]) ->
         return torch.fx.GraphModule({"constant": constant}, graph)
 
     x = torch.zeros(4)
-    backend = vendor_sdk.dynamo.cpp_cpu  # type: ignore[attr-defined]
+    backend = vendor_sdk.dynamo.toyloops  # type: ignore[attr-defined]
     for value in (1.0, 2.0):
         assert torch.equal(backend(holder(value), [x])(x)[0], torch.full((4,), value))
 
@@ -307,9 +308,9 @@ def test_the_garbage_collector_rests_while_dynamo_traces() -> None:
             return 0
 
     torch._dynamo.reset()  # Forgets who is told of compilations; the first one tells it again.
-    torch.compile(nn.Tanh(), backend="cpp_cpu")(torch.randn(3))
+    torch.compile(nn.Tanh(), backend="toyloops")(torch.randn(3))
     assert gc.isenabled()
-    torch.compile(Model(), backend="cpp_cpu")(torch.randn(3))
+    torch.compile(Model(), backend="toyloops")(torch.randn(3))
     assert seen == [False]
     assert gc.isenabled()
 
@@ -318,16 +319,15 @@ OTHER = """
 import sys, torch, tests.test_stored as here
 from torch._dynamo.utils import counters
 import vendor_sdk
-from tests.toys import register_toys
 from vendor_sdk import aot
 aot.WORTH_STORING = 0
 torch.manual_seed(0)
 model = here.Block()
 inputs = here.tokens()
 if sys.argv[1] == "load":
-    vendor_sdk.load("cpp_cpu")
+    vendor_sdk.load("toyloops")
     torch.compiler.load_cache_artifacts(open(sys.argv[2], "rb").read())
-torch.compile(model, backend="cpp_cpu")(inputs).square().sum().backward()
+torch.compile(model, backend="toyloops")(inputs).square().sum().backward()
 if sys.argv[1] == "save":
     open(sys.argv[2], "wb").write(torch.compiler.save_cache_artifacts()[0])
 print(counters["aot_autograd"]["autograd_cache_hit"], float(model.table.weight.grad.norm()))
@@ -339,7 +339,7 @@ def other_process(folder: Path, *arguments: str) -> list[str]:
         **os.environ,
         "VENDOR_SDK_CACHE_DIR": str(folder / "ours"),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch"),
-        "PYTHONPATH": str(Path(__file__).parent.parent),
+        "PYTHONPATH": python_path(Path(__file__).parent.parent),
         "PYTHONHASHSEED": "7" if arguments[0] == "save" else "8",
     }
     done = subprocess.run(
@@ -376,5 +376,5 @@ def test_what_only_this_process_knows_is_not_picklable() -> None:
 
 
 def test_a_plugin_of_unknown_source_has_no_identity() -> None:
-    assert load("cpp_cpu").identity is not None
+    assert load("toyloops").identity is not None
     assert load("toy").identity is None

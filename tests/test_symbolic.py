@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.toys import register_toys
 from vendor_sdk.ir.loop import Load, LoopKernel, Nest, walk
 from vendor_sdk.pipeline import recording
 
@@ -18,9 +19,10 @@ Shapes = Sequence[tuple[int, ...]]
 
 def kernels(function: Callable[..., Any], calls: Sequence[Shapes]) -> list[LoopKernel]:
     """The kernels of a function that is compiled once and called with inputs of several shapes, each result checked."""
+    register_toys()
     torch._dynamo.reset()
     graphs: list[Any] = []
-    compiled = torch.compile(function, backend="cpp_cpu", dynamic=True)
+    compiled = torch.compile(function, backend="toyloops", dynamic=True)
     with recording(graphs.append):
         for shapes in calls:
             inputs = [torch.randn(shape) for shape in shapes]

@@ -506,3 +506,10 @@ def test_kernels_compile_for_gpus_that_are_not_here(
             assert binary.shared_bytes <= 48 * 1024
         if name in VECTORS:
             assert vectors(binaries[0].cubin, tmp_path) == VECTORS[name]
+
+
+def test_triton_gpu_records_where_it_is_asked_to() -> None:
+    from reference_backends.triton_gpu import plugin
+
+    assert plugin.device({"mode": "reduce-overhead"}).recorder is not None
+    assert plugin.device({"mode": "default"}).recorder is None

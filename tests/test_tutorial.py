@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.without import python_path
+
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r'^```(\w+)(?: title="([^",]+)(, more)?")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 ELLIPSIS = re.compile(r"\.\.\.")
@@ -34,7 +36,7 @@ def follow(page: str, folder: Path) -> int:
     site = folder / ".site"
     environment = os.environ | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{folder}:{site}:{ROOT}",
+        "PYTHONPATH": python_path(folder, site, ROOT),
         "VENDOR_SDK_CACHE_DIR": str(folder / ".cache"),
         "COLUMNS": "200",
     }

@@ -8,13 +8,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
 import vendor_sdk
-from reference_backends.cpp_cpu.emitter import CppEmitter
+from tests.toyloops import LoopEmitter
+from tests.toys import register_toys
 from vendor_sdk import ALL, COMPOSITES, Backend, Kernel, PrimGraph, TorchDevice, hookimpl
 from vendor_sdk.pipeline import recording
 from vendor_sdk.run import arena
@@ -23,9 +25,22 @@ from vendor_sdk.run.blocks import BLOCKS, LARGE, warm_empty
 Function = Callable[..., Any]
 
 
-def build(function: Function, *inputs: Any) -> Any:
-    graph: PrimGraph = vendor_sdk.trace(function, inputs)
-    return vendor_sdk.compile_graph(graph, backend="cpp_cpu")
+register_toys()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A backend, and whether its launches are native segments."""
+
+    name: str = "toyloops"
+    linked: bool = True
+
+    def build(self, function: Function, *inputs: Any) -> Any:
+        graph: PrimGraph = vendor_sdk.trace(function, inputs)
+        return vendor_sdk.compile_graph(graph, backend=self.name)
+
+
+build = Kind().build
 
 
 def outputs(function: Function, *inputs: Any) -> list[Any]:
@@ -49,17 +64,22 @@ def poison(compiled: Any) -> None:
             memory.fill_(0xFF)
 
 
-@pytest.fixture(params=["native", "python"])
-def linked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """With native segments, and with every launch from Python."""
+@pytest.fixture(params=["toyloops", "python", "cpp_cpu"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kind:
+    """With native segments, with every launch from Python, and with segments of compiled code."""
     if request.param == "python":
-        monkeypatch.setattr("reference_backends.cpp_cpu.emitter.CppEmitter.link", lambda self, program: None)
-    return bool(request.param == "native")
+        monkeypatch.setattr(LoopEmitter, "link", lambda self, program: None)
+        return Kind(linked=False)
+    return Kind(request.param)
 
 
-def test_one_native_call_a_graph() -> None:
+in_segments = pytest.mark.parametrize("kind", ["toyloops", "cpp_cpu"], indirect=True)
+
+
+@in_segments
+def test_one_native_call_a_graph(kind: Kind) -> None:
     x = torch.randn(16)
-    compiled = build(lambda v: v * 2 + 1, x)
+    compiled = kind.build(lambda v: v * 2 + 1, x)
     assert compiled.native_calls == 1
     torch.testing.assert_close(compiled(x), [x * 2 + 1])
     body = [line.strip() for line in compiled.source.splitlines()]
@@ -67,10 +87,10 @@ def test_one_native_call_a_graph() -> None:
     assert not any("RT." in line for line in body), "nothing else is called"
 
 
-def test_values_and_poisoned_memory(linked: bool) -> None:
+def test_values_and_poisoned_memory(kind: Kind) -> None:
     x, w = torch.randn(12, 8), torch.randn(8, 8)
-    compiled = build(mixed, x, w)
-    assert (compiled.native_calls > 0) == linked
+    compiled = kind.build(mixed, x, w)
+    assert (compiled.native_calls > 0) == kind.linked
     expected = outputs(mixed, x, w)
     for _ in range(3):
         torch.testing.assert_close(compiled(x, w), expected, rtol=1e-5, atol=1e-5)
@@ -78,18 +98,19 @@ def test_values_and_poisoned_memory(linked: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (0, 5), (5, 0), (1, 7, 1), (3, 65)])
-def test_shapes(shape: tuple[int, ...], linked: bool) -> None:
+def test_shapes(shape: tuple[int, ...], kind: Kind) -> None:
     x = torch.randn(shape)
-    compiled = build(lambda v: ((v + 1).exp(), (v * 3).sum()), x)
+    compiled = kind.build(lambda v: ((v + 1).exp(), (v * 3).sum()), x)
     torch.testing.assert_close(compiled(x), [(x + 1).exp(), (x * 3).sum()])
 
 
+@in_segments
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.bool]
 )
-def test_results_of_every_dtype(dtype: torch.dtype) -> None:
+def test_results_of_every_dtype(dtype: torch.dtype, kind: Kind) -> None:
     x = torch.randint(0, 2, (3, 4))
-    compiled = build(lambda v: (v + 1).to(dtype), x)
+    compiled = kind.build(lambda v: (v + 1).to(dtype), x)
     torch.testing.assert_close(compiled(x), [(x + 1).to(dtype)])
 
 
@@ -103,48 +124,49 @@ def test_results_of_every_dtype(dtype: torch.dtype) -> None:
         lambda x: x.flip(0),
     ],
 )
-def test_inputs_with_other_strides(other: Callable[[torch.Tensor], torch.Tensor], linked: bool) -> None:
+def test_inputs_with_other_strides(other: Callable[[torch.Tensor], torch.Tensor], kind: Kind) -> None:
     x = torch.randn(6, 4)
-    compiled = build(lambda v: (v * 2 + 1).sum(0), x)
+    compiled = kind.build(lambda v: (v * 2 + 1).sum(0), x)
     with torch.no_grad():
         y = other(x)
         torch.testing.assert_close(compiled(y), [(y * 2 + 1).sum(0)])
 
 
-def test_what_is_no_tensor_is_refused() -> None:
-    compiled = build(lambda v: v * 2, torch.randn(4))
+@in_segments
+def test_what_is_no_tensor_is_refused(kind: Kind) -> None:
+    compiled = kind.build(lambda v: v * 2, torch.randn(4))
     with pytest.raises((RuntimeError, AttributeError, vendor_sdk.KernelError)):
         compiled([1.0, 2.0])
 
 
-def test_an_error_inside_a_segment_names_its_prim(linked: bool) -> None:
+def test_an_error_inside_a_segment_names_its_prim(kind: Kind) -> None:
     x, y = torch.arange(6), torch.tensor([1, 2, 0, 3, 1, 1])
-    compiled = build(lambda a, b: ((a + 1).sort().values * 2, torch.div(a, b, rounding_mode="floor") + 1), x, y)
+    compiled = kind.build(lambda a, b: ((a + 1).sort().values * 2, torch.div(a, b, rounding_mode="floor") + 1), x, y)
     with pytest.raises(vendor_sdk.KernelError, match=r"ZeroDivisionError") as caught:
         compiled(x, y)
     assert "prim" in str(caught.value)
     torch.testing.assert_close(compiled(x, y.clamp(min=1))[1], x // y.clamp(min=1) + 1)
 
 
-def test_an_index_out_of_range_keeps_its_type_in_a_segment(linked: bool) -> None:
+def test_an_index_out_of_range_keeps_its_type_in_a_segment(kind: Kind) -> None:
     table, index = torch.randn(5, 3), torch.tensor([1, 7])
-    compiled = build(lambda t, i: t[i] * 2, table, torch.tensor([0, 1]))
+    compiled = kind.build(lambda t, i: t[i] * 2, table, torch.tensor([0, 1]))
     with pytest.raises(vendor_sdk.KernelError, match="out of range"):
         compiled(table, index)
 
 
-def test_outputs_are_new_at_every_call(linked: bool) -> None:
+def test_outputs_are_new_at_every_call(kind: Kind) -> None:
     x, w = torch.randn(12, 8), torch.randn(8, 8)
-    compiled = build(mixed, x, w)
+    compiled = kind.build(mixed, x, w)
     first = compiled(x, w)
     copies = [t.clone() for t in first]
     compiled(-x, w)
     torch.testing.assert_close(first, copies)
 
 
-def test_threads(linked: bool) -> None:
+def test_threads(kind: Kind) -> None:
     x, w = torch.randn(40, 64), torch.randn(64, 64)
-    compiled = build(mixed, x, w)
+    compiled = kind.build(mixed, x, w)
     inputs = [torch.randn(40, 64) for _ in range(4)]
     expected = [compiled(v, w) for v in inputs]
     failures: list[BaseException] = []
@@ -164,9 +186,9 @@ def test_threads(linked: bool) -> None:
     assert not failures, failures[0]
 
 
-def test_a_graph_may_call_itself(linked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_may_call_itself(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(12, 8), torch.randn(8, 8)
-    compiled = build(mixed, x, w)
+    compiled = kind.build(mixed, x, w)
     expected, inside = outputs(mixed, x, w), outputs(mixed, x + 1, w)
     (name,) = [key for key, value in compiled.wrapper.namespace.items() if getattr(value, "__name__", "") == "_sort"]
     kernel = compiled.wrapper.namespace[name]
@@ -183,9 +205,9 @@ def test_a_graph_may_call_itself(linked: bool, monkeypatch: pytest.MonkeyPatch) 
     assert depth
 
 
-def test_an_exception_costs_no_frame_of_later_calls(linked: bool) -> None:
+def test_an_exception_costs_no_frame_of_later_calls(kind: Kind) -> None:
     x, w = torch.randn(12, 8), torch.randn(8, 8)
-    compiled = build(mixed, x, w)
+    compiled = kind.build(mixed, x, w)
     namespace = compiled.wrapper.namespace
     (name,) = [key for key, value in namespace.items() if getattr(value, "__name__", "") == "_sort"]
     kernel, namespace[name] = namespace[name], None
@@ -196,10 +218,10 @@ def test_an_exception_costs_no_frame_of_later_calls(linked: bool) -> None:
 
 
 @pytest.mark.parametrize("shapes", [[(5, 8), (9, 8), (5, 8), (70, 8), (2, 8)]])
-def test_dynamic_sizes_plan_at_run_time(shapes: Sequence[tuple[int, int]], linked: bool) -> None:
+def test_dynamic_sizes_plan_at_run_time(shapes: Sequence[tuple[int, int]], kind: Kind) -> None:
     torch._dynamo.reset()
     w = torch.randn(8, 8)
-    compiled = torch.compile(mixed, backend="cpp_cpu", dynamic=True)
+    compiled = torch.compile(mixed, backend=kind.name, dynamic=True)
     graphs: list[Any] = []
     with recording(graphs.append):
         for shape in shapes:
@@ -219,10 +241,10 @@ def test_dynamic_sizes_plan_at_run_time(shapes: Sequence[tuple[int, int]], linke
 # Memory that stays warm
 
 
-def test_large_outputs_come_from_warm_memory_and_return_to_it(linked: bool) -> None:
+def test_large_outputs_come_from_warm_memory_and_return_to_it(kind: Kind) -> None:
     vendor_sdk.release_memory()
     x = torch.randn(LARGE // 4)
-    compiled = build(lambda v: v * 2 + 1, x)
+    compiled = kind.build(lambda v: v * 2 + 1, x)
     (first,) = compiled(x)
     address = first.data_ptr()
     view = first[10:].view(-1)
@@ -235,39 +257,16 @@ def test_large_outputs_come_from_warm_memory_and_return_to_it(linked: bool) -> N
     assert vendor_sdk.release_memory() == 0
 
 
-def test_large_outputs_of_a_linked_program_are_like_any_other() -> None:
+@in_segments
+def test_large_outputs_of_a_linked_program_are_like_any_other(kind: Kind) -> None:
     x = torch.randn(512, 1000)
-    compiled = build(lambda v: v * 2 + 1, x)
+    compiled = kind.build(lambda v: v * 2 + 1, x)
     (y,) = compiled(x)
     assert (y.shape, y.stride(), y.dtype, y.is_leaf, y._is_view()) == ((512, 1000), (1000, 1), torch.float32, True, False)
     y.requires_grad_()
     torch.autograd.backward((y * y).sum())
     torch.testing.assert_close(y.grad, 2 * y.detach())
     assert compiled(x)[0].numpy().shape == (512, 1000)
-
-
-def test_blocks_of_outputs_fit_and_come_back_from_any_thread() -> None:
-    vendor_sdk.release_memory()
-    inputs = [torch.randn(rows, 1024) for rows in (64, 66, 96, 1500)]
-    compiled = (
-        build(lambda v: v + 1, inputs[0]),
-        build(lambda v: v + 1, inputs[1]),
-        *(build(lambda v: v + 1, x) for x in inputs[2:]),
-    )
-    made = [graph(x)[0] for graph, x in zip(compiled, inputs, strict=True)]
-    for x, y in zip(inputs, made, strict=True):
-        torch.testing.assert_close(y, x + 1)
-    del y
-    address = made[0].data_ptr()
-    thread = threading.Thread(target=made.clear)
-    thread.start()
-    thread.join()
-    (larger,) = compiled[2](inputs[2])
-    (again,) = compiled[0](inputs[0])
-    assert again.data_ptr() == address
-    assert larger.data_ptr() != address
-    del again, larger
-    assert vendor_sdk.release_memory() >= sum(x.nbytes for x in inputs)
 
 
 def test_warm_tensors_are_like_any_other() -> None:
@@ -317,7 +316,7 @@ def test_gradients_of_a_bank_live_on_their_own() -> None:
     x = torch.randn(64, 256)
     graphs: list[Any] = []
     with recording(graphs.append):
-        run = torch.compile(model, backend="cpp_cpu")
+        run = torch.compile(model, backend="toyloops")
         run(x).square().sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
@@ -331,12 +330,16 @@ def test_gradients_of_a_bank_live_on_their_own() -> None:
         assert graph.plan.fixed.peak <= 1.02 * graph.plan.fixed.bound or graph is backward
 
 
+SIDE = 320
+"""Of matrices that are too large for an arena of a frame's own."""
+
+
 class Layers(torch.nn.Module):
     """Linear layers with activations that are saved."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(3))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(SIDE, SIDE) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -352,9 +355,9 @@ def trained(
     torch.manual_seed(0)
     model = architecture()
     graphs: list[Any] = []
-    run = torch.compile(model, backend="cpp_cpu")
+    run = torch.compile(model, backend="toyloops")
     with recording(graphs.append):
-        run(torch.randn(512, 512)).backward()
+        run(torch.randn(SIDE, SIDE)).backward()
     model.zero_grad()
 
     def eager(x: torch.Tensor) -> list[torch.Tensor]:
@@ -371,13 +374,13 @@ def same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> Non
 def test_gradients_lie_where_activations_died() -> None:
     model, run, graphs, eager = trained()
     forward, backward = graphs
-    megabyte = 512 * 512 * 4
-    assert forward.plan.fixed.bank_bytes == 5 * megabyte
+    one = SIDE * SIDE * 4
+    assert forward.plan.fixed.bank_bytes == 5 * one
     # When the second gradient is written, three activations and a gradient of one live; biases have allocations of their own.
-    assert (backward.plan.fixed.bank_bytes, backward.plan.fixed.lender) == (6 * megabyte, 0)
-    assert backward.plan.fixed.peak <= backward.plan.fixed.bound + 2 * 512 * 4
+    assert (backward.plan.fixed.bank_bytes, backward.plan.fixed.lender) == (6 * one, 0)
+    assert backward.plan.fixed.peak <= backward.plan.fixed.bound + 2 * SIDE * 4
     parameters = list(model.parameters())
-    xs = [torch.randn(512, 512) for _ in range(3)]
+    xs = [torch.randn(SIDE, SIDE) for _ in range(3)]
     # Any order, a forward call whose backward never comes, and calls while other gradients live.
     losses = [run(x) for x in xs]
     run(xs[0])
@@ -389,7 +392,7 @@ def test_gradients_lie_where_activations_died() -> None:
 def test_one_block_serves_forward_and_backward() -> None:
     _, run, graphs, _ = trained()
     vendor_sdk.release_memory()
-    x = torch.randn(512, 512)
+    x = torch.randn(SIDE, SIDE)
     for _ in range(2):
         run(x).backward()
         run.zero_grad()
@@ -400,7 +403,7 @@ def test_one_block_serves_forward_and_backward() -> None:
 
 def test_activations_that_hooks_moved_need_no_place_of_their_own() -> None:
     model, run, _, eager = trained()
-    x = torch.randn(512, 512)
+    x = torch.randn(SIDE, SIDE)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
         loss = run(x)
     same(torch.autograd.grad(loss, list(model.parameters())), eager(x))
@@ -408,7 +411,7 @@ def test_activations_that_hooks_moved_need_no_place_of_their_own() -> None:
 
 def test_steps_in_threads_share_no_bank() -> None:
     model, run, _, eager = trained()
-    xs = [torch.randn(512, 512) for _ in range(4)]
+    xs = [torch.randn(SIDE, SIDE) for _ in range(4)]
     found: list[Any] = [None] * len(xs)
 
     def work(i: int) -> None:
@@ -433,7 +436,7 @@ def test_what_launches_keep_for_themselves_is_told_and_given_back() -> None:
         rows = torch.softmax(x, 1)
         return rows, (rows * g).sum(0), g.sum(0)
 
-    compiled = torch.compile(sums, backend="cpp_cpu")
+    compiled = torch.compile(sums, backend="toyloops")
     compiled(x, g)
     vendor_sdk.release_memory()
     results: list[Any] = [None] * 8
@@ -452,7 +455,7 @@ def test_what_launches_keep_for_themselves_is_told_and_given_back() -> None:
     results.clear()
     gc.collect()
     found = None
-    (graph,) = json.loads(vendor_sdk.explain(sums, x, g, backend="cpp_cpu", show=False).to_json())["graphs"]
+    (graph,) = json.loads(vendor_sdk.explain(sums, x, g, backend="toyloops", show=False).to_json())["graphs"]
     scratch = sum(kernel["scratch"] for kernel in graph["kernels"])
     assert scratch == 64 * 96 * 4
     for _ in range(2):
@@ -466,7 +469,7 @@ class Frozen(Layers):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("constant", torch.randn(512, 512) / 16)
+        self.register_buffer("constant", torch.randn(SIDE, SIDE) / 16)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -478,7 +481,7 @@ def test_the_arena_of_a_forward_call_lies_where_gradients_will() -> None:
     model, run, graphs, eager = trained(Frozen)
     forward, backward = (graph.plan.fixed for graph in graphs)
     assert arena.SMALL < forward.arena_bytes <= backward.bank_bytes - forward.bank_bytes
-    xs = [torch.randn(512, 512) for _ in range(3)]
+    xs = [torch.randn(SIDE, SIDE) for _ in range(3)]
     parameters = list(model.parameters())
     torch.autograd.grad(run(xs[0]), parameters)
     gc.collect()
@@ -504,7 +507,7 @@ def test_saved_values_share_no_memory() -> None:
         return (attention(x, w) @ v).square().sum()
 
     saved: list[torch.Tensor] = []
-    compiled = torch.compile(loss, backend="cpp_cpu")
+    compiled = torch.compile(loss, backend="toyloops")
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
         found = compiled(x, w, v)
     assert len({t.untyped_storage().data_ptr() for t in saved}) == len(saved)
@@ -527,31 +530,31 @@ def attention(x: torch.Tensor, w: torch.Tensor, mask: torch.Tensor | None = None
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_native_kernels_run_inside_segments(masked: bool, linked: bool) -> None:
+def test_native_kernels_run_inside_segments(masked: bool, kind: Kind) -> None:
     x, w = torch.randn(2, 24, 64), torch.randn(64, 192) / 8
     given = (x, w, torch.randn(2, 1, 1, 24)) if masked else (x, w)
-    compiled = build(attention if masked else lambda x, w: attention(x, w), *given)
-    assert compiled.native_calls == linked
+    compiled = kind.build(attention if masked else lambda x, w: attention(x, w), *given)
+    assert compiled.native_calls == kind.linked
     assert not any("permute" in line for line in compiled.source.splitlines()), "views are strides of the launch"
     for _ in range(2):
         torch.testing.assert_close(compiled(*given), [attention(*given)], rtol=1e-4, atol=1e-5)
         poison(compiled)
 
 
-def test_native_kernels_get_symbolic_sizes(linked: bool) -> None:
+def test_native_kernels_get_symbolic_sizes(kind: Kind) -> None:
     torch._dynamo.reset()
     found: list[Any] = []
-    dynamic = torch.compile(attention, backend="cpp_cpu", dynamic=True)
+    dynamic = torch.compile(attention, backend=kind.name, dynamic=True)
     w = torch.randn(64, 192) / 8
     with recording(found.append), torch.no_grad():
         for rows in (24, 7, 130):
             x, mask = torch.randn(2, rows, 64), torch.randn(2, 1, 1, rows)
             torch.testing.assert_close(dynamic(x, w), attention(x, w), rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(dynamic(x, w, mask), attention(x, w, mask), rtol=1e-4, atol=1e-5)
-    assert [graph.native_calls for graph in found] == [int(linked)] * 2
+    assert [graph.native_calls for graph in found] == [int(kind.linked)] * 2
 
 
-def test_a_kernel_runs_from_python_where_views_have_no_strides(linked: bool) -> None:
+def test_a_kernel_runs_from_python_where_views_have_no_strides(kind: Kind) -> None:
     """Keys that are repeated for a group of queries, and then merged with them, lie nowhere."""
 
     def grouped(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -560,7 +563,7 @@ def test_a_kernel_runs_from_python_where_views_have_no_strides(linked: bool) -> 
         return out
 
     q, k = torch.randn(2, 4, 24, 16), torch.randn(2, 2, 24, 16)
-    torch.testing.assert_close(build(grouped, q, k)(q, k), [grouped(q, k)], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(kind.build(grouped, q, k)(q, k), [grouped(q, k)], rtol=1e-4, atol=1e-5)
 
 
 def test_outputs_are_stored_in_the_order_of_their_last_view() -> None:
@@ -573,7 +576,7 @@ def test_outputs_are_stored_in_the_order_of_their_last_view() -> None:
     graphs: list[Any] = []
     x = torch.randn(2, 4, 3, 5)
     with recording(graphs.append):
-        found = torch.compile(function, backend="cpp_cpu", dynamic=False)(x)
+        found = torch.compile(function, backend="toyloops", dynamic=False)(x)
     for value, expected in zip(found, function(x), strict=True):
         torch.testing.assert_close(value, expected)
         assert value.stride() == expected.stride()
@@ -592,12 +595,12 @@ def heads(x: torch.Tensor, w: torch.Tensor, returned: bool) -> tuple[torch.Tenso
 
 
 @pytest.mark.parametrize("returned", [True, False])
-def test_chains_of_views_are_one_tensor(linked: bool, returned: bool) -> None:
+def test_chains_of_views_are_one_tensor(kind: Kind, returned: bool) -> None:
     def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return heads(x, w, returned)
 
     x, w = torch.randn(4, 8), torch.randn(8, 12)
-    compiled = build(function, x, w)
+    compiled = kind.build(function, x, w)
     for _ in range(3):
         poison(compiled)
         x = torch.randn(4, 8)
@@ -636,8 +639,8 @@ class Orders:
         return {"mm": torch.mm, "scaled_dot_product_attention": Kernel(self.attention, orders=self.orders)}
 
     @hookimpl
-    def emitter(self) -> CppEmitter:
-        return CppEmitter()
+    def emitter(self) -> LoopEmitter:
+        return LoopEmitter()
 
 
 def attend(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -673,7 +676,7 @@ def test_orders_that_cannot_be_are_refused(orders: Any, destination: bool, regis
         vendor_sdk.load(register(Wrong(orders)))
 
 
-def test_parts_of_a_node_and_other_nodes_have_names_of_their_own(linked: bool) -> None:
+def test_parts_of_a_node_and_other_nodes_have_names_of_their_own(kind: Kind) -> None:
     # Graphs number nodes of a kind: the second result of ``amax_exp_sum_div`` is not the node ``amax_exp_sum_div_1``.
     def softmax(x: torch.Tensor) -> torch.Tensor:
         powers = torch.exp(x - x.amax(0, True))
@@ -684,5 +687,5 @@ def test_parts_of_a_node_and_other_nodes_have_names_of_their_own(linked: bool) -
         return softmax(once), once, softmax(y)
 
     inputs = torch.randn(5, 1, 1), torch.randn(8)
-    for found, wanted in zip(build(twice, *inputs)(*inputs), twice(*inputs), strict=True):
+    for found, wanted in zip(kind.build(twice, *inputs)(*inputs), twice(*inputs), strict=True):
         torch.testing.assert_close(found, wanted)

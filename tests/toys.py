@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import vendor_sdk
+from tests import toyloops
 from vendor_sdk import (
     Backend,
     Device,
@@ -22,7 +24,7 @@ from vendor_sdk import (
     destination,
     hookimpl,
 )
-from vendor_sdk.contract import loader
+from vendor_sdk.contract import discovery, loader
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.int64, torch.bool})
 
@@ -157,14 +159,25 @@ class ToyChip:
 
 
 def register_toys() -> None:
-    """Makes ``toy`` and ``toychip`` known to this process, once."""
-    for name, plugin in (("toy", Toy), ("toychip", ToyChip)):
+    """Makes ``toy``, ``toychip`` and ``toyloops`` known to this process, once."""
+    for name, plugin in (("toy", Toy), ("toychip", ToyChip), ("toyloops", lambda: toyloops)):
         if not loader.known(name):
             vendor_sdk.register(plugin())
 
 
-KINDS = ("toy", "cpp_cpu", "toychip", "onnxruntime")
-"""A backend of each kind: kernels, an emitter, memory of its own, whole graphs."""
+def offer_toyloops(folder: Path) -> Path:
+    """Makes ``folder`` one that, on ``PYTHONPATH``, offers ``toyloops`` to another process as an installed package would."""
+    info = folder / "toyloops-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toyloops\nVersion: 1\n")
+    groups = {discovery.GROUP: "tests.toyloops", discovery.DYNAMO_GROUP: "vendor_sdk.dynamo:toyloops"}
+    lines = [f"[{group}]\ntoyloops = {target}\n" for group, target in groups.items()]
+    (info / "entry_points.txt").write_text("".join(lines))
+    return folder
+
+
+KINDS = ("toy", "toyloops", "toychip", "cpp_cpu", "onnxruntime")
+"""Backends of each kind: kernels, an emitter, memory of its own; compiled code, whole graphs."""
 
 
 def use_kind(name: str) -> str:

@@ -1,0 +1,40 @@
+"""Libraries that kernels leave products to, and begin before a graph is traced."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from reference_backends.cpp_cpu import compiler, products, units
+from reference_backends.cpp_cpu.emitter import CppEmitter
+from vendor_sdk.pipeline import recording
+from vendor_sdk.run.compiled import CompiledGraph
+
+Tensor = torch.Tensor
+f32, f64 = torch.float32, torch.float64
+
+
+def test_libraries_are_begun_before_the_graph_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(compiler, "start", begun.append)
+    monkeypatch.setattr(products, "_loaded", {})
+    CppEmitter().foresee({"mm": frozenset((torch.bfloat16,)), "convolution": frozenset((f32, f64))})
+    expected = [(products.MATRICES, "float"), (products.MATRICES, "double"), (products.FILTERS, "float")]
+    assert set(begun) == {products.source(need) for need in expected}
+    begun.clear()
+    CppEmitter().foresee({"mm": frozenset((torch.bool,)), "sort": frozenset((f32,))})
+    assert not begun
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_factors_that_lie_in_memory_need_no_code(across: bool) -> None:
+    compiled: list[CompiledGraph] = []
+    a, b = torch.randn(5, 200), torch.randn(200, 300) if across else torch.randn(300, 200).t()
+    torch._dynamo.reset()
+    with recording(compiled.append), torch.no_grad():
+        result = torch.compile(lambda x, y: (x @ y).relu(), backend="cpp_cpu")(a, b)
+    assert torch.allclose(result.double(), (a.double() @ b.double()).relu(), atol=1e-4)
+    (kernel,) = compiled[0].loops.values()
+    unit = units._unit(kernel, CppEmitter().emit(kernel))
+    assert unit.calls == ((products.MATRICES, "float"),)
+    assert "fill_with" not in unit.text

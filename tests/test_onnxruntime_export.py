@@ -1,0 +1,211 @@
+"""``vendor_sdk.export``: the file computes what the model does, in plain ONNX Runtime, and bad input leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import vendor_sdk
+from vendor_sdk import CaptureError, OptionError, UnsupportedPrimError
+
+onnx = pytest.importorskip("onnx")
+ort = pytest.importorskip("onnxruntime")
+
+from reference_backends.onnxruntime import saving  # noqa: E402
+
+
+class _Tied(nn.Module):
+    """A classifier of tokens whose embedding is its last layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 11)
+        self.head.weight = self.embed.weight
+        self.register_buffer("position", torch.randn(16, 8))
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.block(self.embed(ids) + self.position[: ids.shape[1]])
+        return self.head(x) * mask.unsqueeze(-1), x.mean(1).reshape(-1)
+
+
+@pytest.fixture
+def tied() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
+    torch.manual_seed(0)
+    return _Tied().eval(), (torch.randint(0, 11, (3, 5)), torch.rand(3, 5))
+
+
+LENGTH = Dim("length", max=16)
+DYNAMIC = {"ids": {0: "batch", 1: LENGTH}, "mask": {0: "batch", 1: LENGTH}}
+
+
+def check(path: Path, model: nn.Module, *inputs: torch.Tensor) -> None:
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    found = session.run(None, {name: value.numpy() for name, value in zip(names, inputs, strict=True)})
+    expected = model(*inputs)
+    for got, want in zip(found, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        torch.testing.assert_close(torch.from_numpy(got), want.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_one_file_serves_all_sizes_in_its_range(tied: Any, tmp_path: Path) -> None:
+    model, inputs = tied
+    path = vendor_sdk.export(model, inputs, tmp_path / "model.onnx", dynamic=DYNAMIC)
+    assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
+    proto = onnx.load(str(path))
+    onnx.checker.check_model(proto, full_check=True)
+    shapes = {each.name: [d.dim_param or d.dim_value for d in each.type.tensor_type.shape.dim] for each in proto.graph.input}
+    assert shapes == {"ids": ["batch", "length"], "mask": ["batch", "length"]}
+    assert [each.name for each in proto.graph.output] == ["output_0", "output_1"]
+    about = {each.key: each.value for each in proto.metadata_props}
+    assert about["model"] == "_Tied"
+    assert about["size length"] == "0 to 16"
+    assert about["torch"] == torch.__version__
+    weights = [each.name for each in proto.graph.initializer]
+    assert weights.count("embed.weight") == 1
+    assert "head.weight" not in weights  # one tensor, one initializer
+    for rows, length in ((3, 5), (2, 16), (7, 9)):
+        check(path, model, torch.randint(0, 11, (rows, length)), torch.rand(rows, length))
+    session = ort.InferenceSession(str(path), _silent())
+    for ids, mask, words in (
+        ((2, 17), (2, 17), r"length \(dimension 1 of ids\) must be 0 to 16"),
+        ((2, 5), (2, 6), "dimension 1 of mask must equal dimension 1 of ids"),
+    ):
+        with pytest.raises(Exception, match=words):
+            session.run(None, {"ids": torch.zeros(ids, dtype=torch.int64).numpy(), "mask": torch.zeros(mask).numpy()})
+
+
+def _silent() -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    return options
+
+
+def test_parameters_beyond_a_message_go_beside_the_model(tied: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saving, "MOST_INLINE", 100)
+    model, inputs = tied
+    path = vendor_sdk.export(model, inputs, tmp_path / "model.onnx")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert path.stat().st_size < 60_000
+    check(path, model, *inputs)
+
+
+def test_keyword_inputs_have_their_names(tied: Any, tmp_path: Path) -> None:
+    model, (ids, mask) = tied
+    path = vendor_sdk.export(model, {"mask": mask, "ids": ids}, tmp_path / "model.onnx", backend="onnxruntime")
+    session = ort.InferenceSession(str(path))
+    assert {each.name for each in session.get_inputs()} == {"ids", "mask"}
+
+
+def test_functions_and_sizes_computed_from_sizes(tmp_path: Path) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows = x.shape[0]
+        return x.reshape(rows // 2, -1)[:1] * rows, torch.arange(rows * 2 + 1), x.new_ones(max(rows - 3, 1), min(rows, 5)), x
+
+    x = torch.randn(6, 4)
+    path = vendor_sdk.export(f, (x,), tmp_path / "f.onnx", dynamic=({0: 2 * Dim("half", min=2, max=9)},))
+    session = ort.InferenceSession(str(path))
+    (name,) = (each.name for each in session.get_inputs())
+    for rows in (6, 4, 18):
+        x = torch.randn(rows, 4)
+        for got, want in zip(session.run(None, {name: x.numpy()}), f(x), strict=True):
+            torch.testing.assert_close(torch.from_numpy(got), want)
+
+
+class _Masked(nn.Module):
+    """A mask made of numbers, as models of texts take it: torch.export leaves an assertion about the dtype where it casts."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x.masked_fill(~mask.to(torch.bool), -1.0)
+
+
+def test_what_torch_asserts_of_dtypes_is_no_part_of_the_file(tmp_path: Path) -> None:
+    inputs = torch.randn(2, 3), torch.tensor([[1, 0, 1], [0, 1, 1]])
+    path = vendor_sdk.export(_Masked(), inputs, tmp_path / "model.onnx")
+    check(path, _Masked(), *inputs)
+
+
+def test_dtypes_of_parameters(tmp_path: Path) -> None:
+    class Tables(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for dtype in (torch.float16, torch.float64, torch.int32, torch.bool, torch.uint8):
+                self.register_buffer(str(dtype).removeprefix("torch."), torch.tensor([0, 1, 2, 3]).to(dtype))
+            self.register_buffer("nothing", torch.empty(0, 4))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            every = (x * self.float16, x * self.float64, x + self.int32, x.where(self.bool, 0.0), x - self.uint8)
+            return (*every, torch.cat([x.unsqueeze(0), self.nothing]))
+
+    path = vendor_sdk.export(Tables(), (torch.randn(4),), tmp_path / "tables.onnx")
+    check(path, Tables(), torch.randn(4))
+
+
+class _Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+@torch.library.custom_op("vendor_sdk_tests::unknown_to_all", mutates_args=())
+def _unknown(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@_unknown.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+X = (torch.randn(3),)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "name", "kind", "words"),
+    [
+        (torch.sin, X, "nowhere/model.onnx", OptionError, "no directory"),
+        (torch.sin, X, ".", OptionError, "it is a directory"),
+        (torch.sin, X, "model.bin", OptionError, r"a backend writes: \.onnx"),
+        (_Counted(), X, "model.onnx", CaptureError, "writes to calls"),
+        (lambda x: (x, x.shape[0]), X, "model.onnx", CaptureError, "output 1 of the model is int"),
+        (lambda x: torch.ops.vendor_sdk_tests.unknown_to_all(x) + 1, X, "model.onnx", UnsupportedPrimError, "unknown_to_all"),
+        (lambda x: x.nonexistent(), X, "model.onnx", CaptureError, "nonexistent"),
+    ],
+)
+def test_bad_input_is_an_error_and_leaves_nothing(
+    model: Any, inputs: Any, name: str, kind: type[Exception], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(kind, match=words):
+        vendor_sdk.export(model, inputs, tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sizes_that_contradict_the_inputs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="cannot be exported"):
+        vendor_sdk.export(torch.sin, X, tmp_path / "model.onnx", dynamic=({0: Dim("rows", max=2)},))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(tied: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_text("old")
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OptionError, match="No space left"):
+        vendor_sdk.export(torch.sin, X, path)
+    assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
+    assert path.read_text() == "old"
