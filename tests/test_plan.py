@@ -21,8 +21,9 @@ from vendor_sdk import MemoryPolicy
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.inplace import may_overwrite, overwrite
 from vendor_sdk.ir.loop_interpreter import interpret
-from vendor_sdk.ir.memory import BANK, Buffer, Home, Layout, Lender, Lent, MemoryPlan, live_bytes
+from vendor_sdk.ir.memory import BANK, Buffer, Home, Layout, Lender, Lent, MemoryPlan, Place, Stretch, live_bytes
 from vendor_sdk.plan.offsets import activations_of, bank_of, lay_out
+from vendor_sdk.plan.spare import spare
 
 aten = torch.ops.aten
 
@@ -76,7 +77,9 @@ def plans(draw: st.DrawFn) -> MemoryPlan:
 @given(plans(), st.booleans(), st.booleans())
 def test_nothing_overlaps(plan: MemoryPlan, borrow: bool, banked: bool) -> None:
     together = bank_of(plan, plan.sizes({}), 0) if banked else []
-    check(plan, lay_out(plan, plan.sizes({}), borrow=borrow, together=together), together)
+    layout = lay_out(plan, plan.sizes({}), borrow=borrow, together=together)
+    check(plan, layout, together)
+    check_spare(plan, layout)
 
 
 def network(seed: int, *, outputs: bool) -> MemoryPlan:
@@ -147,6 +150,7 @@ def test_gradients_never_lie_over_activations_that_are_still_read(plan: MemoryPl
     together = bank_of(plan, sizes, 0)
     layout = lay_out(plan, sizes, together=together)
     check(plan, layout, together)
+    check_spare(plan, layout)
 
 
 def test_gradients_take_the_place_of_activations() -> None:
@@ -158,6 +162,45 @@ def test_gradients_take_the_place_of_activations() -> None:
     layout = lay_out(plan, sizes, together=together)
     check(plan, layout, together)
     assert (layout.lender, layout.arena_bytes, layout.bank_bytes, layout.peak, layout.bound) == (1024, 0, 2560, 2560, 2560)
+
+
+def test_an_activation_that_lives_long_keeps_only_what_would_lie_on_it_away() -> None:
+    plan = plan_of([(1024, 1, 3, Home.BLOCK), (3072, 2, 3, Home.BLOCK), (64, 1, 2, Home.ARENA)], 4)
+    plan.lender = Lender(4096, [Lent(2048, 2048, 0, 0), Lent(1024, 1024, 1, 1), Lent(1024, 0, 2, 2)])
+    sizes = plan.sizes({})
+    together = bank_of(plan, sizes, 1024)
+    assert together == [0, 1]
+    layout = lay_out(plan, sizes, together=together)
+    check(plan, layout, together)
+    # Stacked, both gradients would end where the activation begins that lives until step 2: 8192 bytes in all.
+    assert (layout.peak, layout.bound) == (5184, 5184)
+
+
+def test_what_is_spare_is_the_longest_stretch_that_nothing_lies_in() -> None:
+    plan = plan_of([(1024, 0, 1, Home.ARENA), (512, 1, 2, Home.ARENA), (2048, 3, 3, Home.ARENA)], 5)
+    places = {0: Place(None, 0), 1: Place(None, 1024), 2: Place(None, 0)}
+    plan.fixed = Layout(2048, 0, places, 2048, 2048)
+    assert spare(plan) == [
+        Stretch(Place(None, 1024), 1024),
+        Stretch(Place(None, 1536), 512),
+        Stretch(Place(None, 0), 1024),
+        None,
+        Stretch(Place(None, 0), 2048),
+    ]
+
+
+def check_spare(plan: MemoryPlan, layout: Layout) -> None:
+    """Nothing lies in what is said to be spare."""
+    plan.fixed, sizes = layout, plan.sizes({})
+    taken = [(p.block, p.offset, sizes[n], plan.buffers[n].first, plan.buffers[n].last) for n, p in layout.places.items()]
+    if plan.lender is not None and layout.lender is not None:
+        taken += [(BANK, layout.lender + v.offset, v.nbytes, 0, v.last) for v in plan.lender.values]
+    for step, found in enumerate(spare(plan)):
+        if found is not None:
+            begin, end = found.place.offset, found.place.offset + found.nbytes
+            assert 0 <= begin < end <= (layout.arena_bytes if found.place.block is None else layout.bank_bytes)
+            here = [each for each in taken if each[0] == found.place.block and each[3] <= step <= each[4]]
+            assert all(offset + size <= begin or end <= offset for _, offset, size, _, _ in here)
 
 
 def test_activations_lie_in_the_bank_of_a_forward_graph_with_the_first_on_top() -> None:

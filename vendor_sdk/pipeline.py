@@ -62,6 +62,7 @@ from vendor_sdk.plan.inplace import Rewritten, work_in_place
 from vendor_sdk.plan.liveness import Aliases, last_reads, plan_memory
 from vendor_sdk.plan.offsets import activations_of, bank_of, lay_out
 from vendor_sdk.plan.order import steps_of
+from vendor_sdk.plan.spare import spare
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, COMPOSITES, OPSET
 from vendor_sdk.prims.row import Prim
 from vendor_sdk.prims.samples import Effort, SampleContext
@@ -475,6 +476,7 @@ def _plan(
             together = activations_of(plan, sizes, saved, policy.bank)
             plan.fixed = lay_out(plan, sizes, borrow=policy.borrow, together=together, downward=bool(together))
             activations.note(plan, saved)
+        plan.spare = spare(plan)
     watch.planned(plan, [one.kernel for one in rewritten.values()])
     texts, text_of = _emit(loops, session, watch)
     return Decided(graph, placements, refusals, steps.order, loops, texts, text_of, in_place, plan, lowered, native)

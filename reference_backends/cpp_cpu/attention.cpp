@@ -146,7 +146,7 @@ template <class A, class T> static void join(const Problem &p, const Results<A, 
   results.final(p, line, first, peak, total);
 }
 
-template <class A, class T> static int32_t forward(void *const *buffers, const int64_t *numbers) {
+template <class A, class T> static int32_t forward(void *const *buffers, const int64_t *numbers, Spare spare) {
   enum { N = Lanes<A>::count, LINES = 2 * N };
   const Problem p = problem_of<T>(numbers, buffers[0], buffers[1], buffers[2], buffers[3]);
   const int64_t *rest = numbers + PROBLEM_NUMBERS, heads = p.batch * p.shared, lines = heads * p.lines;
@@ -157,30 +157,31 @@ template <class A, class T> static int32_t forward(void *const *buffers, const i
   const int64_t splits = max_int(1, min_int(wanted, p.keys / SPLIT)), items = heads * groups * splits;
   const int64_t span = round_up(ceil_div(p.keys, splits), KEYS);
   Results<A, T> results{(T *)buffers[4], buffers[5], rest, rest + 4, rest[8] != 0, nullptr};
-  if (splits > 1 && !(results.parts = (A *)__builtin_malloc(splits * lines * (p.depth + 2) * sizeof(A)))) return OUT_OF_MEMORY;
-  const bool parallel = lines * p.keys * (p.width + p.depth) > 65536;
-  int32_t status = OK;
-#pragma omp parallel if (parallel)
+  const int64_t threads = lines * p.keys * (p.width + p.depth) > 65536 ? omp_get_max_threads() : 1, own_bytes = Workspace<A>().lay_out(nullptr, p, per_item);
+  Cut cut{nullptr};
+  cut(results.parts, splits > 1 ? splits * lines * (p.depth + 2) : 0);
+  const Memory memory(spare, cut.bytes + threads * own_bytes);
+  if (!memory.data) return OUT_OF_MEMORY;
+  results.parts = splits > 1 ? (A *)memory.data : nullptr;
+#pragma omp parallel num_threads(threads) if (threads > 1)
   {
     Workspace<A> w;
-    const bool ready = w.allocate(scratch, p, per_item);
+    w.lay_out(memory.data + cut.bytes + omp_get_thread_num() * own_bytes, p, per_item);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t item = 0; item < items; ++item) {
-      if (!ready) { __atomic_store_n(&status, (int32_t)OUT_OF_MEMORY, __ATOMIC_RELAXED); continue; }
       // Under a causal mask the last lines have most to do: they come first.
       const int64_t split = item % splits, group = groups - 1 - item / splits % groups, head = item / splits / groups;
       const int64_t begin = split * span, end = min_int(p.keys, begin + span);
       if (few) forward_few(p, results, w, head, split, begin, end);
       else forward_tiles(p, results, w, head, group * per_item * LINES, min_int(per_item, tiles - group * per_item), split, begin, end);
     }
-    if (splits > 1 && ready)
+    if (splits > 1)
 #pragma omp for schedule(static)
       for (int64_t line = 0; line < lines; ++line) join(p, results, line, splits);
   }
-  __builtin_free(results.parts);
-  return status;
+  return OK;
 }
 
 // buffers: query, key, value, mask (anything without), out, logsumexp. numbers: the problem's, four strides of out, four of logsumexp (the
 // last unused), whether logsumexp is float64 (float32 otherwise).
-#define ATTENTION(A, T, name) extern "C" int32_t attention_forward_##name(void *const *buffers, const int64_t *numbers) { return forward<A, T>(buffers, numbers); }
+#define ATTENTION(A, T, name) extern "C" int32_t attention_forward_##name(void *const *buffers, const int64_t *numbers, Spare spare) { return forward<A, T>(buffers, numbers, spare); }

@@ -199,30 +199,12 @@ LOCAL void product(const A *a, int64_t row, int64_t step, int64_t rows, const A 
     }
 }
 
-// Memory of one thread, kept between calls: freshly mapped pages would cost more than the arithmetic of a small case.
-struct Scratch {
-  char *base = nullptr;
-  int64_t size = 0;
-  ~Scratch() { __builtin_free(base); }
-  // Aligned to vectors; null where there is no memory.
-  char *reserve(int64_t bytes) {
-    if (bytes > size) {
-      __builtin_free(base);
-      base = (char *)__builtin_malloc((uint64_t)bytes + VECTOR_BYTES);
-      size = base ? bytes : 0;
-    }
-    return base ? (char *)(((uint64_t)base + VECTOR_BYTES - 1) & ~(uint64_t)(VECTOR_BYTES - 1)) : nullptr;
-  }
-  // Cuts parts of the given numbers of accumulators, each aligned; what is left of them starts with `extra` bytes, which are returned.
-  template <class A, int n> char *cut(const int64_t (&counts)[n], A **const (&parts)[n], int64_t extra) {
-    int64_t bytes = round_up(extra, VECTOR_BYTES);
-    for (int64_t count : counts) bytes += round_up(count * sizeof(A), VECTOR_BYTES);
-    char *first = reserve(bytes), *next = first + round_up(extra, VECTOR_BYTES);
-    if (!first) return nullptr;
-    for (int i = 0; i < n; ++i) {
-      *parts[i] = (A *)next;
-      next += round_up(counts[i] * sizeof(A), VECTOR_BYTES);
-    }
-    return first;
+// Cuts memory into parts, each aligned to vectors. Without memory it counts their bytes.
+struct Cut {
+  char *memory;
+  int64_t bytes = 0;
+  template <class A> void operator()(A *&part, int64_t count) {
+    part = (A *)((__UINTPTR_TYPE__)memory + bytes);
+    bytes += round_up(count * (int64_t)sizeof(A), VECTOR_BYTES);
   }
 };

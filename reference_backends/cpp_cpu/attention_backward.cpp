@@ -19,22 +19,25 @@ template <class A> struct Accumulators {
   int64_t k_pitch, v_pitch;
   A *keys, *values, *weights, *slopes, *query_columns, *grad_columns, *query_rows, *grad_rows, *dk, *dv, *dq, *ones;
   static int64_t query_numbers(const Problem &p) { return ceil_div(p.lines, LINES) * PADDED * packed_pitch<A>(p.width); }
-  bool allocate(Scratch &scratch, const Problem &p, bool own_queries) {
+  // In memory; the bytes of it.
+  int64_t lay_out(char *memory, const Problem &p, bool own_queries) {
     k_pitch = packed_pitch<A>(p.width);
     v_pitch = packed_pitch<A>(p.depth);
     const int64_t square = KEYS * LINES + BLOCK, all = max_int(k_pitch, v_pitch);
-    const int64_t sizes[] = {KEYS * k_pitch, KEYS * v_pitch, square, square, k_pitch * LINES, v_pitch * LINES, k_pitch * LINES, v_pitch * LINES, KEYS * k_pitch, KEYS * v_pitch, own_queries ? query_numbers(p) : 0, all};
-    A **const parts[] = {&keys, &values, &weights, &slopes, &query_columns, &grad_columns, &query_rows, &grad_rows, &dk, &dv, &dq, &ones};
-    if (!scratch.cut(sizes, parts, 0)) return false;
-    for (int64_t i = 0; i < all; ++i) ones[i] = 1;
-    return true;
+    Cut cut{memory};
+    cut(keys, KEYS * k_pitch), cut(values, KEYS * v_pitch), cut(weights, square), cut(slopes, square);
+    cut(query_columns, k_pitch * LINES), cut(grad_columns, v_pitch * LINES), cut(query_rows, k_pitch * LINES), cut(grad_rows, v_pitch * LINES);
+    cut(dk, KEYS * k_pitch), cut(dv, KEYS * v_pitch), cut(dq, own_queries ? query_numbers(p) : 0), cut(ones, all);
+    return cut.bytes;
+  }
+  void begin() {
+    for (int64_t i = 0; i < max_int(k_pitch, v_pitch); ++i) ones[i] = 1;
   }
 };
-static thread_local Scratch backward_scratch;
 
 // Statistics of a tile's lines. The saved logarithm serves unless it has fewer digits than the gradients, or is so large that the
 // logarithm of the sum has drowned in the peak.
-template <class A, class T> static bool statistics(const Problem &p, const Backward<A, T> &g, int64_t shared_index, int64_t first) {
+template <class A, class T> static void statistics(const Problem &p, const Backward<A, T> &g, Workspace<A> &w, int64_t shared_index, int64_t first) {
   enum { N = Lanes<A>::count };
   const int64_t batch = shared_index / p.shared, shared = shared_index % p.shared, start = shared_index * p.lines + first;
   Tile<A> t;
@@ -57,9 +60,7 @@ template <class A, class T> static bool statistics(const Problem &p, const Backw
     }
     g.inner[start + l] = sum_of<A>(sum);
   }
-  if (!again) return true;
-  Workspace<A> w;
-  if (!w.allocate(scratch, p, 1)) return false;
+  if (!again) return;
   w.tiles[0] = t;
   pack_columns(t, (const T *)p.q, p.q_at, p.width, (A)p.scale, w.queries);
   attend<A, T>(p, w, 1, batch, shared, 0, p.keys, false);
@@ -68,7 +69,6 @@ template <class A, class T> static bool statistics(const Problem &p, const Backw
     g.shift[start + l] = total == 0 ? 0 : peak;
     g.factor[start + l] = total == 0 ? 0 : 1 / total;
   }
-  return true;
 }
 
 // Lanes of a tile from one number by line; lanes without a line repeat the last.
@@ -140,56 +140,61 @@ template <class A, class T> static void store_queries(const Problem &p, const Ba
     scatter(dq + (line / LINES * PADDED + line % LINES) * pitch, (A)p.scale, p.width, offset(g.dq, g.dq_at, batch, shared * p.group + line / p.rows, line % p.rows), g.dq_at[3]);
 }
 
-template <class A, class T> static int32_t backward(void *const *buffers, const int64_t *numbers) {
+template <class A, class T> static int32_t backward(void *const *buffers, const int64_t *numbers, Spare spare) {
   enum { LINES = Accumulators<A>::LINES };
   const Problem p = problem_of<T>(numbers, buffers[1], buffers[2], buffers[3], buffers[6]);
   const int64_t *rest = numbers + PROBLEM_NUMBERS, heads = p.batch * p.shared, lines = heads * p.lines, tiles = ceil_div(p.lines, LINES);
   if (heads == 0) return OK;
   const int64_t splits = max_int(1, min_int(ceil_div(ITEMS, heads), p.keys / SPLIT));
   const int64_t span = round_up(ceil_div(p.keys, splits), KEYS), part = Accumulators<A>::query_numbers(p);
-  A *by_line = (A *)__builtin_malloc(max_int(1, 3 * lines) * sizeof(A)), *parts = nullptr;
-  if (splits > 1) parts = (A *)__builtin_malloc(heads * splits * part * sizeof(A) + VECTOR_BYTES);
-  int32_t status = by_line && (parts || splits == 1) ? OK : OUT_OF_MEMORY;
-  A *aligned = (A *)round_up((int64_t)parts, VECTOR_BYTES);
+  const int64_t threads = lines * p.keys * (p.width + p.depth) > 32768 ? omp_get_max_threads() : 1;
+  // A thread's statistics are done when its sums begin: they have the same memory.
+  const int64_t own_bytes = max_int(Accumulators<A>().lay_out(nullptr, p, splits == 1), Workspace<A>().lay_out(nullptr, p, 1));
+  A *by_line, *parts;
+  const auto shared_parts = [&](char *memory) {
+    Cut cut{memory};
+    cut(by_line, 3 * lines), cut(parts, splits > 1 ? heads * splits * part : 0);
+    return cut.bytes;
+  };
+  const int64_t shared_bytes = shared_parts(nullptr);
+  const Memory memory(spare, shared_bytes + threads * own_bytes);
+  if (!memory.data) return OUT_OF_MEMORY;
+  shared_parts(memory.data);
   const int64_t *grad_at = rest, *out_at = rest + 5, *logsumexp_at = rest + 10, *results_at = rest + 15;
   const bool wide = rest[27] != 0;
   const char *logsumexp = (const char *)buffers[5] + (wide ? sizeof(double) : sizeof(float)) * logsumexp_at[4];
   const Backward<A, T> g{(T *)buffers[7], (T *)buffers[8], (T *)buffers[9], beginning<T>(buffers[0], grad_at), beginning<T>(buffers[4], out_at), logsumexp,
                          grad_at, out_at, logsumexp_at, results_at, results_at + 4, results_at + 8, wide, by_line, by_line + lines, by_line + 2 * lines};
-  const bool parallel = lines * p.keys * (p.width + p.depth) > 32768;
-  if (status == OK)
-#pragma omp parallel if (parallel)
+#pragma omp parallel num_threads(threads) if (threads > 1)
   {
+    char *const own = memory.data + shared_bytes + omp_get_thread_num() * own_bytes;
+    Workspace<A> w;
+    w.lay_out(own, p, 1);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t item = 0; item < heads * tiles; ++item) statistics(p, g, w, item / tiles, item % tiles * LINES);
     Accumulators<A> a;
-    if (!a.allocate(backward_scratch, p, splits == 1)) __atomic_store_n(&status, (int32_t)OUT_OF_MEMORY, __ATOMIC_RELAXED);
+    a.lay_out(own, p, splits == 1);
+    a.begin();
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t item = 0; item < heads * tiles; ++item)
-      if (!statistics(p, g, item / tiles, item % tiles * LINES)) __atomic_store_n(&status, (int32_t)OUT_OF_MEMORY, __ATOMIC_RELAXED);
-    // The loop ends with a barrier: every thread sees the same status.
-    if (__atomic_load_n(&status, __ATOMIC_RELAXED) == OK) {
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t item = 0; item < heads * splits; ++item) {
-        // Under a causal mask the first keys are attended to by most lines: they come first.
-        const int64_t head = item % heads, split = item / heads, begin = split * span;
-        A *dq = parts ? aligned + (head * splits + split) * part : a.dq;
-        backward_span(p, g, a, head, begin, min_int(p.keys, begin + span), dq);
-        if (!parts) store_queries(p, g, head, dq);
-      }
-      if (parts)
-#pragma omp for schedule(static)
-        for (int64_t head = 0; head < heads; ++head) {
-          A *sum = aligned + head * splits * part;
-          for (int64_t s = 1; s < splits; ++s) for (int64_t i = 0; i < part; ++i) sum[i] += sum[s * part + i];
-          store_queries(p, g, head, sum);
-        }
+    for (int64_t item = 0; item < heads * splits; ++item) {
+      // Under a causal mask the first keys are attended to by most lines: they come first.
+      const int64_t head = item % heads, split = item / heads, begin = split * span;
+      A *dq = splits > 1 ? parts + (head * splits + split) * part : a.dq;
+      backward_span(p, g, a, head, begin, min_int(p.keys, begin + span), dq);
+      if (splits == 1) store_queries(p, g, head, dq);
     }
+    if (splits > 1)
+#pragma omp for schedule(static)
+      for (int64_t head = 0; head < heads; ++head) {
+        A *sum = parts + head * splits * part;
+        for (int64_t s = 1; s < splits; ++s) for (int64_t i = 0; i < part; ++i) sum[i] += sum[s * part + i];
+        store_queries(p, g, head, sum);
+      }
   }
-  __builtin_free(by_line);
-  __builtin_free(parts);
-  return status;
+  return OK;
 }
 
 // buffers: grad, query, key, value, out, logsumexp, mask (anything without), then gradients of query, key and value. numbers: the
 // problem's; of grad, out and logsumexp four strides (the last of logsumexp unused) and where it begins; four strides of each gradient;
 // whether logsumexp is float64.
-#define ATTENTION(A, T, name) extern "C" int32_t attention_backward_##name(void *const *buffers, const int64_t *numbers) { return backward<A, T>(buffers, numbers); }
+#define ATTENTION(A, T, name) extern "C" int32_t attention_backward_##name(void *const *buffers, const int64_t *numbers, Spare spare) { return backward<A, T>(buffers, numbers, spare); }

@@ -199,18 +199,19 @@ template <class A> struct Workspace {
   int64_t k_pitch, v_pitch, query_size, result_size;
   A *keys, *values, *scores, *lines, *queries, *results;
   Tile<A> *tiles;
-  bool allocate(Scratch &scratch, const Problem &p, int64_t count) {
+  // In memory; the bytes of it.
+  int64_t lay_out(char *memory, const Problem &p, int64_t count) {
     enum { N = Lanes<A>::count, LINES = 2 * N };
     k_pitch = packed_pitch<A>(p.width);
     v_pitch = packed_pitch<A>(p.depth);
     query_size = k_pitch * LINES;
     result_size = v_pitch * LINES;
-    const int64_t sizes[] = {KEYS * k_pitch, KEYS * v_pitch, KEYS * LINES + BLOCK, N * v_pitch, count * query_size, count * result_size};
-    A **const parts[] = {&keys, &values, &scores, &lines, &queries, &results};
-    return (tiles = (Tile<A> *)scratch.cut(sizes, parts, count * sizeof(Tile<A>)));
+    Cut cut{memory};
+    cut(tiles, count), cut(keys, KEYS * k_pitch), cut(values, KEYS * v_pitch), cut(scores, KEYS * LINES + BLOCK);
+    cut(lines, N * v_pitch), cut(queries, count * query_size), cut(results, count * result_size);
+    return cut.bytes;
   }
 };
-static thread_local Scratch scratch;
 
 // Tiles [0, count) of `w`, begun and packed, against keys [begin, end) of a key head: statistics, and results where `weigh` is set.
 template <class A, class T> static void attend(const Problem &p, Workspace<A> &w, int64_t count, int64_t batch, int64_t shared, int64_t begin, int64_t end, bool weigh) {

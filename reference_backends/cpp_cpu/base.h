@@ -220,26 +220,51 @@ extern "C" int omp_get_num_threads(void) noexcept;
 extern "C" int omp_get_max_threads(void) noexcept;
 extern "C" void *aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__) noexcept;
 
-// Memory of a launch: one block that its library keeps for the next launch, unless it is large; launches that run meanwhile have
-// blocks of their own. A block begins with its size.
+// Memory of a launch is what the caller has to spare: nobody else uses it meanwhile. Where that is too little, it is one block that its
+// library keeps for the next launch, unless it is large; launches that run meanwhile have blocks of their own. A block begins with
+// its size.
+struct Spare {
+  char *memory;
+  int64_t bytes;
+};
 static char *kept_memory;
 enum : int64_t { KEPT_BYTES = 1 << 26, BLOCK_HEAD = 64 };
-INLINE char *borrow(int64_t size) {
-  if (size <= KEPT_BYTES) {
-    char *kept = __atomic_exchange_n(&kept_memory, (char *)nullptr, __ATOMIC_ACQUIRE);
-    if (kept && *(int64_t *)kept >= size) return kept + BLOCK_HEAD;
-    __builtin_free(kept);
+class Memory {
+  Spare &spare;
+  int64_t size;
+  bool lent;
+
+ public:
+  char *data;  // Aligned to 64 bytes; null where there is no memory.
+  Memory(Spare &from, int64_t wanted) : spare(from), size(max_int(wanted + 63, 64) / 64 * 64), lent(size <= from.bytes), data(from.memory) {
+    if (lent) {
+      spare.memory += size, spare.bytes -= size;
+      return;
+    }
+    if (size <= KEPT_BYTES) {
+      char *kept = __atomic_exchange_n(&kept_memory, (char *)nullptr, __ATOMIC_ACQUIRE);
+      if (kept && *(int64_t *)kept >= size) {
+        data = kept + BLOCK_HEAD;
+        return;
+      }
+      __builtin_free(kept);
+    }
+    char *fresh = (char *)aligned_alloc(64, BLOCK_HEAD + size);
+    if (fresh) *(int64_t *)fresh = size;
+    data = fresh ? fresh + BLOCK_HEAD : nullptr;
   }
-  char *fresh = (char *)aligned_alloc(64, BLOCK_HEAD + (size + 63) / 64 * 64);
-  if (!fresh) return nullptr;
-  *(int64_t *)fresh = size;
-  return fresh + BLOCK_HEAD;
-}
-INLINE void give_back(char *memory, int64_t size) {
-  char *block = memory - BLOCK_HEAD;
-  if (size <= KEPT_BYTES) block = __atomic_exchange_n(&kept_memory, block, __ATOMIC_ACQ_REL);
-  __builtin_free(block);
-}
+  Memory(const Memory &) = delete;
+  ~Memory() {
+    if (lent) {
+      spare.memory -= size, spare.bytes += size;
+      return;
+    }
+    if (!data) return;
+    char *block = data - BLOCK_HEAD;
+    if (size <= KEPT_BYTES) block = __atomic_exchange_n(&kept_memory, block, __ATOMIC_ACQ_REL);
+    __builtin_free(block);
+  }
+};
 // How many bytes that gave back.
 extern "C" int64_t free_kept_memory() {
   char *kept = __atomic_exchange_n(&kept_memory, (char *)nullptr, __ATOMIC_ACQUIRE);

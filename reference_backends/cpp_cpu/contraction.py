@@ -184,6 +184,7 @@ def _product(text: KernelText, c: contraction.Contraction) -> str:
     _sizes(text, product, ("batches", c.batch), ("m", c.m), ("n", c.n), ("k", c.k))
     text.out(f"{product}.left = {left}, {product}.right = {right};")
     text.out(f"{product}.context = &{finish}, {product}.finish = finish_with<decltype({finish}), {kind}>;")
+    text.out(f"{product}.spare = spare;")
     return product
 
 
@@ -202,6 +203,7 @@ def _vector(text: KernelText, c: contraction.Contraction) -> None:
     _sizes(text, product, ("batches", c.batch), ("n", c.m or c.n), ("k", c.k))
     text.out(f"{product}.vector = {vector_name}, {product}.matrix = {matrix_name};")
     text.out(f"{product}.context = &{finish}, {product}.finish = finish_line_with<decltype({finish}), {kind}>;")
+    text.out(f"{product}.spare = spare;")
     text.out(f"if (const int32_t failed = vector_product({product})) status = failed;")
 
 

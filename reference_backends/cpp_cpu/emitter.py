@@ -43,6 +43,7 @@ class KernelText(Horizontal):
             parts.append(f"{qualifier}{CTYPES[p.dtype]} *RESTRICT {p.name}")
         for s in self.kernel.symbols:
             parts.append(f"const {CTYPES[s.dtype]} {self.symbol(s.name)}")
+        parts.append("Spare spare")
         return f'extern "C" int32_t {self.kernel.name}({", ".join(parts)})'
 
     def text(self) -> str:
@@ -66,7 +67,6 @@ class KernelText(Horizontal):
             else:
                 run.append((nest, call))
         self.flush(run)
-        self.close_memory()
         self.out("return status;")
         self.out.close()
         return "\n".join((*self.before, *self.out.lines)) + "\n"

@@ -43,7 +43,11 @@ struct Torch {
 };
 static Torch torch;
 
-typedef i32 (*Flat)(void *const *buffers, const i64 *numbers);
+struct Spare {  // As in base.h.
+  char *memory;
+  i64 bytes;
+};
+typedef i32 (*Flat)(void *const *buffers, const i64 *numbers, Spare spare);
 
 enum Base : i64 { ARENA = 0, TABLE = 1, INPUT = 2, RESULT = 3 };
 enum Number : i64 { CONSTANT = 0, ARGUMENT = 1 };
@@ -65,6 +69,16 @@ static bool is_tensor(Object *object) {
 static const i64 *read_numbers(const i64 *p, i64 count, const i64 *arguments, i64 *out) {
   for (i64 i = 0; i < count; ++i, p += 2) out[i] = p[0] == ARGUMENT ? arguments[p[1]] : p[1];
   return p;
+}
+
+// Where a buffer is: three words of the table.
+static inline char *address_of(const i64 *p, char *arena, const i64 *table, void *const *inputs, void *const *results) {
+  switch (p[0]) {
+    case ARENA: return arena + p[2];
+    case TABLE: return arena + table[p[2]];
+    case INPUT: return (char *)inputs[p[1]] + p[2];
+    default: return (char *)results[p[1]] + p[2];
+  }
 }
 
 // Whether a tensor lies as the kernels read it.
@@ -202,16 +216,15 @@ static Object *call(Object *self, Object *const *arguments, i64 given) {
   for (; step < step_count; ++step) {
     const Flat kernel = (Flat)*p++;
     const i64 buffer_count = *p++, value_count = *p++;
-    for (i64 i = 0; i < buffer_count; ++i, p += 3) {
-      switch (p[0]) {
-        case ARENA: buffers[i] = (char *)arena + p[2]; break;
-        case TABLE: buffers[i] = (char *)arena + table[p[2]]; break;
-        case INPUT: buffers[i] = (char *)inputs[p[1]] + p[2]; break;
-        default: buffers[i] = (char *)results[p[1]] + p[2];
-      }
-    }
+    for (i64 i = 0; i < buffer_count; ++i, p += 3) buffers[i] = address_of(p, (char *)arena, table, inputs, results);
     p = read_numbers(p, value_count, numbers, values);
-    if ((status = kernel(buffers, values))) break;
+    Spare spare = {};  // The longest of those that there are.
+    for (i64 left = *p++; left; --left, p += 3) {
+      i64 bytes;
+      p = read_numbers(p, 1, numbers, &bytes);
+      if (bytes > spare.bytes) spare = {address_of(p, (char *)arena, table, inputs, results), bytes};
+    }
+    if ((status = kernel(buffers, values, spare))) break;
   }
   if (thread) PyEval_RestoreThread(thread);
   if (status) {

@@ -18,8 +18,6 @@ enum { VECTOR_BYTES = 32, TILE_ROWS = 6, TILE_VECTORS = 2 };
 enum { VECTOR_BYTES = 16, TILE_ROWS = 6, TILE_VECTORS = 2 };
 #endif
 
-extern "C" void *aligned_alloc(decltype(sizeof 0), decltype(sizeof 0)) noexcept;
-extern "C" void free(void *) noexcept;
 extern "C" int omp_get_max_threads(void) noexcept;
 extern "C" int omp_get_thread_num(void) noexcept;
 
@@ -377,13 +375,6 @@ template <class T> struct Blocks {
   }
 };
 
-// Memory for the packed left factor, while it is needed.
-struct Shared {
-  char *memory;
-  explicit Shared(int64_t bytes) : memory((char *)aligned_alloc(64, max_int(bytes, 64))) {}
-  ~Shared() { free(memory); }
-};
-
 INLINE char *aligned_to_line(void *memory) { return (char *)(((__UINTPTR_TYPE__)memory + 63) / 64 * 64); }
 
 template <class T> static bool is_for_dots(const Product<T> &p);  // dots.h
@@ -443,24 +434,21 @@ template <class T> static int32_t product_of_matrices(const Product<T> &given) {
   // Where batches alone keep the threads busy, each takes whole ones and never waits for another.
   if (threads == 1 || (p.batches >= 2 * threads && work < SEPARATE_PRODUCTS)) {
     Blocks<T> blocks(p, 0);
-    bool failed = false;
+    const Memory memory(p.spare, threads * blocks.shared_bytes());
+    if (!memory.data) return OUT_OF_MEMORY;
 #pragma omp parallel firstprivate(blocks) num_threads(threads) if (threads > 1)
     {
-      const Shared shared(blocks.shared_bytes());
       T *const own = (T *)aligned_to_line(__builtin_alloca(blocks.own_bytes() + 64));
-      blocks.use(shared.memory);
+      blocks.use(memory.data + omp_get_thread_num() * blocks.shared_bytes());
 #pragma omp for schedule(dynamic)
-      for (int64_t batch = 0; batch < p.batches; ++batch) {
-        if (shared.memory) blocks.template run<false>(batch, own);
-        else failed = true;
-      }
+      for (int64_t batch = 0; batch < p.batches; ++batch) blocks.template run<false>(batch, own);
     }
-    return failed ? OUT_OF_MEMORY : OK;
+    return OK;
   }
   Blocks<T> blocks(p, threads);
-  const Shared shared(blocks.shared_bytes());
-  if (!shared.memory) return OUT_OF_MEMORY;
-  blocks.use(shared.memory);
+  const Memory memory(p.spare, blocks.shared_bytes());
+  if (!memory.data) return OUT_OF_MEMORY;
+  blocks.use(memory.data);
 #pragma omp parallel num_threads(threads)
   {
     T *const own = (T *)aligned_to_line(__builtin_alloca(blocks.own_bytes() + 64));
@@ -531,8 +519,9 @@ static void line_across(const VectorProduct<T> &p, int64_t batch, int64_t first,
 template <class T> static int32_t product_of_vector(const VectorProduct<T> &p) {
   if (p.batches <= 0 || p.n <= 0) return OK;
   const int64_t padded = parts(p.k, Lane<T>::COUNT) * Lane<T>::COUNT;
-  const Shared shared(p.batches * padded * (int64_t)sizeof(T));
-  T *const vectors = (T *)shared.memory;
+  Spare spare = p.spare;
+  const Memory memory(spare, p.batches * padded * (int64_t)sizeof(T));
+  T *const vectors = (T *)memory.data;
   if (!vectors) return OUT_OF_MEMORY;
   const int64_t line = p.matrix.along ? LINE : LINE_ACROSS, lines = parts(p.n, line);
   const auto sum_line = lies_along(p.matrix, p.k) ? dot_line<T> : p.matrix.along ? line_along<T> : line_across<T>;

@@ -52,13 +52,13 @@ INLINE int64_t end_of(const void *offs, const int64_t *n, int64_t group) {
   return n[OFFS_WIDE] ? ((const int64_t *)offs)[at] : ((const int32_t *)offs)[at];
 }
 
-template <class A, class T> static int32_t product_of_group(void *const *buffers, const int64_t *n, int64_t group, int64_t start, int64_t end) {
+template <class A, class T> static int32_t product_of_group(void *const *buffers, const int64_t *n, int64_t group, int64_t start, int64_t end, Spare spare) {
   const T *self = (const T *)buffers[0] + n[SELF_AT], *mat2 = (const T *)buffers[1] + n[MAT2_AT];
   T *out = (T *)buffers[3];
   Lying<A, T> left, right;
   Stored<A, T> result;
   Product<A> p = {};
-  p.batches = 1, p.n = n[N];
+  p.batches = 1, p.n = n[N], p.spare = spare;
   if (n[WHOLE]) {
     p.m = n[M], p.k = end - start;
     left = {self + start * n[SELF_COLUMN], n[SELF_ROW], n[SELF_COLUMN]};
@@ -78,7 +78,7 @@ template <class A, class T> static int32_t product_of_group(void *const *buffers
 // Products of a group that one thread may take alone.
 enum : int64_t { ALONE = 1 << 22, WORTH_THREADS = 1 << 17 };
 
-template <class A, class T> static int32_t grouped(void *const *buffers, const int64_t *n) {
+template <class A, class T> static int32_t grouped(void *const *buffers, const int64_t *n, Spare spare) {
   const void *offs = buffers[2];
   const int64_t groups = n[GROUPS], rows = n[ROWS];
   int64_t last = 0;
@@ -92,15 +92,15 @@ template <class A, class T> static int32_t grouped(void *const *buffers, const i
   if (groups >= 2 * omp_get_max_threads() && work < ALONE * groups && work >= WORTH_THREADS) {
 #pragma omp parallel for schedule(dynamic)
     for (int64_t group = 0; group < groups; ++group)
-      if (const int32_t failed = product_of_group<A, T>(buffers, n, group, group ? end_of(offs, n, group - 1) : 0, end_of(offs, n, group))) {
+      if (const int32_t failed = product_of_group<A, T>(buffers, n, group, group ? end_of(offs, n, group - 1) : 0, end_of(offs, n, group), {})) {
 #pragma omp atomic write
         status = failed;
       }
   } else {
     for (int64_t group = 0; group < groups; ++group)
-      if (const int32_t failed = product_of_group<A, T>(buffers, n, group, group ? end_of(offs, n, group - 1) : 0, end_of(offs, n, group))) status = failed;
+      if (const int32_t failed = product_of_group<A, T>(buffers, n, group, group ? end_of(offs, n, group - 1) : 0, end_of(offs, n, group), spare)) status = failed;
   }
   if (!n[WHOLE]) __builtin_memset((T *)buffers[3] + last * n[N], 0, (rows - last) * n[N] * sizeof(T));
   return status;
 }
-#define GROUPED(A, T, name) extern "C" int32_t grouped_mm_##name(void *const *buffers, const int64_t *numbers) { return grouped<A, T>(buffers, numbers); }
+#define GROUPED(A, T, name) extern "C" int32_t grouped_mm_##name(void *const *buffers, const int64_t *numbers, Spare spare) { return grouped<A, T>(buffers, numbers, spare); }

@@ -227,14 +227,11 @@ class Nests(Tiles):
             self.out(f"const int64_t {name}_at = block_bytes, {name}_bytes = {size};")
             self.out(f"block_bytes += {name}_bytes{' * omp_get_max_threads()' if private else ''};")
             self.heap[name] = CTYPES[self.kernel.param(name).dtype]
-        self.out(f"char *const {self.memory} = borrow(block_bytes);")
-        self.out(f"if (!{self.memory}) return OUT_OF_MEMORY;")
+        self.out("const Memory block(spare, block_bytes);")
+        self.out("if (!block.data) return OUT_OF_MEMORY;")
+        self.out(f"char *const {self.memory} = block.data;")
         for p in self.kernel.scratch:
             self.out(f"{self.heap[p.name]} *const {p.name} = ({self.heap[p.name]} *)({self.memory} + {p.name}_at);")
-
-    def close_memory(self) -> None:
-        if self.memory:
-            self.out(f"give_back({self.memory}, block_bytes);")
 
     def bytes(self, p: loop.Param) -> str:
         return f"(({index.to_c(p.size)}) * {p.dtype.itemsize} + 127) / 64 * 64"

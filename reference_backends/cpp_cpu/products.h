@@ -37,6 +37,7 @@ template <class T> struct Product {
   const void *context;
   // Computes the results of a tile at (row, column) from sums[r * pitch + c].
   void (*finish)(const void *context, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *sums, int64_t pitch);
+  Spare spare;
   // How it is computed, which `choose_tiles` fills in.
   int64_t rows;    // Of a tile.
   int64_t narrow;  // Columns of a narrow one.
@@ -64,6 +65,7 @@ template <class T> struct VectorProduct {
   const void *context;
   // Computes results [first, first + count) from their sums.
   void (*finish)(const void *context, int64_t batch, int64_t first, int64_t count, const T *sums);
+  Spare spare;
 };
 
 template <class F, class T>

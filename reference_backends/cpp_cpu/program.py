@@ -2,7 +2,7 @@
 
 The callable is compiled once per machine (entry.cpp) and interprets a table: for each launch the kernel's address, where its
 buffers are and what numbers it gets. Every kernel is reached through a function of one signature,
-``int32_t flat(void *const *buffers, const int64_t *numbers)``, which stands beside it in its translation unit.
+``int32_t flat(void *const *buffers, const int64_t *numbers, Spare spare)``, which stands beside it in its translation unit.
 """
 
 from __future__ import annotations
@@ -42,9 +42,15 @@ def flat(kernel: LoopKernel, ctypes_of: Mapping[torch.dtype, str]) -> str:
     for i, symbol in enumerate(kernel.symbols):
         arguments.append(f"bits<double>(numbers[{i}])" if symbol.dtype == torch.float64 else f"numbers[{i}]")
     return (
-        f'extern "C" int32_t flat_{kernel.name}(void *const *buffers, const int64_t *numbers) {{\n'
-        f"  return {kernel.name}({', '.join(arguments)});\n}}\n"
+        f'extern "C" int32_t flat_{kernel.name}(void *const *buffers, const int64_t *numbers, Spare spare) {{\n'
+        f"  return {kernel.name}({', '.join((*arguments, 'spare'))});\n}}\n"
     )
+
+
+class _Spare(ctypes.Structure):
+    """``Spare`` of base.h; by itself a launch gets none."""
+
+    _fields_ = (("memory", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
 
 class CompiledFunction:
@@ -61,6 +67,7 @@ class CompiledFunction:
     @functools.cached_property
     def _function(self) -> Any:
         function = getattr(self._library(), self._name)
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, _Spare]
         function.restype = ctypes.c_int32
         return function
 
@@ -72,7 +79,7 @@ class CompiledFunction:
     def __call__(self, buffers: Sequence[Any], numbers: Sequence[int | float]) -> None:
         words = [_bits(number) if isinstance(number, float) else int(number) for number in numbers]
         pointers = [buffer.data_ptr() for buffer in buffers]
-        status = self._function((ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(words))(*words))
+        status = self._function((ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(words))(*words), _Spare())
         if status:
             raise ERRORS[status]()
 
@@ -131,11 +138,11 @@ def link(given: program.Program) -> program.Entry | None:
         addresses[len(table)] = step.launch  # type: ignore[assignment]
         table += [0, len(step.buffers), len(step.numbers)]
         for buffer in step.buffers:
-            if isinstance(buffer.offset, program.Offset):
-                table += [_TABLE, 0, buffer.offset.index]
-            else:
-                table += [_BASES[buffer.base], buffer.index, buffer.offset]
+            table += _place(buffer)
         table += _numbers(step.numbers)
+        table += [len(step.spare)]
+        for spare in step.spare:
+            table += [*_numbers([spare.nbytes]), *_place(spare.buffer)]
     words = bytearray(struct.pack(f"<{len(table)}q", *table))
     # The launches keep their library loaded.
     complete = functools.partial(_complete, words, addresses)
@@ -148,6 +155,13 @@ def _complete(table: bytearray, addresses: Mapping[int, CompiledFunction]) -> No
     for place, launch in addresses.items():
         struct.pack_into("<q", table, 8 * place, launch.address)
     struct.pack_into("<q", table, 0, 1)
+
+
+def _place(buffer: program.Buffer) -> list[int]:
+    """Base, which of its kind, and offset."""
+    if isinstance(buffer.offset, program.Offset):
+        return [_TABLE, 0, buffer.offset.index]
+    return [_BASES[buffer.base], buffer.index, buffer.offset]
 
 
 def _numbers(values: Sequence[program.Number]) -> list[int]:

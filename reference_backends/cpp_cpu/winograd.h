@@ -18,7 +18,8 @@ enum : int64_t {
   SPAN = 4,                        // Of a tile's elements, in each direction.
   POINTS = SPAN * SPAN,
   PANEL_VECTORS = 2 * TILE_VECTORS,  // Tiles that are transformed together.
-  ELEMENT_BYTES = 4 << 20,         // Of transformed elements, which all threads share.
+  ELEMENT_BYTES = 4 << 20,         // Of transformed elements, which all threads share, where there is so much memory.
+  LEAST_BYTES = 2 << 20,           // In all, however little of the caller's memory is spare.
   WEIGHT_BYTES = 512 << 10,        // Of a thread's transformed weights,
   POINT_BYTES = 256 << 10,         // and of its sums.
   CHANNELS = 16,                   // That are transformed together.
@@ -110,15 +111,14 @@ template <class T> struct Filtering {
   T *elements;
   char *own;
 
-  Filtering(const Product<T> &product, const Windows<T> &windows, int64_t threads) : p(product), w(windows) {
+  Filtering(const Product<T> &product, const Windows<T> &windows, int64_t threads, int64_t most_tiles, int64_t limit) : p(product), w(windows) {
     channels = p.k / 9, across = parts(w.width, 2), down = parts(w.height, 2), lines = w.images * down;
-    per_panel = max_int(panel_lines(lines, across, MOST), 1), part = line_part(across, MOST), line_parts = parts(across, part);
+    per_panel = max_int(panel_lines(lines, across, most_tiles), 1), part = line_part(across, most_tiles), line_parts = parts(across, part);
     panels = parts(lines, per_panel) * line_parts;
     // A vector more between points: at powers of two, they would fall on the same lines of a cache.
     element_step = channels * WIDTH + L, strip_step = POINTS * element_step;
     panel_step = parts(per_panel * part, WIDTH) * strip_step;
     together = min_int(panels, max_int(1, ELEMENT_BYTES / (panel_step * (int64_t)sizeof(T))));
-    together = parts(panels, parts(panels, together));
     const int64_t edge = line_parts > 1 ? SPAN * (2 * part + 2) : (2 * per_panel + 2 * parts(per_panel, down)) * (w.width + 2);
     plane = parts(edge, L) * L + SPAN * L;
     per_group = max_int(L / p.rows, 1), pitch = parts(p.rows, L) * L, groups = parts(p.m, per_group * p.rows);
@@ -127,6 +127,8 @@ template <class T> struct Filtering {
     group_block = min_int(WEIGHT_BYTES / (group_step * (int64_t)sizeof(T)), POINT_BYTES / tile_bytes);
     group_block = min_int(groups, max_int(group_block, 1));
     blocks = parts(groups, group_block), group_block = parts(groups, blocks), blocks = parts(groups, group_block);
+    while (together > 1 && shared_bytes() + threads * own_bytes() > limit) --together;
+    together = parts(panels, parts(panels, together));
     shares = min_int(together, parts(4 * threads, blocks));
   }
 
@@ -363,17 +365,20 @@ template <class T> struct Filtering {
   }
 };
 
-// A product by way of the points, batch after batch: METHOD says how.
-template <class METHOD, class T, class W> static int32_t by_points(const Product<T> &p, const W &windows) {
-  if (p.batches <= 0 || p.m <= 0 || p.n <= 0) return OK;
-  const int64_t threads = p.m * p.n * p.k < PARALLEL_PRODUCTS ? 1 : omp_get_max_threads();
-  METHOD method(p, windows, threads);
-  const Shared shared(method.shared_bytes() + threads * method.own_bytes());
-  if (!shared.memory) return OUT_OF_MEMORY;
-  method.use(shared.memory);
+static int64_t threads_for(int64_t products) { return products < PARALLEL_PRODUCTS ? 1 : omp_get_max_threads(); }
+// Bytes that a launch may use. Memory beside the caller's is worth more than what smaller blocks cost. A caller without any has not
+// planned.
+static int64_t most_bytes(const Spare &spare) { return spare.memory ? max_int(spare.bytes, LEAST_BYTES) : (int64_t)(~0ull >> 1); }
+
+// A product by way of the points, batch after batch.
+template <class METHOD, class T> static int32_t by_points(const Product<T> &p, METHOD method, int64_t threads) {
+  Spare spare = p.spare;
+  const Memory memory(spare, method.shared_bytes() + threads * method.own_bytes());
+  if (!memory.data) return OUT_OF_MEMORY;
+  method.use(memory.data);
 #pragma omp parallel firstprivate(method) num_threads(threads) if (threads > 1)
   {
-    method.own = shared.memory + method.shared_bytes() + omp_get_thread_num() * method.own_bytes();
+    method.own = memory.data + method.shared_bytes() + omp_get_thread_num() * method.own_bytes();
     for (int64_t batch = 0; batch < p.batches; ++batch) method.run(batch);
   }
   return OK;
@@ -381,9 +386,14 @@ template <class METHOD, class T, class W> static int32_t by_points(const Product
 
 // The product of weights and windows, whichever way is faster.
 template <class T> static int32_t product_of_windows(const Product<T> &given, const Windows<T> &w) {
+  if (given.batches <= 0 || given.m <= 0 || given.n <= 0) return OK;
   if (!filters_minimally(w.images, w.height, w.width, given.k / 9, given.m)) return matrix_product(given);
-  const int64_t most = Filtering<T>::MOST, across = (w.width + 1) / 2, lines = w.images * ((w.height + 1) / 2);
-  Product<T> p = given;
-  choose_tiles(p, across > most ? line_part(across, most) : panel_lines(lines, across, most) * across);
-  return by_points<Filtering<T>>(p, w);
+  const int64_t across = (w.width + 1) / 2, lines = w.images * ((w.height + 1) / 2);
+  const int64_t threads = threads_for(given.m * given.n * given.k), limit = most_bytes(given.spare);
+  for (int64_t tiles = Filtering<T>::MOST;; tiles = Filtering<T>::WIDTH) {
+    Product<T> p = given;
+    choose_tiles(p, across > tiles ? line_part(across, tiles) : panel_lines(lines, across, tiles) * across);
+    const Filtering<T> method(p, w, threads, tiles, limit);
+    if (tiles == Filtering<T>::WIDTH || method.shared_bytes() + threads * method.own_bytes() <= limit) return by_points(p, method, threads);
+  }
 }

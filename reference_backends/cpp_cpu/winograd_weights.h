@@ -8,7 +8,7 @@
 
 enum : int64_t {
   GRADIENT_TILES = 128,             // In a panel, about.
-  GRADIENT_BYTES = 8 << 20,         // Of transformed factors, which all threads share.
+  GRADIENT_BYTES = 8 << 20,         // Of transformed factors, which all threads share, where there is so much memory.
   GRADIENT_ROWS = 48,               // Whose sums a thread keeps, about.
 };
 
@@ -20,33 +20,50 @@ template <class T> struct Gathering {
   const Product<T> &p;
   const Overlaps<T> &o;
   int64_t channels, across, down, lines, per_panel, part, line_parts, panels, most, together;
-  int64_t per_group, pitch, groups, strips, group_block, blocks;
+  int64_t per_group, pitch, groups, strips, group_block;
+  int64_t group_part, strip_part;   // Of a part of the result, for which factors are transformed and sums kept.
   int64_t left_step, right_step;    // From point to point.
-  int64_t left_panel, right_panel;  // Of all groups, of all strips.
+  int64_t left_panel, right_panel;  // Of a part's groups and strips.
   int64_t tile_step;                // Sums of a panel of rows and a strip.
   T *left, *right, *kept;
   char *own;
 
-  Gathering(const Product<T> &product, const Overlaps<T> &overlaps, int64_t threads) : p(product), o(overlaps) {
+  Gathering(const Product<T> &product, const Overlaps<T> &overlaps, int64_t threads, int64_t limit) : p(product), o(overlaps) {
     channels = p.n / 9, across = parts(o.width, 2), down = parts(o.height, 2), lines = o.images * down;
     per_panel = max_int(panel_lines(lines, across, GRADIENT_TILES), 1), part = line_part(across, GRADIENT_TILES);
     line_parts = parts(across, part), panels = parts(lines, per_panel) * line_parts, most = per_panel * part;
     per_group = max_int(L / p.rows, 1), pitch = parts(p.rows, L) * L, groups = parts(p.m, per_group * p.rows);
     strips = parts(channels, WIDTH);
     left_step = most * pitch + L, right_step = most * WIDTH + L;
-    left_panel = groups * POINTS * left_step, right_panel = strips * POINTS * right_step;
-    together = min_int(panels, max_int(1, GRADIENT_BYTES / ((left_panel + right_panel) * (int64_t)sizeof(T))));
-    together = parts(panels, parts(panels, together));
+    tile_step = POINTS * p.rows * WIDTH;
+    // The parts of which least is transformed, of those that there is memory for; or those that need least.
+    int64_t best_rows = 1, best_columns = 1, least_work = -1, least_bytes = -1;
+    for (int64_t columns = 1; columns < 2 * strips; columns *= 2)
+      for (int64_t rows = 1; rows < 2 * groups; rows *= 2) {
+        divide(rows, columns, threads, limit);
+        const int64_t bytes = shared_bytes() + threads * own_bytes();
+        const int64_t over = max_int(bytes, limit), work = columns * p.m + (keeps() ? rows : 1) * channels;
+        if (least_work >= 0 && (over > least_bytes || (over == least_bytes && work >= least_work))) continue;
+        best_rows = rows, best_columns = columns, least_work = work, least_bytes = over;
+      }
+    divide(best_rows, best_columns, threads, limit);
+  }
+  // The result into parts, and panels together as `limit` bytes hold.
+  void divide(int64_t rows, int64_t columns, int64_t threads, int64_t limit) {
+    group_part = parts(groups, rows), strip_part = parts(strips, columns);
+    left_panel = group_part * POINTS * left_step, right_panel = strip_part * POINTS * right_step;
     group_block = max_int(1, GRADIENT_ROWS / (per_group * p.rows));
-    while (group_block > 1 && parts(groups, group_block) * strips < 4 * threads) --group_block;
-    blocks = parts(groups, group_block), tile_step = POINTS * p.rows * WIDTH;
+    while (group_block > 1 && parts(group_part, group_block) * strip_part < 4 * threads) --group_block;
+    together = min_int(panels, max_int(1, GRADIENT_BYTES / ((left_panel + right_panel) * (int64_t)sizeof(T))));
+    while (together > 1 && shared_bytes() + threads * own_bytes() > limit) --together;
+    together = parts(panels, parts(panels, together));
   }
 
   static int64_t lines_of(int64_t count) { return parts(count * (int64_t)sizeof(T), 64) * 64; }
   bool keeps() const { return together < panels; }  // The sums, from some panels to the next.
   int64_t left_bytes() const { return lines_of(together * left_panel); }
   int64_t right_bytes() const { return lines_of(together * right_panel); }
-  int64_t kept_bytes() const { return keeps() ? lines_of(strips * groups * per_group * tile_step) : 0; }
+  int64_t kept_bytes() const { return keeps() ? lines_of(strip_part * group_part * per_group * tile_step) : 0; }
   int64_t shared_bytes() const { return left_bytes() + right_bytes() + kept_bytes(); }
   int64_t raw_count() const { return line_parts > 1 ? SPAN * (2 * part + 2) * L : (2 * per_panel + 2) * (o.width + 2) * L; }
   int64_t row_count() const { return 9 * WIDTH + L; }  // Results of a row.
@@ -111,8 +128,8 @@ template <class T> struct Gathering {
   }
 
   void transform_right(int64_t batch, int64_t panel, int64_t lane, T *to, T *raw) const {
-    const int64_t strip = lane / WIDTH, step = right_step;
-    transform<4>(o.elements, batch, lane, min_int(L, channels - lane), panel, to + strip * POINTS * right_step + lane % WIDTH, width_of(strip), raw,
+    const int64_t step = right_step;
+    transform<4>(o.elements, batch, lane, min_int(L, channels - lane), panel, to + lane % WIDTH, width_of(lane / WIDTH), raw,
                  [=](const V (&x)[4][4], T *target) INLINE_LAMBDA {
                    V half[SPAN][SPAN];
 #pragma GCC unroll 4
@@ -175,12 +192,14 @@ template <class T> struct Gathering {
     p.finish(p.context, batch, row, rows, 9 * first, count, results, room);
   }
 
-  // Task `number`: some groups of rows against a strip, over the panels at hand.
-  void multiply(int64_t batch, int64_t first, int64_t number) const {
-    const int64_t strip = number % strips, group = number / strips * group_block, last_group = min_int(groups, group + group_block);
+  // Task `number` of a part: some groups of rows against a strip, over the panels at hand.
+  void multiply(int64_t batch, int64_t first, int64_t first_group, int64_t first_strip, int64_t number) const {
+    const int64_t strips_here = min_int(strip_part, strips - first_strip), at_strip = number % strips_here, strip = first_strip + at_strip;
+    const int64_t at_group = number / strips_here * group_block, group = first_group + at_group;
+    const int64_t last_group = min_int(min_int(groups, first_group + group_part), group + group_block);
     const int64_t here = min_int(together, panels - first), first_row = group * per_group * p.rows, lanes = width_of(strip);
     const int64_t row_panels = parts(min_int(last_group * per_group * p.rows, p.m) - first_row, p.rows), step = p.rows * lanes;
-    T *const sums = keeps() ? kept + (strip * groups + group) * per_group * tile_step : (T *)own;
+    T *const sums = keeps() ? kept + (at_strip * group_part + at_group) * per_group * tile_step : (T *)own;
     T *const results = (T *)(own + lines_of(keeps() ? 0 : group_block * per_group * tile_step));
     T *const memory = (T *)((char *)results + lines_of(p.rows * row_count()));
     const bool slim = lanes < WIDTH;
@@ -188,9 +207,9 @@ template <class T> struct Gathering {
       const int64_t first_line = (first + panel) / line_parts * per_panel, column = (first + panel) % line_parts * part;
       const int64_t tiles = min_int(per_panel, lines - first_line) * min_int(part, across - column);
       for (int64_t point = 0; point < POINTS; ++point) {
-        const T *const b = right + panel * right_panel + (strip * POINTS + point) * right_step;
+        const T *const b = right + panel * right_panel + (at_strip * POINTS + point) * right_step;
         for (int64_t r = 0; r < row_panels; ++r) {
-          const T *const a = left + panel * left_panel + ((group + r / per_group) * POINTS + point) * left_step + r % per_group * p.rows;
+          const T *const a = left + panel * left_panel + ((at_group + r / per_group) * POINTS + point) * left_step + r % per_group * p.rows;
           const bool last = first_row + (r + 1) * p.rows >= p.m;
           const auto product = slim ? (last ? p.last_slim : p.slim) : (last ? p.last_wide : p.wide);
           product({a, 1, pitch, p.rows}, b, slim ? p.narrow : WIDTH, tiles, sums + r * tile_step + point * step, first + panel == 0);
@@ -206,25 +225,33 @@ template <class T> struct Gathering {
 
   void run(int64_t batch) const {
     T *const raw = (T *)((char *)own + own_bytes() - lines_of(max_int(raw_count(), DEPTH * (WIDTH + pitch) + p.rows * WIDTH)));
-    const int64_t vectors = parts(channels, L), jobs = groups + vectors;
-    for (int64_t first = 0; first < panels; first += together) {
-      const int64_t here = min_int(together, panels - first);
+    for (int64_t strip = 0; strip < strips; strip += strip_part)
+      for (int64_t group = 0; group < groups; group += group_part) {
+        const int64_t strips_here = min_int(strip_part, strips - strip), groups_here = min_int(group_part, groups - group);
+        const int64_t lane = strip * WIDTH, vectors = parts(min_int(strips_here * WIDTH, channels - lane), L);
+        // Where nothing is kept, the right factor is there from the first group on.
+        const int64_t jobs = groups_here + (group == 0 || keeps() ? vectors : 0), tasks = parts(groups_here, group_block) * strips_here;
+        for (int64_t first = 0; first < panels; first += together) {
+          const int64_t here = min_int(together, panels - first);
 #pragma omp for schedule(dynamic)
-      for (int64_t number = 0; number < here * jobs; ++number) {
-        const int64_t panel = number / jobs, job = number % jobs;
-        if (job < groups) transform_left(batch, first + panel, job, left + panel * left_panel + job * POINTS * left_step, raw);
-        else transform_right(batch, first + panel, (job - groups) * L, right + panel * right_panel, raw);
+          for (int64_t number = 0; number < here * jobs; ++number) {
+            const int64_t panel = number / jobs, job = number % jobs, from = (job - groups_here) * L;
+            if (job < groups_here) transform_left(batch, first + panel, group + job, left + panel * left_panel + job * POINTS * left_step, raw);
+            else transform_right(batch, first + panel, lane + from, right + panel * right_panel + from / WIDTH * POINTS * right_step, raw);
+          }
+#pragma omp for schedule(dynamic)
+          for (int64_t number = 0; number < tasks; ++number) multiply(batch, first, group, strip, number);
+        }
       }
-#pragma omp for schedule(dynamic)
-      for (int64_t number = 0; number < blocks * strips; ++number) multiply(batch, first, number);
-    }
   }
 };
 
 // The product of a gradient and windows, whichever way is faster.
 template <class T> static int32_t product_of_overlaps(const Product<T> &given, const Overlaps<T> &o) {
+  if (given.batches <= 0 || given.m <= 0 || given.n <= 0) return OK;
   if (!filters_minimally(o.images, o.height, o.width, given.n / 9, given.m)) return matrix_product(given);
   Product<T> p = given;
   choose_tiles(p, p.n / 9);
-  return by_points<Gathering<T>>(p, o);
+  const int64_t threads = threads_for(p.m * p.n * p.k);
+  return by_points(p, Gathering<T>(p, o, threads, most_bytes(p.spare)), threads);
 }

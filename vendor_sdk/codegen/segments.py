@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import fx
 from vendor_sdk.codegen.text import Text
 from vendor_sdk.codegen.values import Arena, InBank, Values, tensor_of
 from vendor_sdk.contract.emitter import Launch
-from vendor_sdk.contract.program import Argument, Buffer, Entry, Number, Offset, Program, Result, Step
+from vendor_sdk.contract.program import Argument, Buffer, Entry, Number, Offset, Program, Result, Spare, Step
 from vendor_sdk.ir.index import Int
 from vendor_sdk.ir.loop import LoopKernel, Symbol
 from vendor_sdk.ir.memory import Slot
@@ -102,6 +102,7 @@ class Segments:
         launched: the launch of each node that has one.
         seeds: variable of each seed symbol, by node and symbol.
         as_traced: see ``Program``.
+        lends: whether there is memory ``REST`` beside the bank.
     """
 
     values: Values
@@ -109,6 +110,7 @@ class Segments:
     launched: Mapping[fx.Node, LaunchedCall]
     seeds: Callable[[fx.Node, str], str]
     as_traced: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
+    lends: bool
     ready: set[Slot] = field(default_factory=set)
     """owners of memory that steps before have allocated"""
 
@@ -148,7 +150,20 @@ class _Builder:
         call = self.of.launched[node]
         buffers = [self._operand(source) for source in call.inputs]
         buffers += [self._allocated(slot) for slot in results_of(node)]
-        return Step(call.launch, tuple(buffers), tuple(self._number(node, number) for number in call.numbers))
+        return Step(
+            call.launch,
+            tuple(buffers),
+            tuple(self._number(node, number) for number in call.numbers),
+            tuple(self._spare(node)),
+        )
+
+    def _spare(self, node: fx.Node) -> Iterator[Spare]:
+        found = self.of.values.spare(node)
+        if found is not None:
+            buffer = Buffer("arena", 0, 0) if found.place.block is None else self._input("BANK", None)
+            yield Spare(self._shift(buffer, found.place.offset), found.nbytes)
+        if self.of.lends:
+            yield Spare(self._input("REST", None), self._argument("REST_BYTES", False))
 
     def _number(self, node: fx.Node, number: Symbol | Int | float) -> Number:
         if isinstance(number, Symbol):

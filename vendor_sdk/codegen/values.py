@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from vendor_sdk.contract.placement import Kind
-from vendor_sdk.ir.memory import BANK, Home, MemoryPlan, Slot, part_name
+from vendor_sdk.ir.memory import BANK, Home, MemoryPlan, Slot, Stretch, part_name
 
 
 class Shares(Protocol):
@@ -64,6 +64,7 @@ class Values:
         self.users: dict[Slot, list[Slot]] = {}
         for slot in in_place:
             self.users.setdefault(self.root(slot), []).append(slot)
+        self._spare = dict(zip(plan.steps, plan.spare, strict=False))
 
     def folded(self, node: fx.Node) -> bool:
         """Whether a node only names one of several results that the SDK allocates: no code runs for it."""
@@ -110,6 +111,10 @@ class Values:
         if place.block == BANK:
             return InBank(place.offset)
         return Inside(self.plan.buffers[place.block].slots[-1], place.offset)
+
+    def spare(self, node: fx.Node) -> Stretch | None:
+        """What a launch may use besides."""
+        return self._spare.get(node)
 
     def banked(self) -> list[tuple[Slot, int]]:
         """Outputs in the bank with their offsets."""

@@ -77,6 +77,7 @@ class Bank(Protocol):
     ones."""
 
     def lend(self, nbytes: int, *parts: tuple[int, tuple[int, ...], torch.dtype]) -> list[torch.Tensor]: ...
+    def room(self, bank: torch.Tensor, nbytes: int, alignment: int) -> tuple[torch.Tensor | None, torch.Tensor, int]: ...
     def take(
         self,
         nbytes: int,
@@ -188,6 +189,8 @@ class _Writer:
         self.framed = False
         self.in_place = [node for node, value in graph.written if values.written_at(value) == (node, 0)]
         self.dies = self._deaths()
+        # A forward graph's bank is part of the block that its backward graph will want.
+        self.lends = bool(values.banked()) and not graph.backward
 
     def write(self) -> Wrapper:
         self._sizes()
@@ -217,7 +220,9 @@ class _Writer:
 
     def _segments(self) -> list[Segment | fx.Node]:
         """The steps, with consecutive launches linked; each segment knows which memory is new in it."""
-        builder = Segments(self.values, self.text, self.launched, self._seed, self.runtime.as_traced, self.allocated)
+        builder = Segments(
+            self.values, self.text, self.launched, self._seed, self.runtime.as_traced, self.lends, self.allocated
+        )
         found: list[Segment | fx.Node] = []
         self.allocated.update(slot for slot, _ in self.values.banked())
         data_dependent = self.text.bound
@@ -367,9 +372,8 @@ class _Writer:
         if not self.framed:
             return
         self.text.namespace["FRAMES"] = self.frames
-        plan = self.values.plan
-        if self.frames.idle is None and plan.fixed is not None and self.values.banked() and not self.graph.backward:
-            self._line(f"F = FRAMES.within(BANKS.room(BANK, {plan.fixed.arena_bytes}, {plan.alignment}))")
+        if self.frames.idle is None and self.lends:
+            self._line("F = FRAMES.within(ROOM)")
         elif self.frames.idle is None:
             self._line(f"F = FRAMES.take({', '.join(self.frames.symbols)})")
         else:
@@ -398,6 +402,9 @@ class _Writer:
             arguments += [str(fixed.lender or 0), f"({''.join(lent)})"]
         method = "take" if self.graph.backward else "lend"
         self._line(f"BANK, {', '.join(names)} = BANKS.{method}({', '.join([*arguments, *texts])})")
+        if self.lends:
+            wanted = fixed.arena_bytes if self.frames.idle is None else 0
+            self._line(f"ROOM, REST, REST_BYTES = BANKS.room(BANK, {wanted}, {self.values.plan.alignment})")
         self.allocated.update(slot for slot, _ in banked)
         self.defined.update(names)
 
@@ -492,7 +499,8 @@ class _Writer:
                 self._launch(node)
                 self._free(node)
             return
-        uses_arena = any(b.base == "arena" for step in segment.program.steps for b in step.buffers)
+        used = [b for step in segment.program.steps for b in (*step.buffers, *(spare.buffer for spare in step.spare))]
+        uses_arena = any(b.base == "arena" for b in used)
         frame = ["F.base", "F.offsets"] if uses_arena else ["0", "0"]
         call = f"{self.text.constant(segment.entry, 'E')}({', '.join([*frame, *segment.inputs, *segment.arguments])})"
         if segment.results:

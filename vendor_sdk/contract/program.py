@@ -5,7 +5,8 @@ which kernels, where each finds its buffers, which numbers it gets, which result
 returns an ``Entry``, and the wrapper calls that instead of launching one by one.
 
     program = Program(inputs, results, numbers, steps)
-    step    = Step(launch, buffers, numbers)
+    step    = Step(launch, buffers, numbers, spare)
+    spare   = Spare(buffer, nbytes)             memory that the launch may use as it likes
     buffer  = Buffer(base, index, offset)       base: "arena" | "input" | "result"
     number  = int | Argument(index)             a constant, or a number of the call
     offset  = int | Offset(index)               a constant, or an entry of the call's offset table
@@ -55,6 +56,15 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Spare:
+    """Memory of the call that nothing needs during one launch: ``nbytes`` from ``buffer`` on, aligned as buffers are. What is
+    there before and after is undefined."""
+
+    buffer: Buffer
+    nbytes: int | Argument
+
+
+@dataclass(frozen=True)
 class Step:
     """One launch.
 
@@ -62,11 +72,14 @@ class Step:
         launch: what ``Emitter.compile`` returned for the kernel, or a native kernel's own (``NativeCall.launch``).
         buffers: in the order of ``LoopKernel.params``; of a native kernel its operands, then the node's results.
         numbers: in the order of ``LoopKernel.symbols`` or ``NativeCall.numbers``; float64 ones are floats.
+        spare: what the launch may take its scratch memory from before it asks anybody else, one stretch or several; none where
+            sizes are symbolic, and where the plan is full.
     """
 
     launch: Callable[..., None]
     buffers: tuple[Buffer, ...]
     numbers: tuple[Number, ...]
+    spare: tuple[Spare, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,14 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """``nbytes`` from ``place`` on."""
+
+    place: Place
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class Layout:
     """A plan with numbers: what one call needs.
 
@@ -125,6 +133,7 @@ class MemoryPlan:
         alignment: bytes; sizes are rounded up to it, and offsets are multiples.
         fixed: the layout, when no size is symbolic.
         lender: the forward graph's bank, where this is its backward graph.
+        spare: for each step of a static plan the longest stretch of arena or bank in which nothing lies.
     """
 
     steps: Sequence[fx.Node]
@@ -133,6 +142,7 @@ class MemoryPlan:
     alignment: int
     fixed: Layout | None = None
     lender: Lender | None = None
+    spare: Sequence[Stretch | None] = ()
 
     @property
     def symbols(self) -> tuple[str, ...]:

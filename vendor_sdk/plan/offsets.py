@@ -11,7 +11,8 @@ the peak, the arena begins where the bank ends, in the same allocation, so that 
 
 A forward graph's activations for the backward graph have a bank too, the first-born on top. They die from the bottom up,
 roughly, while gradients are born: so the backward graph's bank, arena included, lies over the forward graph's (the *lender*),
-as low as the activations that are still alive allow.
+as low as the activations that are still alive allow. Stacked so, outputs stay below the lowest activation that outlives their
+birth; where that costs much, they are packed like buffers of the arena, over the activations at one of a few places.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 
-from vendor_sdk.ir.memory import BANK, Home, Layout, Lender, MemoryPlan, Place, Slot, live_bytes
+from vendor_sdk.ir.memory import BANK, Home, Layout, Lender, Lent, MemoryPlan, Place, Slot, live_bytes
 
 REPAIRS = 200
 """Orders tried beyond the fixed ones, on graphs of a few hundred buffers."""
@@ -108,6 +110,12 @@ NEAR = 1.02
 """Peaks up to this multiple of the lower bound are good."""
 
 
+STARTS = 8
+"""Places tried for the activations among outputs in any order."""
+
+CLOSE = 1.005
+"""Peaks up to this multiple of the lower bound are not worth the search among ``STARTS``."""
+
 KEPT = 3
 """How many times their own bytes gradients may keep allocated together, by lying over activations."""
 
@@ -127,6 +135,8 @@ def lay_out(
     apart = _lay_out(plan, sizes, borrow, together, joint=False)
     if plan.lender is not None and borrow and apart.bank_bytes:
         over = _lay_out(plan, sizes, borrow, together, joint=True, lender=plan.lender)
+        if over.peak > CLOSE * over.bound:
+            over = min(over, _mixed(plan, sizes, together, plan.lender), key=lambda layout: layout.peak)
         if over.peak <= apart.peak + plan.lender.nbytes and over.bank_bytes <= KEPT * apart.bank_bytes:
             return over
     if not borrow or not apart.bank_bytes or apart.peak <= NEAR * apart.bound:
@@ -147,8 +157,7 @@ def _lay_out(
 ) -> Layout:
     steps = len(plan.steps)
     lent = lender.values if lender is not None else ()
-    lives = [(size, b.first, b.last) for size, b in zip(sizes, plan.buffers, strict=True)]
-    bound = max(live_bytes([*lives, *((value.nbytes, 0, value.last) for value in lent)], steps), default=0)
+    bound = max(_live(plan, sizes, lent), default=0)
     inside = [n for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and sizes[n]]
     banked = sorted((n for n in together if sizes[n]), key=lambda n: plan.buffers[n].first, reverse=downward)
     in_bank, fills, bank_bytes = {}, [], 0
@@ -196,12 +205,47 @@ def _lay_out(
     return Layout(arena, bank_bytes, {**places, **empty, **in_bank}, peak, bound, start)
 
 
-def pack(items: Sequence[Item], rooms: Sequence[Room], goal: int, below: Below | None = None) -> list[tuple[int | None, int]]:
+def _mixed(plan: MemoryPlan, sizes: Sequence[int], together: Collection[int], lender: Lender) -> Layout:
+    """Outputs in the bank in any order, and whatever else lives between them. An activation that lives long then keeps nobody
+    but those that would lie on it away, where stacked outputs must all stay below it."""
+    steps = len(plan.steps)
+    bound = max(_live(plan, sizes, lender.values), default=0)
+    banked = sorted((n for n in together if sizes[n]), key=lambda n: plan.buffers[n].first)
+    inside = banked + [n for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and sizes[n]]
+    items = [Item(sizes[n], plan.buffers[n].first, plan.buffers[n].last) for n in inside]
+    own = [(sizes[n], b.first, b.last) for n, b in enumerate(plan.buffers) if b.home is not Home.ARENA and n not in set(banked)]
+    around = max(live_bytes(own, steps), default=0)
+    below = list(accumulate((sizes[n] for n in banked), initial=0))
+    starts = sorted({below[len(below) * part // STARTS] for part in range(STARTS)} | {below[-1]})
+
+    def packed(start: int, repairs: int) -> tuple[int, int, list[tuple[int | None, int]]]:
+        end = start + lender.nbytes
+        fixed = [Fixed(v.last, start + v.offset, start + v.offset + v.nbytes) for v in lender.values]
+        found = pack(items, [], max(bound - around, end), Below(Room(0, ()), fixed, end), repairs)
+        return max(_top(items, found), end), start, found
+
+    _, start, _ = min(packed(start, 0) for start in starts)
+    total, start, found = packed(start, REPAIRS)
+    places = {n: Place(BANK, offset) for n, (_, offset) in zip(inside, found, strict=True)}
+    empty = {n: Place(None, 0) for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and not sizes[n]}
+    return Layout(0, total, {**places, **empty}, total + around, bound, start)
+
+
+def _live(plan: MemoryPlan, sizes: Sequence[int], lent: Sequence[Lent]) -> list[int]:
+    """Bytes that live at each step."""
+    lives = [(size, b.first, b.last) for size, b in zip(sizes, plan.buffers, strict=True)]
+    return live_bytes([*lives, *((value.nbytes, 0, value.last) for value in lent)], len(plan.steps))
+
+
+def pack(
+    items: Sequence[Item], rooms: Sequence[Room], goal: int, below: Below | None = None, repairs: int = REPAIRS
+) -> list[tuple[int | None, int]]:
     """Room (or None for the arena) and offset of each item; no two that live at one step overlap.
 
     Args:
         goal: arena bytes that are as good as possible; the search ends there.
         below: what lies at the front of the arena.
+        repairs: orders tried beyond the fixed ones, at most.
     """
     if not items:
         return []
@@ -228,7 +272,7 @@ def pack(items: Sequence[Item], rooms: Sequence[Room], goal: int, below: Below |
     assert best is not None
     random = Random(0)
     order, current = best_order, best
-    for _ in range(min(REPAIRS, EFFORT // cost)):
+    for _ in range(min(repairs, EFFORT // cost)):
         if least <= goal:
             break
         # Whatever reaches the top came too late: it goes first, with what lies right below it. Where that changes nothing, two

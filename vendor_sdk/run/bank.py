@@ -37,18 +37,26 @@ class Bank:
         _lent[address] = _Lent(weakref.ref(block, lambda _: _lent.pop(address, None)), before, self)
         return tensors
 
-    def room(self, bank: torch.Tensor, nbytes: int, alignment: int) -> torch.Tensor | None:
-        """``nbytes`` of flat memory around ``bank``, which ``lend`` has just given, until the end of that forward call; None
-        where there are not so many."""
+    def room(self, bank: torch.Tensor, nbytes: int, alignment: int) -> tuple[torch.Tensor | None, torch.Tensor, int]:
+        """Flat memory around ``bank``, which ``lend`` has just given, until the end of that forward call: ``nbytes`` of it
+        (None where there are not so many, or none are wanted), then the longest stretch that is left, and how many bytes of it
+        there are."""
         lent = _lent.get(bank.data_ptr())
         block = lent.block() if lent is not None else None
         if lent is None or block is None:
-            return None
+            return None, bank, 0
         behind = -(-(lent.before + bank.numel()) // alignment) * alignment
-        for begin, end in ((0, lent.before), (behind, len(block))):
-            if end - begin >= nbytes:
-                return tensors_over(block, begin, nbytes, ())[0]
-        return None
+        stretches = [(0, lent.before), (behind, len(block))]
+        found = None
+        for number, (begin, end) in enumerate(stretches):
+            if 0 < nbytes <= end - begin:
+                found = tensors_over(block, begin, nbytes, ())[0]
+                stretches[number] = (-(-(begin + nbytes) // alignment) * alignment, end)
+                break
+        begin, end = max(stretches, key=lambda stretch: stretch[1] - stretch[0])
+        if begin >= end:
+            return found, bank, 0
+        return found, tensors_over(block, begin, end - begin, ())[0], end - begin
 
     def take(self, nbytes: int, start: int, inputs: Sequence[tuple[torch.Tensor, int]], *parts: Part) -> list[torch.Tensor]:
         """That of a backward call, once for each forward call: over the bank of that, which begins ``start`` bytes into this
