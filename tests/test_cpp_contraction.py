@@ -38,11 +38,11 @@ def sized(*values: int) -> list[ix.Int]:
     return [ix.wrap(v) for v in values]
 
 
-def launch(one: Call) -> list[torch.Tensor]:
+def launch(one: Call, spare: torch.Tensor | None = None) -> list[torch.Tensor]:
     outputs = one.outputs()
     buffers = [*map(flat, one.inputs), *outputs]
     (run,) = CppEmitter().compile([(one.lowered.kernel, CppEmitter().emit(one.lowered.kernel))])
-    run(buffers, one.symbols())
+    run(buffers, one.symbols(), spare)
     return outputs
 
 

@@ -220,3 +220,22 @@ def test_the_template_is_used() -> None:
     args = (torch.empty(2, 32, 8, 8), torch.empty(2, 32, 8, 8), torch.empty(32, 32, 3, 3), None, *ONE, [False, True, False])
     text = CppEmitter().emit(call(aten.convolution_backward.default, args).lowered.kernel)
     assert "weight_gradient(product" in text
+
+
+# Memory
+
+
+@pytest.mark.parametrize("nbytes", [64, 1 << 19, 1 << 20, 3 << 20, 16 << 20])
+@pytest.mark.parametrize("size", [(2, 128, 96, 28, 28), (4, 96, 192, 14, 14)], ids=str)
+def test_results_do_not_depend_on_what_is_spare(size: tuple[int, ...], nbytes: int) -> None:
+    images, channels, outputs, height, width = size
+    x, weight = torch.randn(images, channels, height, width), torch.randn(outputs, channels, 3, 3)
+    gradient = torch.randn(images, outputs, height, width)
+    step = call(aten.convolution_backward.default, (gradient, x, weight, None, *ONE, [True, True, False]))
+    memory = torch.full((nbytes + 128,), 77, dtype=torch.uint8)
+    before = -memory.data_ptr() % 64
+    results = launch(step, memory[before : before + nbytes])
+    assert memory[:before].eq(77).all()
+    assert memory[before + nbytes :].eq(77).all()
+    for found, expected in zip(results, launch(step), strict=True):
+        assert torch.equal(found, expected)

@@ -48,7 +48,7 @@ def flat(kernel: LoopKernel, ctypes_of: Mapping[torch.dtype, str]) -> str:
 
 
 class _Spare(ctypes.Structure):
-    """``Spare`` of base.h; by itself a launch gets none."""
+    """``Spare`` of base.h."""
 
     _fields_ = (("memory", ctypes.c_void_p), ("bytes", ctypes.c_int64))
 
@@ -76,10 +76,12 @@ class CompiledFunction:
         """Of the function."""
         return ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
-    def __call__(self, buffers: Sequence[Any], numbers: Sequence[int | float]) -> None:
+    def __call__(self, buffers: Sequence[Any], numbers: Sequence[int | float], spare: torch.Tensor | None = None) -> None:
+        """Runs it. ``spare``: flat bytes, aligned to 64, for whatever memory it needs besides."""
         words = [_bits(number) if isinstance(number, float) else int(number) for number in numbers]
         pointers = [buffer.data_ptr() for buffer in buffers]
-        status = self._function((ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(words))(*words), _Spare())
+        given = _Spare() if spare is None else _Spare(spare.data_ptr(), spare.numel())
+        status = self._function((ctypes.c_void_p * len(pointers))(*pointers), (ctypes.c_int64 * len(words))(*words), given)
         if status:
             raise ERRORS[status]()
 
