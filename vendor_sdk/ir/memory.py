@@ -79,10 +79,12 @@ class Lent:
 
 @dataclass(frozen=True)
 class Lender:
-    """The bank of a forward graph as its backward graph gets it: ``nbytes``, which are free as the activations in them die."""
+    """The bank of a forward graph as its backward graph gets it: ``nbytes``, which are free as the activations in them die. The
+    forward graph's arena of ``arena_bytes`` lies beside them, in the same block."""
 
     nbytes: int
     values: Sequence[Lent]
+    arena_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ class Activations:
 
     def __init__(self) -> None:
         self.places: dict[int, tuple[int, int]] = {}
-        self._nbytes = 0
+        self._nbytes = self._arena_bytes = 0
 
     def note(self, plan: MemoryPlan, saved: Mapping[Slot, int]) -> None:
         """Takes the places from the plan of a forward graph; ``saved``: which input of the backward graph a result is."""
@@ -27,7 +27,7 @@ class Activations:
         assert layout is not None
         places = [(saved.get(plan.buffers[n].slots[-1]), n, p) for n, p in layout.places.items() if p.block == BANK]
         self.places = {index: (place.offset, sizes[n]) for index, n, place in places if index is not None}
-        self._nbytes = layout.bank_bytes
+        self._nbytes, self._arena_bytes = layout.bank_bytes, layout.arena_bytes
 
     def lender(self, graph: PrimGraph, last: Mapping[fx.Node, int]) -> Lender | None:
         """The bank as the backward graph ``graph`` gets it, given the last step at which each placeholder is read. What may not
@@ -42,4 +42,4 @@ class Activations:
                 return None
             step = last.get(node, 0) if index in graph.donated_inputs else len(graph.graph.nodes)
             lent.append(Lent(nbytes, offset, step, index))
-        return Lender(self._nbytes, lent)
+        return Lender(self._nbytes, lent, self._arena_bytes)

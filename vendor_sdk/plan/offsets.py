@@ -135,7 +135,8 @@ def lay_out(
     apart = _lay_out(plan, sizes, borrow, together, joint=False)
     if plan.lender is not None and borrow and apart.bank_bytes:
         over = _lay_out(plan, sizes, borrow, together, joint=True, lender=plan.lender)
-        if over.peak > CLOSE * over.bound:
+        # The forward graph wants a block of so many bytes in any case.
+        if over.peak > CLOSE * over.bound and over.bank_bytes > plan.lender.nbytes + plan.lender.arena_bytes:
             over = min(over, _mixed(plan, sizes, together, plan.lender), key=lambda layout: layout.peak)
         if over.peak <= apart.peak + plan.lender.nbytes and over.bank_bytes <= KEPT * apart.bank_bytes:
             return over
@@ -219,7 +220,7 @@ def _mixed(plan: MemoryPlan, sizes: Sequence[int], together: Collection[int], le
     starts = sorted({below[len(below) * part // STARTS] for part in range(STARTS)} | {below[-1]})
 
     def packed(start: int, repairs: int) -> tuple[int, int, list[tuple[int | None, int]]]:
-        end = start + lender.nbytes
+        end = lender.nbytes + max(start, lender.arena_bytes)
         fixed = [Fixed(v.last, start + v.offset, start + v.offset + v.nbytes) for v in lender.values]
         found = pack(items, [], max(bound - around, end), Below(Room(0, ()), fixed, end), repairs)
         return max(_top(items, found), end), start, found
