@@ -199,7 +199,7 @@ def check_spare(plan: MemoryPlan, layout: Layout) -> None:
         if found is not None:
             begin, end = found.place.offset, found.place.offset + found.nbytes
             assert 0 <= begin < end <= (layout.arena_bytes if found.place.block is None else layout.bank_bytes)
-            here = [each for each in taken if each[0] == found.place.block and each[3] <= step <= each[4]]
+            here = [each for each in taken if each[0] == found.place.block and each[2] and each[3] <= step <= each[4]]
             assert all(offset + size <= begin or end <= offset for _, offset, size, _, _ in here)
 
 

@@ -401,15 +401,18 @@ template <class T> static int32_t turned_matrix_product(const Product<T> &given)
   typedef Packed<T> Panels;
   const int64_t columns = parts(given.m, Panels::WIDTH), blocks_of_steps = parts(given.k, DEPTH);
   const int64_t threads = given.m * given.n * given.k < PARALLEL_PRODUCTS ? 1 : omp_get_max_threads();
-  const Shared panels(columns * Panels::WIDTH * given.k * (int64_t)sizeof(T));
-  if (!panels.memory) return OUT_OF_MEMORY;
-  T *const packed = (T *)panels.memory;
-  const Panels right = {packed, given.k};
   Product<T> p = given;
+  const Memory panels(p.spare, columns * Panels::WIDTH * given.k * (int64_t)sizeof(T));
+  if (!panels.data) return OUT_OF_MEMORY;
+  T *const packed = (T *)panels.data;
+  const Panels right = {packed, given.k};
   p.m = given.n, p.n = given.m, p.left = given.right, p.right = {};
   p.right.address = Panels::address, p.right.address_context = &right, p.right.panel = Panels::WIDTH;
   fitting_tiles(p, p.n);
-  const Blocks<T> blocks(p, threads, &given);
+  Blocks<T> blocks(p, threads, &given);
+  const Memory memory(p.spare, blocks.shared_bytes());
+  if (!memory.data) return OUT_OF_MEMORY;
+  blocks.use(memory.data);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     T *const own = (T *)aligned_to_line(__builtin_alloca(blocks.own_bytes() + 64));
