@@ -305,7 +305,8 @@ def sizes(name: str) -> str:
     graphs: list[Any] = []
 
     def function(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return a.softmax(1), a.sum(0) * a.shape[0], a.transpose(0, 1).reshape(-1), a.cumsum(1), torch.cat((a, -a), 1).exp()
+        columns = a.sum(0) * a.shape[0]
+        return a.softmax(1), columns, a.sum(), a.transpose(0, 1).reshape(-1), a.cumsum(1), torch.cat((a, -a), 1).exp()
 
     backend = functools.partial(vendor_sdk.aot.compile_dynamo, backend=name)
     with vendor_sdk.pipeline.recording(graphs.append):

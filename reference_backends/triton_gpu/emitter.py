@@ -66,7 +66,8 @@ def divided(kernel: LoopKernel) -> LoopKernel:
         across = walks_across(nest)
         known = [size.value for size in lengths if size.value]
         few = count is not None and (count <= FEW or across)
-        if few and len(known) < len(lengths) and all(size.value != 0 for size in lengths):
+        sizes = {s.name for s in kernel.symbols}
+        if few and len(known) < len(lengths) and all(index.symbols(n).keys() <= sizes and n.value != 0 for n in lengths):
             known, longest = [size.value or UNKNOWN for size in lengths], UNKNOWN
         if count and known and len(known) == len(lengths):
             kind: Kind = "whole" if longest <= LONGEST and not across else manner(nest)

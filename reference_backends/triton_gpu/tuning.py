@@ -87,7 +87,7 @@ def measure(p: Product, timer: Callable[[Callable[[], Any]], float]) -> Measured
     Args:
         timer: seconds of a call.
     """
-    left, right, out = operands(p, "cuda")
+    left, right, out = operands(p, "cuda" if torch.cuda.is_available() else "cpu")
     module = compiler.load(source(p))
     launcher = module.launch_product_0
     buffers = left, right.transpose(1, 2) if p.turned else right, out
