@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,30 +139,29 @@ def run_command(
 
 
 @main.command()
-@click.argument("results_path", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=False)
+@click.argument("results_paths", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--check", is_flag=True, help="Write nothing; fail when the page is not what would be written.")
-def docs(results_path: Path | None, check: bool) -> None:
-    """Write the figures of docs/performance.md from RESULTS_PATH, by default the newest of benchmarks/results."""
-    found = results_path or newest(RESULTS)
-    generated = pages.NOTHING
-    if found is not None:
-        name = (
-            str(found.resolve().relative_to(PAGE.parent.parent))
-            if found.resolve().is_relative_to(PAGE.parent.parent)
-            else found.name
-        )
-        generated = pages.figures(Results.from_json(found.read_text(), str(found)), name)
-    text = pages.rewrite(PAGE, generated)
+def docs(results_paths: tuple[Path, ...], check: bool) -> None:
+    """Write the figures of docs/performance.md from RESULTS_PATHS, by default all of benchmarks/results, the newest first."""
+    found = newest_first(results_paths or RESULTS.glob("*.json"))
+    parts = [pages.figures(results, _from_here(path)) for results, path in found]
+    text = pages.rewrite(PAGE, "\n\n".join(parts) or pages.NOTHING)
     if not check:
         PAGE.write_text(text)
     elif text != PAGE.read_text():
         raise BenchmarkError(f"{PAGE} is out of date", where=str(PAGE), fix="run `python -m benchmarks docs`")
 
 
-def newest(folder: Path) -> Path | None:
-    """The results file of the latest date, None when there is none."""
-    dated = [(Results.from_json(path.read_text(), str(path)).machine["date"], path) for path in folder.glob("*.json")]
-    return max(dated)[1] if dated else None
+def newest_first(paths: Iterable[Path]) -> list[tuple[Results, Path]]:
+    """Results files with what they hold."""
+    found = [(Results.from_json(path.read_text(), str(path)), path) for path in paths]
+    return sorted(found, key=lambda each: (each[0].machine["date"], str(each[1])), reverse=True)
+
+
+def _from_here(path: Path) -> str:
+    """A path as the page names it."""
+    root = PAGE.parent.parent
+    return str(path.resolve().relative_to(root)) if path.resolve().is_relative_to(root) else path.name
 
 
 def _chosen(what: Sequence[str], selection: Selection, only: Sequence[str] | None) -> list[Row]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import click
 import torch
 
 from benchmarks.accuracy import Judge, Verdict, checked
@@ -103,8 +104,8 @@ def sample_all(
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong, short enough for a table's footnote."""
-    text = f"{type(error).__name__}: {error}".strip()
+    """What went wrong, short enough for a table's footnote, without a terminal's colours."""
+    text = click.unstyle(f"{type(error).__name__}: {error}".strip())
     return text if len(text) <= REASON_CHARACTERS else text[:REASON_CHARACTERS] + " ..."
 
 
