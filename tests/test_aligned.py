@@ -80,6 +80,14 @@ def test_products_that_gain_nothing_stay(function: Callable[..., Tensor], inputs
     assert not pads(graph)
 
 
+@pytest.mark.parametrize("alignment", [2, 4, 12])
+def test_any_number_of_bytes_will_do(alignment: int) -> None:
+    x, w = torch.randn(64, 130, dtype=torch.float64), torch.randn(517, 130, dtype=torch.float64)
+    graph = legalize(traced(lambda x, w: x @ w.T, x, w), vendor_sdk.Legalization(row_alignment=alignment))
+    graph.module.recompile()
+    torch.testing.assert_close(graph.module(x, w)[0], x @ w.T)
+
+
 def test_who_does_not_ask_gets_products_as_they_are() -> None:
     function, inputs, _ = CASES["logits"]
     assert not pads(legalize(traced(function, *inputs), vendor_sdk.Legalization()))

@@ -30,7 +30,7 @@ def _current() -> Callable[[], tuple[int, int]]:
 
 @contextlib.contextmanager
 def _workspaces_of_its_own() -> Iterator[None]:
-    """Cuda's library for matrix products gets its workspace from the graph's pool, and forgets it afterwards.
+    """cuBLAS gets its workspace from the graph's pool, and forgets it afterwards.
 
     Torch keeps one for each stream. A graph that found one there would use memory which is freed with another graph, or by
     whoever clears workspaces. There is no public name for clearing them (torch 2.11 to 2.13).

@@ -283,6 +283,7 @@ class Several:
     """Launches that follow each other, of sizes that are known before, with memory for what one leaves to the next.
 
     Args:
+        launches: of one kernel's functions, in order; each gets all buffers.
         scratch: numbers of elements and dtypes of buffers behind those that are given.
     """
 

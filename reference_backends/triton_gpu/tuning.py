@@ -102,7 +102,7 @@ def measure(p: Product, timer: Callable[[Callable[[], Any]], float]) -> Measured
 
 
 def operands(p: Product, device: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Factors of a shape, and room for their product."""
+    """Random factors of shapes ``(batches, rows, terms)`` and ``(batches, terms, columns)``, and room for their product."""
     left = torch.randn(p.batches, p.rows, p.terms, device=device).to(p.dtype)
     shape = (p.batches, p.columns, p.terms) if p.turned else (p.batches, p.terms, p.columns)
     right = torch.randn(shape, device=device).to(p.dtype)

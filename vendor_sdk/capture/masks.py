@@ -17,12 +17,11 @@ from vendor_sdk import torch_private
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
-_CAUSAL: Mapping[Any, int] = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: 4,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: 7,
+_ARGUMENTS: Mapping[Any, tuple[int, int, int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: (0, 1, 4),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (1, 2, 7),
 }
-"""Operators of attention: which argument says whether they are causal. Query and key are arguments 0 and 1 of the one, 1 and 2
-of the other."""
+"""Operators of attention: which arguments are the query, the key, and whether it is causal."""
 LARGEST = 1 << 26
 """Elements of a value that is computed for this."""
 
@@ -33,7 +32,7 @@ def know_masks(graph: fx.Graph) -> None:
     Args:
         graph: of aten operators, with ``meta["val"]``; a joint graph, or one for inference.
     """
-    masked = [node for node in graph.nodes if node.target in _CAUSAL and isinstance(node.kwargs.get("attn_mask"), fx.Node)]
+    masked = [node for node in graph.nodes if node.target in _ARGUMENTS and isinstance(node.kwargs.get("attn_mask"), fx.Node)]
     if not masked:
         return
     known = _leading_to(graph, {node.kwargs["attn_mask"] for node in masked})
@@ -49,26 +48,27 @@ def know_masks(graph: fx.Graph) -> None:
 
 def _look(node: fx.Node, mask: Tensor) -> None:
     """Takes the mask out of an operator, if it is one of the two."""
-    target, at = node.target, _CAUSAL[node.target]
+    target = node.target
     assert isinstance(target, torch_private.OpOverload)
-    if len(node.args) > at and node.args[at]:
+    query, key, at = _ARGUMENTS[target]
+    hidden = _hidden(mask)
+    if hidden is None or (len(node.args) > at and node.args[at]):
         return
-    query, key = (node.args[i].meta["val"] for i in ((0, 1) if at == 4 else (1, 2)))  # type: ignore[union-attr]
-    hidden = _hidden(mask).expand(*mask.shape[:-2], query.shape[-2], key.shape[-2])
-    causal = bool((hidden == torch.ones(hidden.shape[-2:], dtype=torch.bool).triu(1)).all())
+    rows, keys = (node.args[i].meta["val"].shape[-2] for i in (query, key))  # type: ignore[union-attr]
+    hidden = hidden.expand(*hidden.shape[:-2], rows, keys)
+    causal = bool((hidden == torch.ones(rows, keys, dtype=torch.bool).triu(1)).all())
     if causal or not hidden.any():
         node.kwargs = {**node.kwargs, "attn_mask": None}
         defaults = [argument.default_value for argument in target._schema.arguments[len(node.args) : at]]
         node.args = (*node.args[:at], *defaults, causal)
 
 
-def _hidden(mask: Tensor) -> Tensor:
-    """Where a mask hides a key from a query, if it does nothing else; where it does, something that is no known pattern."""
+def _hidden(mask: Tensor) -> Tensor | None:
+    """Where a mask hides a key from a query; None where it does something else too."""
     if mask.dtype == torch.bool:
         return ~mask
     hides = mask <= torch.finfo(mask.dtype).min
-    plain = hides | (mask == 0)
-    return hides if bool(plain.all()) else ~plain | torch.ones_like(hides).tril()
+    return hides if bool((hides | (mask == 0)).all()) else None
 
 
 def _leading_to(graph: fx.Graph, wanted: Iterable[fx.Node]) -> set[fx.Node]:

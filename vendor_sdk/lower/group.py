@@ -366,7 +366,8 @@ def _moved(index: Sequence[Int], variables: Mapping[str, Int]) -> tuple[Int, ...
 
 
 def _chunks(count: Int, most: int, fewest: int, wanted: int, line: int) -> tuple[Int, Int]:
-    """Rows a chunk, and how many chunks, a multiple of ``line``; a divisor of a known count where one is near."""
+    """Rows a chunk, ``most`` or so, and how many chunks, a multiple of ``line``; a divisor of a known count where one is near.
+    There are more chunks of fewer rows so that ``fewest`` come about, or ``wanted`` of ``FEW_ROWS``."""
     if most == 1:
         return ix.ONE, count
     if count.value is None:

@@ -6,6 +6,7 @@ computed with a few columns of zeros beside it, and what those give is sliced of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from torch import fx
 
 from vendor_sdk.ir.primgraph import PrimGraph
+from vendor_sdk.normalize.canonicalize import drop_dead
 from vendor_sdk.normalize.products import call_before
 
 aten = torch.ops.aten
@@ -30,7 +32,9 @@ def align_products(graph: PrimGraph, alignment: int) -> PrimGraph:
     padded = _Padded(graph)
     for node in list(graph.calls()):
         if node.target in _PRODUCTS and node.meta["val"].dtype.is_floating_point:
-            _align(graph, node, alignment // node.meta["val"].dtype.itemsize, padded)
+            itemsize = node.meta["val"].dtype.itemsize
+            _align(graph, node, alignment // math.gcd(alignment, itemsize), padded)
+    drop_dead(graph)
     return graph
 
 
@@ -61,6 +65,7 @@ class _Padded:
 
 
 def _align(graph: PrimGraph, node: fx.Node, unit: int, padded: _Padded) -> None:
+    """Pads one product to multiples of ``unit`` elements, if that pays."""
     at = _PRODUCTS[node.target]
     left, right = node.args[at : at + 2]
     assert isinstance(left, fx.Node)
