@@ -1,28 +1,36 @@
-"""Transformers on this machine's GPU: ``triton_gpu`` launched one by one and recorded, beside eager and Inductor.
+"""Models on this machine's GPU: ``triton_gpu`` launched one by one and recorded, beside eager and Inductor.
 
-    python -m benchmarks.gpu_models [--only 'gpt2*'] [--peers eager,inductor] [--rounds 7] [--profile] [--json FILE]
+    python -m benchmarks.gpu_models [--only 'gpt2*'] [--peers eager,inductor] [--rounds 7] [--cold] [--profile] [--json FILE]
 
-Models from their configurations with random weights, twelve layers, bfloat16, all contestants in one process. A figure is the
-median over rounds of seconds from the call to the end of its work on the device: what a user waits for. Contestants are
-``eager``; ``inductor`` and ``triton_gpu``, each also with ``/recorded`` (``mode="reduce-overhead"``). Rows are inference at few
-tokens, where the host is the limit, and at many, and a training step with AdamW. Losses and logits are compared with eager's in
-float32 first. With ``--profile``, what the host does in a call of ``triton_gpu`` is listed, the most expensive function first.
+Models from transformers' configurations with random weights, twelve layers (ResNet: its 50), bfloat16, all contestants in one
+process. A figure is the median over rounds of seconds from the call to the end of its work on the device: what a user waits
+for. Contestants are ``eager``; ``inductor`` and ``triton_gpu``, each also with ``/recorded`` (``mode="reduce-overhead"``). Rows
+are inference at few tokens or images, where the host is the limit, and at many, and a training step with AdamW. Losses and
+logits are compared with eager's in float32 first. Beside its time stands a contestant's memory: the most that was allocated
+during a call, less what was there before the contestant, so with its copy of the model and its optimizer's state. Recorded
+graphs keep memory that is not counted as allocated, and have no such figure. With ``--cold``, compilers' caches are empty, and
+the seconds of the first call are noted: after imports and a first compilation of a small function, before anything recorded.
+With ``--profile``, what the host does in a call of ``triton_gpu`` is listed, the most expensive function first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import cProfile
 import datetime
 import fnmatch
+import gc
 import io
 import json
+import os
 import pstats
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +40,7 @@ import torch
 from torch import nn
 
 from benchmarks.gpu import driver
+from benchmarks.spawn import CACHES
 
 DEVICE = "cuda"
 RECORDED = "/recorded"
@@ -42,33 +51,51 @@ APART = 0.05
 """Largest difference from eager in float32, in parts of the magnitude of what is compared."""
 
 
+Inputs = Mapping[str, torch.Tensor]
+Call = Callable[[Inputs], torch.Tensor]
+IMAGE = 224
+"""Pixels of a side."""
+
+
 @dataclass(frozen=True)
 class Row:
-    """A model at one size: ``batch`` times ``length`` tokens."""
+    """A model at one size: ``batch`` times ``length`` tokens, or ``batch`` images."""
 
     kind: str
     batch: int
-    length: int
+    length: int = 0
     training: bool = False
 
     def build(self) -> nn.Module:
         import transformers
 
         torch.manual_seed(0)
-        config = getattr(transformers, f"{self.kind}Config")
-        if self.kind == "Bert":
-            model: nn.Module = transformers.BertForMaskedLM(config())
+        given = WIDE if self.kind == "Llama" else {}
+        if not self.length:
+            config = getattr(transformers, f"{self.kind}Config")(num_labels=1000)
+            model: nn.Module = getattr(transformers, f"{self.kind}ForImageClassification")(config)
+        elif self.kind == "Bert":
+            model = transformers.BertForMaskedLM(transformers.BertConfig())
         else:
-            given = {} if self.kind == "GPT2" else {"num_hidden_layers": 12, "hidden_size": 2048, "intermediate_size": 5632,
-                                                    "num_attention_heads": 16, "num_key_value_heads": 4}  # fmt: skip
-            model = transformers.AutoModelForCausalLM.from_config(config(use_cache=False, **given))  # type: ignore[no-untyped-call]
+            config = getattr(transformers, f"{self.kind}Config")(use_cache=False, **given)
+            model = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         for each in model.modules():
             if isinstance(each, nn.Dropout):
                 each.p = 0.0  # so that results can be compared
         return model.to(DEVICE).train(self.training)
 
-    def tokens(self, model: nn.Module) -> torch.Tensor:
-        return torch.randint(3, model.config.vocab_size, (self.batch, self.length), device=DEVICE)  # type: ignore[union-attr, arg-type]
+    def inputs(self, model: nn.Module) -> Inputs:
+        """By name; with labels in training."""
+        if self.length:
+            ids = torch.randint(3, model.config.vocab_size, (self.batch, self.length), device=DEVICE)  # type: ignore[union-attr, arg-type]
+            return {"input_ids": ids, **({"labels": ids} if self.training else {})}
+        images = {"pixel_values": torch.randn(self.batch, 3, IMAGE, IMAGE, device=DEVICE)}
+        return {**images, **({"labels": torch.randint(1000, (self.batch,), device=DEVICE)} if self.training else {})}
+
+
+WIDE = {"num_hidden_layers": 12, "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 16,
+        "num_key_value_heads": 4}  # fmt: skip
+"""Llama's, of about a billion parameters."""
 
 
 ROWS: Mapping[str, Row] = {
@@ -82,30 +109,57 @@ ROWS: Mapping[str, Row] = {
     "llama 1x128": Row("Llama", 1, 128),
     "llama 4x2048": Row("Llama", 4, 2048),
     "llama 4x2048 training": Row("Llama", 4, 2048, training=True),
+    "vit 64": Row("ViT", 64),
+    "vit 64 training": Row("ViT", 64, training=True),
+    "resnet 1": Row("ResNet", 1),
+    "resnet 64": Row("ResNet", 64),
+    "resnet 64 training": Row("ResNet", 64, training=True),
 }
 
 
-def contestant(name: str, row: Row, model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A call that gives logits, or does one training step and gives its loss."""
+@dataclass
+class Found:
+    """Of a contestant.
+
+    Attributes:
+        seconds: of a call.
+        peak_bytes: allocated at most during a call, with what the contestant keeps; None where that is not counted.
+        first_seconds: of the first call, where that is measured.
+        wrong: why there is nothing.
+    """
+
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    first_seconds: float | None = None
+    wrong: str = ""
+
+
+def compiled(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` as the contestant runs it."""
     backend, recorded, _ = name.partition(RECORDED)
-    own = copy.deepcopy(model).to(torch.bfloat16)
-    call: Callable[..., Any] = own
+    if backend == "eager":
+        return function
     if backend == "inductor":
-        call = torch.compile(own, mode="reduce-overhead" if recorded else None)
-    elif backend != "eager":
-        call = torch.compile(own, backend=backend, options={"mode": "reduce-overhead"} if recorded else None)
+        return torch.compile(function, mode="reduce-overhead" if recorded else None)
+    return torch.compile(function, backend=backend, options={"mode": "reduce-overhead"} if recorded else None)
+
+
+def contestant(name: str, row: Row, model: nn.Module) -> Call:
+    """A call that gives logits, or does one training step and gives its loss."""
+    own = copy.deepcopy(model).to(torch.bfloat16)
+    call = compiled(name, own)
     if not row.training:
 
-        def infer(ids: torch.Tensor) -> torch.Tensor:
+        def infer(inputs: Inputs) -> torch.Tensor:
             with torch.no_grad():
-                logits: torch.Tensor = call(input_ids=ids).logits
+                logits: torch.Tensor = call(**inputs).logits
             return logits
 
         return infer
     optimizer = torch.optim.AdamW(own.parameters(), lr=1e-5, fused=True)
 
-    def step(ids: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = call(input_ids=ids, labels=ids).loss
+    def step(inputs: Inputs) -> torch.Tensor:
+        loss: torch.Tensor = call(**inputs).loss
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -114,65 +168,100 @@ def contestant(name: str, row: Row, model: nn.Module) -> Callable[[torch.Tensor]
     return step
 
 
-def truth(row: Row, model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+def truth(row: Row, model: nn.Module, inputs: Inputs) -> torch.Tensor:
     """Eager's logits or loss, in float32."""
     with torch.no_grad():
-        made = model(input_ids=ids, labels=ids)
+        made = model(**inputs)
     return (made.loss if row.training else made.logits).clone()  # type: ignore[no-any-return]
 
 
-def sample(call: Callable[[torch.Tensor], Any], ids: torch.Tensor) -> float:
+def sample(call: Call, inputs: Inputs) -> float:
     found = []
     for _ in range(CALLS):
         torch.accelerator.synchronize()
         start = time.perf_counter()
-        call(ids)
+        call(inputs)
         torch.accelerator.synchronize()
         found.append(time.perf_counter() - start)
     return statistics.median(found)
 
 
-def contest(
-    row: Row, names: list[str], rounds: int
-) -> tuple[dict[str, Any], dict[str, Callable[[torch.Tensor], Any]], torch.Tensor]:
-    """Seconds by contestant, or what was wrong; the calls; what they are called with."""
+def entered(
+    name: str, row: Row, model: nn.Module, inputs: Inputs, wanted: torch.Tensor, cold: bool
+) -> tuple[Found, Call | None]:
+    """A contestant that gave what is wanted and is warm, or why there is none."""
+    torch._dynamo.reset()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    found = Found()
+    try:
+        if cold:
+            compiled(name, lambda x: x + 1)(torch.zeros(64, device=DEVICE))
+        call = contestant(name, row, model)
+        torch.accelerator.synchronize()
+        start = time.perf_counter()
+        made = call(inputs)
+        torch.accelerator.synchronize()
+        if cold and not name.endswith(RECORDED) and name != "eager":
+            found.first_seconds = time.perf_counter() - start
+        off = float((made.float() - wanted).norm() / wanted.norm())
+        if not off < APART:
+            found.wrong = f"off by {off:.3g}"
+            return found, None
+        for _ in range(WARM):
+            call(inputs)
+        if not name.endswith(RECORDED):
+            del made
+            torch.cuda.reset_peak_memory_stats()
+            call(inputs)
+            found.peak_bytes = torch.cuda.max_memory_allocated() - before
+    except Exception as error:
+        found.wrong = f"{type(error).__name__}: {error}"[:500]
+        return found, None
+    return found, call
+
+
+def contest(row: Row, names: list[str], rounds: int, cold: bool) -> tuple[dict[str, Found], dict[str, Call], Inputs]:
+    """What was found by contestant; the calls; what they are called with."""
     model = row.build()
-    ids = row.tokens(model)
-    wanted = truth(row, model, ids)
-    result: dict[str, Any] = {}
-    calls: dict[str, Callable[[torch.Tensor], Any]] = {}
+    inputs = row.inputs(model)
+    wanted = truth(row, model, inputs)
+    inputs = {name: given.to(torch.bfloat16) if given.is_floating_point() else given for name, given in inputs.items()}
+    result: dict[str, Found] = {}
+    calls: dict[str, Call] = {}
     for name in names:
-        torch._dynamo.reset()
-        try:
-            call = contestant(name, row, model)
-            off = float((call(ids).float() - wanted).norm() / wanted.norm())
-            if not off < APART:
-                result[name] = f"wrong: off by {off:.3g}"
-                continue
-            for _ in range(WARM):
-                call(ids)
+        result[name], call = entered(name, row, model, inputs, wanted, cold)
+        if call is not None:
             calls[name] = call
-        except Exception as error:
-            result[name] = f"{type(error).__name__}: {error}"[:500]
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name in random.sample(list(calls), len(calls)):
-            samples[name].append(sample(calls[name], ids))
-    result.update({name: statistics.median(found) for name, found in samples.items()})
-    return result, calls, ids
+            samples[name].append(sample(calls[name], inputs))
+    for name, seconds in samples.items():
+        result[name].seconds = statistics.median(seconds)
+    return result, calls, inputs
 
 
-def host_profile(call: Callable[[torch.Tensor], Any], ids: torch.Tensor) -> Iterator[str]:
+def line(found: Found) -> str:
+    """For people."""
+    if found.seconds is None:
+        return f"wrong: {found.wrong[:90]}"
+    peak = "" if found.peak_bytes is None else f" {found.peak_bytes >> 20} MiB"
+    first = "" if found.first_seconds is None else f" first {found.first_seconds:.1f} s"
+    return f"{1e3 * found.seconds:.2f} ms{peak}{first}"
+
+
+def host_profile(call: Call, inputs: Inputs) -> Iterator[str]:
     """Lines about what the host does in a call."""
     profiler = cProfile.Profile()
     profiler.enable()
     for _ in range(20):
-        call(ids)
+        call(inputs)
     profiler.disable()
     torch.cuda.synchronize()
     out = io.StringIO()
     pstats.Stats(profiler, stream=out).sort_stats("tottime").print_stats(25)
-    yield from (line[:128] for line in out.getvalue().splitlines()[6:])
+    yield from (text[:128] for text in out.getvalue().splitlines()[6:])
 
 
 @click.command()
@@ -180,25 +269,30 @@ def host_profile(call: Callable[[torch.Tensor], Any], ids: torch.Tensor) -> Iter
 @click.option("--only", default=["*"], multiple=True, help="Names or globs.")
 @click.option("--peers", default="eager,inductor,inductor/recorded")
 @click.option("--rounds", default=7)
+@click.option("--cold", is_flag=True, help="Start with empty caches and time first calls.")
 @click.option("--profile", is_flag=True, help="List what the host does in a call of the backend.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result there.")
-def main(backend: str, only: tuple[str, ...], peers: str, rounds: int, profile: bool, json_path: Path | None) -> None:
-    """Time transformers on this machine's GPU."""
+def main(
+    backend: str, only: tuple[str, ...], peers: str, rounds: int, cold: bool, profile: bool, json_path: Path | None
+) -> None:
+    """Time models on this machine's GPU."""
     if not torch.cuda.is_available():
         raise click.ClickException("no CUDA device: this benchmark times models on one")
     names = [*(p for p in peers.split(",") if p), backend, f"{backend}{RECORDED}"]
     table: dict[str, Any] = {}
-    for name, row in ROWS.items():
-        if not any(fnmatch.fnmatchcase(name, glob) for glob in only):
-            continue
-        found, calls, ids = contest(row, names, rounds)
-        table[name] = found
-        cells = (f"{n} {1e3 * found[n]:.2f} ms" if isinstance(found[n], float) else f"{n} {found[n][:90]}" for n in names)
-        print(f"{name:22} {'  '.join(cells)}", flush=True)
-        if profile and backend in calls:
-            print("\n".join(host_profile(calls[backend], ids)), flush=True)
-        del calls
-        torch.cuda.empty_cache()
+    with tempfile.TemporaryDirectory() if cold else contextlib.nullcontext() as folder:
+        if folder:
+            os.environ.update({variable: f"{folder}/{name}" for variable, name in CACHES.items()})
+        for name, row in ROWS.items():
+            if not any(fnmatch.fnmatchcase(name, glob) for glob in only):
+                continue
+            found, calls, inputs = contest(row, names, rounds, cold)
+            table[name] = {each: asdict(figures) for each, figures in found.items()}
+            print(f"{name:22} {'  '.join(f'{each} {line(figures)}' for each, figures in found.items())}", flush=True)
+            if profile and backend in calls:
+                print("\n".join(host_profile(calls[backend], inputs)), flush=True)
+            del calls
+            torch.cuda.empty_cache()
     if json_path:
         machine = {"device": torch.cuda.get_device_name(), "driver": driver(), "torch": torch.__version__}
         machine |= {"triton": version("triton"), "date": f"{datetime.date.today()}", "transformers": version("transformers")}
