@@ -16,6 +16,7 @@ from torch import fx
 
 from vendor_sdk import debug, pipeline, resting, torch_private
 from vendor_sdk.capture.attention import keep_attention
+from vendor_sdk.capture.channels import lie_channels_last
 from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.capture.masks import know_masks
@@ -47,6 +48,8 @@ def compile_dynamo(
     ) -> PrimGraph:
         static = frozenset() if backward else torch_private.static_input_indices()
         functional, writes = without_writes(captured)
+        if not (backward or training) and session.loaded.backend.legalize.channels_last:
+            lie_channels_last(functional.graph)
         watch.aten(functional)
         graph = to_prim_graph(
             functional,
@@ -62,6 +65,11 @@ def compile_dynamo(
             graph.training = training
             graph.saved_outputs = torch_private.saved_outputs()
         return graph
+
+    def joint(graph: fx.Graph) -> None:
+        know_masks(graph)
+        if session.loaded.backend.legalize.channels_last:
+            lie_channels_last(graph)
 
     def compiler(*, backward: bool = False, training: bool = False) -> Callable[..., Any]:
         def compile_captured(captured: fx.GraphModule, fake_inputs: Sequence[Any]) -> Any:
@@ -81,10 +89,10 @@ def compile_dynamo(
     compilers = compiler(training=True), compiler(backward=True), compiler()
     table = _capture_table(frozenset(session.loaded.backend.composites))
     if key is None:
-        compile_pair = torch_private.aot_autograd(*compilers, table, know_masks)
+        compile_pair = torch_private.aot_autograd(*compilers, table, joint)
     else:
         restore = functools.partial(_restore, backend, dict(options or {}))
-        compile_pair = torch_private.cached_aot_autograd(*compilers, table, know_masks, restore, key)
+        compile_pair = torch_private.cached_aot_autograd(*compilers, table, joint, restore, key)
     resting.rest_in_dynamo()  # again: resets forget it
     with resting.without_collections():
         return compile_pair(module, example_inputs)  # type: ignore[no-any-return]

@@ -89,9 +89,9 @@ class Routes:
         kernel, sized_by_data = self.session.loaded.kernels.get(name), _sized_by_data(node)
         return kernel is not None and kernel.yields and self._other_route(node, name, sized_by_data) is Route.EMITTER
 
-    def order(self, node: fx.Node, name: str, index: int) -> tuple[int, ...] | None:
+    def order(self, node: fx.Node, name: str, index: int, traced: torch.Tensor) -> tuple[int, ...] | None:
         """How a result of a node on the kernel route lies in memory, ``None`` for row-major."""
-        return self.session.loaded.kernels[name].order(index) if self.device_type else None
+        return self.session.loaded.kernels[name].order(index, traced) if self.device_type else None
 
     def _other_route(self, node: fx.Node, name: str, sized_by_data: bool) -> Route | Decline:
         compiler, emitter = self.session.graph_compiler, self.session.emitter

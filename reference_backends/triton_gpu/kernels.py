@@ -1,12 +1,12 @@
 """Kernels beside the emitter's: contractions and convolutions through torch's cuBLAS and cuDNN paths, and other libraries'.
 
 Matrix products are computed where the memory plan wants them, and yield to fused kernels where those pay (``products.py``).
-Convolutions return their results, contiguous.
+Convolutions return their results, with the channels last where their operands have them there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -64,36 +64,14 @@ def _yielding(call: Callable[..., None]) -> Kernel:
     return Kernel(without_gradients, destination=True, yields=True)
 
 
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Tensor:
-    result: Tensor = torch.ops.aten.convolution.default(
-        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-    )
-    return result.contiguous()
-
-
-def _convolution_backward(*args: Any) -> tuple[Tensor | None, ...]:
-    results = torch.ops.aten.convolution_backward.default(*args)
-    return tuple(r if r is None else r.contiguous() for r in results)
-
-
 KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
     **LIBRARY,
     "mm": _multiply(torch.mm),
     "bmm": _multiply(torch.bmm),
     "addmm": _multiply_add(torch.addmm),
     "baddbmm": _multiply_add(torch.baddbmm),
-    "convolution": _convolution,
-    "convolution_backward": _convolution_backward,
+    "convolution": Kernel(torch.ops.aten.convolution.default, orders="channels_last"),
+    "convolution_backward": Kernel(torch.ops.aten.convolution_backward.default, orders="channels_last"),
     **attention.KERNELS,
     grouped.NAME: grouped.grouped_mm,
 }

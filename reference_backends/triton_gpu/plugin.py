@@ -38,7 +38,7 @@ def backend() -> Backend:
         requires=compiler.requires,
         composites=attention.COMPOSITE_NAMES | {grouped.NAME},
         # Of tensor cores' operands: cuBLAS computes others' products several times slower.
-        legalize=Legalization(row_alignment=16),
+        legalize=Legalization(row_alignment=16, channels_last=True),
         options={
             "mode": Option(
                 default="default",

@@ -372,7 +372,7 @@ class _Writer:
         if not self.framed:
             return
         self.text.namespace["FRAMES"] = self.frames
-        if self.frames.idle is None and self.lends:
+        if self.frames.idle is None and self.lends and not self.frames.symbols:
             self._line("F = FRAMES.within(ROOM)")
         elif self.frames.idle is None:
             self._line(f"F = FRAMES.take({', '.join(self.frames.symbols)})")

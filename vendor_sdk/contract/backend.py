@@ -29,6 +29,9 @@ class Legalization:
         row_alignment: bytes of which the rows of a matrix product's factors and result should be multiples. Large products of
             known sizes are computed with columns or rows of zeros beside them (the SDK inserts ``constant_pad_nd`` and
             ``slice``). 1: rows lie as they come.
+        channels_last: convolutions over images without groups get images whose channels lie last in memory, and what stands
+            between them computes on such values (the SDK inserts ``permute``, and ``clone`` where images come in otherwise).
+            For backends on a ``TorchDevice`` whose kernels of convolutions declare ``orders="channels_last"``.
     """
 
     explicit_broadcast: bool = False
@@ -38,6 +41,7 @@ class Legalization:
     no_float64: bool = False
     no_int64: bool = False
     row_alignment: int = 1
+    channels_last: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

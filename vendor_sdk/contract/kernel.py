@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vendor_sdk.contract.emitter import Launch
 from vendor_sdk.ir.index import Int
+from vendor_sdk.ir.orders import CHANNELS_LAST, channels_lie_last
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +61,9 @@ class Kernel:
             above the operands are in their strides. None, or the answer None: ``call`` runs.
         orders: for kernels that return their results, on a ``TorchDevice``: the order of memory in which each lies, as its
             dimensions from the outermost to the innermost (``None``: row-major), so that nobody rearranges what is where
-            others want it: ``((0, 2, 1, 3),)`` for heads that lie beside each other. A result that lies otherwise is copied.
+            others want it: ``((0, 2, 1, 3),)`` for heads that lie beside each other; ``"channels_last"``:
+            images and weights of two-dimensional convolutions, that way where torch's own operator has them so, by its
+            operands' strides (``Legalization.channels_last``). A result that lies otherwise is copied.
         yields: for backends with an emitter that lowers the prim too: whether a fused kernel may run it instead, where
             ``Emitter.takes_over`` says so. (A library's matrix product, against a template that has the epilogue.)
     """
@@ -70,10 +73,12 @@ class Kernel:
     dtypes: frozenset[torch.dtype] | None = None
     native: Callable[..., NativeCall | None] | None = None
     yields: bool = False
-    orders: tuple[tuple[int, ...] | None, ...] = ()
+    orders: tuple[tuple[int, ...] | None, ...] | Literal["channels_last"] = ()
 
-    def order(self, index: int = 0) -> tuple[int, ...] | None:
-        """In which result ``index`` lies."""
+    def order(self, index: int, traced: torch.Tensor) -> tuple[int, ...] | None:
+        """In which result ``index`` lies; ``traced``: what torch's operator gives."""
+        if self.orders == "channels_last":
+            return CHANNELS_LAST if channels_lie_last(traced) else None
         return self.orders[index] if index < len(self.orders) else None
 
 

@@ -470,13 +470,17 @@ def _check_backend(hooks: _Hooks, backend: Backend, name: str | None, distributi
     _check_names(hooks, "backend", backend.composites, COMPOSITES, "composites")
 
 
+def _is_order(order: tuple[int, ...] | None) -> bool:
+    return order is None or sorted(order) == [*range(len(order))]
+
+
 def _check_orders(hooks: _Hooks, kernels: Mapping[str, Any]) -> None:
     for name, kernel in kernels.items():
         if not isinstance(kernel, Kernel) or not kernel.orders:
             continue
         if kernel.destination:
             problem = "has orders, and results that the SDK allocates are row-major"
-        elif any(order is not None and sorted(order) != [*range(len(order))] for order in kernel.orders):
+        elif kernel.orders != "channels_last" and not all(map(_is_order, kernel.orders)):
             problem = "has an order that is no permutation of its result's dimensions"
         else:
             continue

@@ -6,13 +6,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
-from vendor_sdk.ir.index import ONE, Int
+from vendor_sdk import torch_private
+from vendor_sdk.ir.index import ONE, Int, from_size
 
 Order = tuple[int, ...]
+
+CHANNELS_LAST: Order = (0, 2, 3, 1)
+"""Of images (images, channels, rows, columns): the numbers of a pixel lie side by side."""
 
 
 def order_of(node: fx.Node) -> Order | None:
@@ -31,6 +36,43 @@ def strides_of(sizes: Sequence[Int], order: Sequence[int]) -> tuple[Int, ...]:
     return tuple(strides[dim] for dim in range(len(sizes)))
 
 
+def order_in_memory(shape: Sequence[Any], strides: Sequence[Any]) -> list[int] | None:
+    """The dimensions from the outermost to the innermost in memory; None where memory has gaps or overlaps, or is empty."""
+    try:
+        sizes, steps = [from_size(n) for n in shape], [from_size(n) for n in strides]
+    except ValueError:  # an expression outside the index algebra
+        return None
+    if any(size.value == 0 for size in sizes):
+        return None
+    left = list(range(len(sizes)))
+    found: list[int] = []
+    expected = ONE
+    while left:
+        # Where a dimension of one element lies makes no difference.
+        fitting = [d for d in reversed(left) if steps[d] == expected] or [d for d in reversed(left) if sizes[d].value == 1]
+        if not fitting:
+            return None
+        dim = next((d for d in fitting if sizes[d].value == 1), fitting[0])
+        left.remove(dim)
+        found.append(dim)
+        expected = expected * sizes[dim]
+    return found[::-1]
+
+
+def channels_lie_last(image: torch.Tensor) -> bool:
+    """Whether an image, fake or not, is dense with its channels last, and that is another order than row-major."""
+    return (
+        image.dim() == 4
+        and not torch_private.surely_contiguous(image)
+        and torch_private.surely_contiguous(image.permute(CHANNELS_LAST))
+    )
+
+
+def inverse(order: Sequence[int]) -> list[int]:
+    """The permutation that undoes ``order``."""
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
 def laid(value: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
     """``value``, dense in memory with its dimensions in ``order``; copied where it is not."""
     if order is None:
@@ -38,5 +80,4 @@ def laid(value: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
     moved = value.permute(*order)
     if moved.is_contiguous():
         return value
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return moved.contiguous().permute(*back)
+    return moved.contiguous().permute(*inverse(order))

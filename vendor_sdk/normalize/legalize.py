@@ -15,6 +15,7 @@ from vendor_sdk import torch_private
 from vendor_sdk.contract.backend import Legalization
 from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.normalize.aligned import align_products
+from vendor_sdk.normalize.channels import channels_last
 from vendor_sdk.prims.opset import BY_TARGET
 from vendor_sdk.prims.row import Result, Shape
 
@@ -22,7 +23,9 @@ aten = torch.ops.aten
 
 
 def legalize(graph: PrimGraph, wants: Legalization) -> PrimGraph:
-    """Rewrites the operands of products and of every broadcasting prim; the graph's meaning is unchanged."""
+    """Rewrites images, the operands of products and those of every broadcasting prim; the graph's meaning is unchanged."""
+    if wants.channels_last:
+        channels_last(graph)
     if wants.row_alignment > 1:
         align_products(graph, wants.row_alignment)
     if not (wants.explicit_broadcast or wants.explicit_promotion or wants.no_scalars):

@@ -56,13 +56,12 @@ def fake(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, fx.Node) else None
 
 
-def call_before(graph: PrimGraph, place: fx.Node, target: Callable[..., Any], *args: Any) -> fx.Node:
+def call_before(graph: PrimGraph, place: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
     """A new node before ``place``, whose user's line it has."""
     with graph.graph.inserting_before(place):
-        node = graph.graph.call_function(target, args)
-    values = [[n.meta["val"] for n in a] if isinstance(a, list) and isinstance(a[0], fx.Node) else a for a in args]
-    node.meta = dict(place.meta)
-    node.meta["val"] = target(*(v.meta["val"] if isinstance(v, fx.Node) else v for v in values))
+        node = graph.graph.call_function(target, args, kwargs)
+    values, named = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
+    node.meta = {**place.meta, "val": target(*values, **named)}
     return node
 
 

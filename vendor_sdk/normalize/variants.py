@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vendor_sdk.ir.orders import inverse
 from vendor_sdk.normalize.rules import Rules, aten, cast, computation_dtype, full, named, number
 
 VARIANTS = Rules()
@@ -351,10 +352,14 @@ def lift_fresh_copy(x: torch.Tensor) -> Any:
 
 @rule(aten.clone.default)
 def clone_with_format(x: torch.Tensor, *, memory_format: Any = None) -> Any:
-    """Values have no strides; only a change of logical order (``permute``) counts."""
+    """Channels last, in the order of dimensions (``permute``); of other formats only the elements count."""
     if memory_format is None or memory_format == torch.contiguous_format:
         return NotImplemented
-    return aten.clone.default(x, memory_format=torch.contiguous_format)
+    if memory_format == torch.preserve_format:
+        return aten.clone.default(x, memory_format=torch.contiguous_format)
+    order = [0, *range(2, x.dim()), 1]
+    moved = aten.clone.default(aten.permute.default(x, order), memory_format=torch.contiguous_format)
+    return aten.permute.default(moved, inverse(order))
 
 
 @rule(aten._to_copy.default)

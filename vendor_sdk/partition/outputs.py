@@ -14,8 +14,7 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.contract.placement import Kind, Placement, Route
-from vendor_sdk.ir.index import Int, from_size, wrap
-from vendor_sdk.ir.orders import order_of
+from vendor_sdk.ir.orders import inverse, order_in_memory, order_of
 from vendor_sdk.ir.primgraph import PrimGraph, map_nodes
 
 aten = torch.ops.aten
@@ -34,7 +33,7 @@ def store_as_promised(graph: PrimGraph, emitted: Callable[[fx.Node], bool]) -> N
     for position, (value, layout) in enumerate(zip(outputs, graph.output_layouts, strict=True)):
         if not isinstance(value, fx.Node) or layout.strides is None or layout.alias_of:
             continue
-        order = _order(value.meta["val"].shape, layout.strides)
+        order = order_in_memory(value.meta["val"].shape, layout.strides)
         if order is None or _lies_so(value, layout.strides):
             continue
         outputs[position] = _copied(graph, output, value, order, emitted) or value
@@ -54,7 +53,7 @@ def _copied(
         made.append(new)
         return new
 
-    back = sorted(range(len(order)), key=order.__getitem__)
+    back = inverse(order)
     with graph.graph.inserting_before(output):
         moved = value
         if list(order) != sorted(order):
@@ -68,29 +67,6 @@ def _copied(
         if moved is value:
             return copy
         return node(aten.permute.default, copy, dense.permute(back), Placement(Kind.VIEW), back)
-
-
-def _order(shape: Sequence[Any], strides: Sequence[Any]) -> list[int] | None:
-    """The dimensions from the outermost to the innermost in memory; None where memory has gaps or overlaps, or is empty."""
-    try:
-        sizes, steps = [from_size(n) for n in shape], [from_size(n) for n in strides]
-    except ValueError:  # an expression outside the index algebra
-        return None
-    if any(size.value == 0 for size in sizes):
-        return None
-    left = list(range(len(sizes)))
-    found: list[int] = []
-    expected: Int = wrap(1)
-    while left:
-        # Where a dimension of one element lies makes no difference.
-        fitting = [d for d in reversed(left) if steps[d] == expected] or [d for d in reversed(left) if sizes[d].value == 1]
-        if not fitting:
-            return None
-        dim = next((d for d in fitting if sizes[d].value == 1), fitting[0])
-        left.remove(dim)
-        found.append(dim)
-        expected = expected * sizes[dim]
-    return found[::-1]
 
 
 def _lies_so(value: fx.Node, strides: Sequence[Any]) -> bool:
@@ -109,7 +85,7 @@ def _lies_so(value: fx.Node, strides: Sequence[Any]) -> bool:
     if order is None:
         tensor = tensor.new_empty(tensor.shape)
     else:
-        back = sorted(range(len(order)), key=order.__getitem__)
+        back = inverse(order)
         tensor = tensor.new_empty([tensor.shape[dim] for dim in order]).permute(back)
     for view in reversed(views):
         args = map_nodes(view.args[1:], lambda n: n.meta["val"])

@@ -30,8 +30,8 @@ class Routes(Protocol):
     def route(self, node: fx.Node, name: str) -> Route | Decline:
         """By which route the backend offers this node, or why by none."""
 
-    def order(self, node: fx.Node, name: str, index: int) -> tuple[int, ...] | None:
-        """How a result of a node on the kernel route lies in memory, ``None`` for row-major."""
+    def order(self, node: fx.Node, name: str, index: int, traced: torch.Tensor) -> tuple[int, ...] | None:
+        """How a result of a node on the kernel route, to torch ``traced``, lies in memory; ``None`` for row-major."""
 
     def supports(self, node: NodeContext) -> Support: ...
 
@@ -113,7 +113,7 @@ def _note_order(node: fx.Node, routes: Routes) -> None:
     assert isinstance(source, fx.Node)
     assert isinstance(index, int)
     if source.meta["placement"].route is Route.KERNEL and isinstance(value := node.meta["val"], torch.Tensor):
-        order = routes.order(source, prim_name(source), index)
+        order = routes.order(source, prim_name(source), index, value)
         if order is not None and len(order) == value.dim():
             node.meta["order"] = order
 

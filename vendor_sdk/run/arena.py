@@ -106,6 +106,8 @@ class Frames:
         self._wanted = list(tensors)
         used = {name for t in tensors for size in t.shape for name in symbols(from_size(size))}
         self.symbols = tuple(sorted(used.union(self.symbols)))
+        if self.symbols:  # of tensors without elements, where a plan of known sizes has them
+            self.idle = None
 
     def layout(self, *values: int) -> Layout:
         """The offsets for values of ``symbols``."""

@@ -1,0 +1,169 @@
+"""Images with their channels last: what convolutions get, what stands between them, and that nothing else changes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.toyloops import LoopEmitter
+from vendor_sdk import ALL, Backend, Emitter, Kernel, Legalization, TorchDevice, hookimpl
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+Seen = tuple[str, tuple[bool, ...]]
+"""A convolution, and which of its tensors of four dimensions lie with their channels last: operands, then results."""
+
+
+def lies_last(image: Tensor) -> bool:
+    return image.is_contiguous(memory_format=torch.channels_last)
+
+
+class Camera:
+    """Convolutions that write down how images lie, and an interpreter of loops for the rest."""
+
+    name = "camera"
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+
+    def _watched(self, name: str, count: int) -> Kernel:
+        operator = getattr(aten, name).default
+
+        def call(*args: Any) -> Any:
+            made = operator(*args)
+            results = made[:1] if isinstance(made, tuple) else (made,)
+            images = [t for t in (*args[:count], *results) if t is not None]
+            self.seen.append((name, tuple(map(lies_last, images))))
+            return made
+
+        return Kernel(call, orders="channels_last")
+
+    @hookimpl
+    def backend(self) -> Backend:
+        return Backend(name=self.name, version="1", dtypes=frozenset(ALL), legalize=Legalization(channels_last=True))
+
+    @hookimpl
+    def device(self) -> TorchDevice:
+        return TorchDevice("cpu")
+
+    @hookimpl
+    def kernels(self) -> Mapping[str, Kernel]:
+        return {
+            "convolution": self._watched("convolution", 1),
+            "convolution_backward": self._watched("convolution_backward", 2),
+        }
+
+    @hookimpl
+    def emitter(self) -> Emitter:
+        return LoopEmitter()
+
+
+@pytest.fixture
+def camera(register: Callable[..., str]) -> Iterator[Camera]:
+    plugin = Camera()
+    register(plugin)
+    yield plugin
+    torch._dynamo.reset()
+
+
+class Residual(nn.Module):
+    """The shape of a ResNet: stem, pool, a block with a shortcut, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first = nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8)
+        self.convolution, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.short = nn.Conv2d(8, 8, 1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.first(self.stem(x)).relu(), 3, 2, 1)
+        x = (self.short(x) + self.second(self.convolution(x))).relu()
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+class Joined(nn.Module):
+    """The shape of a U-Net: down, up, channels side by side, padding, a view of pixels as words, a mask of one channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.inner, self.last = nn.Conv2d(4, 6, 3, 2, 1), nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(12, 4, 1)
+        self.up = nn.ConvTranspose2d(6, 6, 2, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = F.gelu(self.down(x))
+        y = torch.cat([x, self.inner(F.pad(x, (1, 0, 0, 1)))[..., :-1, 1:]], 1)
+        words = y.flatten(2).transpose(1, 2).softmax(-1)
+        z = self.last(y.softmax(1) * (y.sum(1, keepdim=True) > 0))
+        return words, z, z.amax((1, 3)), self.up(x)[:, 1:3].sum(2), y.sum((0, 1)), y.view(y.shape[0], -1)
+
+
+MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "residual": (Residual, (2, 3, 33, 32)),
+    "joined": (Joined, (2, 4, 18, 14)),
+    "one channel": (lambda: nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU(), nn.Conv2d(1, 3, 3)), (2, 1, 9, 8)),
+    "one pixel": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1)), (2, 3, 3, 3)),
+    "no images": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (0, 3, 5, 5)),
+    "one line": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.ReLU(), nn.Conv1d(4, 5, 3)), (2, 3, 20)),
+}
+
+
+def made(results: Any) -> list[Tensor]:
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("trained", [False, True], ids=["evaluated", "trained"])
+@pytest.mark.parametrize("name", MODELS)
+def test_results_gradients_and_their_strides_are_eagers(name: str, trained: bool, dynamic: bool, camera: Camera) -> None:
+    build, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = build().train(trained)
+    compiled = torch.compile(copy.deepcopy(model), backend=camera.name, dynamic=dynamic)
+    exact = copy.deepcopy(model).double()
+    with torch.set_grad_enabled(trained):
+        for more in (0, 2) if dynamic else (0,):
+            x = torch.randn(*shape[:-1], shape[-1] + more * (shape[-1] > 4), requires_grad=trained)
+            wide = x.detach().double().requires_grad_(trained)
+            found, expected, eager = made(compiled(x)), made(exact(wide)), made(copy.deepcopy(model)(x.detach()))
+            for one, other, like in zip(found, expected, eager, strict=True):
+                torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+                assert one.stride() == like.stride()
+            if trained and x.numel():
+                weights = [torch.randn_like(one) for one in found]
+                torch.autograd.backward(found, weights)
+                torch.autograd.backward(expected, [w.double() for w in weights])
+                pairs = [(x.grad, wide.grad), *((p.grad, q.grad) for p, q in zip(compiled.parameters(), exact.parameters()))]
+                for one, other in pairs:
+                    torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+                    assert one.is_contiguous()
+    if name in ("residual", "joined"):
+        assert len(camera.seen) >= 3
+        assert all(all(images) for _, images in camera.seen), camera.seen
+
+
+def test_groups_leave_images_as_they_are(camera: Camera) -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.ReLU(), nn.Conv2d(4, 4, 1))
+    x = torch.randn(2, 4, 9, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(model, backend=camera.name)(x), model(x))
+    assert camera.seen
+    assert not any(any(images) for _, images in camera.seen)
+
+
+def test_images_of_the_user_that_lie_so_already_are_not_moved(camera: Camera) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 3)).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 9, 9).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        found = torch.compile(model, backend=camera.name)(x)
+        expected = model(x)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+    assert camera.seen == [("convolution", (True, True))] * 2
