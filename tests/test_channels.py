@@ -140,7 +140,10 @@ def test_results_gradients_and_their_strides_are_eagers(name: str, trained: bool
                 weights = [torch.randn_like(one) for one in found]
                 torch.autograd.backward(found, weights)
                 torch.autograd.backward(expected, [w.double() for w in weights])
-                pairs = [(x.grad, wide.grad), *((p.grad, q.grad) for p, q in zip(compiled.parameters(), exact.parameters()))]
+                pairs = [
+                    (x.grad, wide.grad),
+                    *((p.grad, q.grad) for p, q in zip(compiled.parameters(), exact.parameters(), strict=True)),
+                ]
                 for one, other in pairs:
                     torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
                     assert one.is_contiguous()

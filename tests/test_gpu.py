@@ -5,6 +5,7 @@ What certification does not do: it runs a prim, a graph or a model by itself. Sk
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import vendor_sdk
-from tests import triton_attention, triton_products
+from tests import test_channels, triton_attention, triton_products
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -208,6 +209,7 @@ def test_memory_that_runs_out_leaves_the_model_usable(options: Any) -> None:
     expected = torch.cumsum(small.softmax(1), 1).exp()
     for _ in range(3):
         torch.testing.assert_close(compiled(small), expected)
+    torch.cuda.empty_cache()  # what earlier tests left would do for the large one
     used, whole = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction((used + 2**28) / whole)  # whatever others have of it
     try:
@@ -263,6 +265,30 @@ def test_tensors_of_several_devices(name: str) -> None:
     for found, expected in zip(torch.compile(function, backend=BACKEND)(x), function(x), strict=True):
         assert found.device == expected.device
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", test_channels.MODELS)
+@pytest.mark.parametrize("trained", [False, True], ids=["evaluated", "trained"])
+def test_images_go_through_convolutions_as_in_float64(name: str, trained: bool) -> None:
+    build, shape = test_channels.MODELS[name]
+    model = build().cuda().train(trained)
+    compiled, exact = torch.compile(copy.deepcopy(model), backend=BACKEND), copy.deepcopy(model).double()
+    with torch.set_grad_enabled(trained), torch.backends.cudnn.flags(allow_tf32=False):
+        x = torch.randn(shape, device="cuda", requires_grad=trained)
+        wide = x.detach().double().requires_grad_(trained)
+        for _ in range(2):
+            found, expected = test_channels.made(compiled(x)), test_channels.made(exact(wide))
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
+        if trained and x.numel():
+            weights = [torch.randn_like(one) for one in found]
+            torch.autograd.backward(found, weights)
+            torch.autograd.backward(expected, [w.double() for w in weights])
+            parameters = zip(compiled.parameters(), exact.parameters(), strict=True)
+            for one, other in [(x, wide), *parameters]:
+                assert one.grad is not None
+                assert other.grad is not None
+                torch.testing.assert_close(one.grad.double(), other.grad, rtol=2e-3, atol=2e-3)
 
 
 def test_products_in_generated_triton() -> None:

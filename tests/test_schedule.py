@@ -79,7 +79,7 @@ def _cases() -> dict[str, Case]:
         "residual + layer_norm": (residual_norm, (x, r, w, b), 1),
         "layer_norm backward": (layer_norm_backward, (dy, x, mean, rstd, w, b), 1),
         "rms_norm": (rms_norm, (x, w), 1),
-        "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (image, c0, c1), 2),
+        "group_norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (image, c0, c1), 1),
         "batch_norm + relu, training": (batch_norm_relu, (image, c0, c1), 1),
         "softmax backward": (lambda g, o: aten._softmax_backward_data(g, o, -1, torch.float32), (dy, x), 1),
         "gelu, erf": (lambda x, b: F.gelu(x + b), (x, b), 1),

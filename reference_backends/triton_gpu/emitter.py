@@ -162,8 +162,11 @@ class TritonEmitter(Emitter):
         if not kernels:
             return []
         module = compiler.load("\n\n".join([HEADER, *(text for _, text in kernels)]))
-        return [_launch(getattr(module, kernel.name)) for kernel, _ in kernels]
+        return [_launch(kernel, getattr(module, kernel.name)) for kernel, _ in kernels]
 
 
-def _launch(function: Any) -> Launch:
-    return function if isinstance(function, Fixed | Several) else lambda buffers, symbols: function(*buffers, *symbols)
+def _launch(kernel: LoopKernel, function: Any) -> Launch:
+    if not isinstance(function, Fixed | Several):
+        return lambda buffers, symbols: function(*buffers, *symbols)
+    function.ahead([param.dtype for param in kernel.params])
+    return function

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import struct
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any, Literal
@@ -149,6 +153,7 @@ class Launcher:
         self.planned = functools.lru_cache(PLANS)(self._planned)
         self.compiled: dict[Any, dict[tuple[Any, ...], _Compiled]] = {}
         """By constants and settings, which sizes with equal blocks share; then by device and what Triton specializes for."""
+        self.compiling: list[Future[None]] = []
 
     def __call__(
         self, buffers: tuple[Any, ...], numbers: tuple[int, ...], leads: int, count: int, lengths: tuple[int, ...], largest: int
@@ -193,7 +198,24 @@ class Launcher:
         settings = {"num_warps": warps, **options(self.thread)}
         return Plan(programs, constants(count, lengths, x, blocks, largest), settings)
 
+    def ahead(self, dtypes: Sequence[torch.dtype], sizes: tuple[Any, ...]) -> None:
+        """Begins to compile what a launch for ``sizes`` will need, on the current device, with buffers of ``dtypes`` that begin
+        with a vector."""
+        if self.settings.interpret or not torch.cuda.is_available():
+            return
+        plan, known = self.planned(*sizes)
+        if plan.programs and not known:
+            self.compiling.append(_threads().submit(self._compile, torch.cuda.current_device(), plan, dtypes))
+
+    def _compile(self, device: int, plan: Plan, dtypes: Sequence[torch.dtype]) -> None:
+        """Leaves the function in Triton's own caches. What fails here fails again where it is launched, and is reported there."""
+        if threading.main_thread().is_alive():
+            with contextlib.suppress(Exception), torch.cuda.device(device):
+                self.kernel.warmup(*dtypes, *plan.values, grid=(1, 1, 1), **plan.settings)
+
     def first(self, plan: Plan, arguments: tuple[Any, ...]) -> Any:
+        while self.compiling:
+            self.compiling.pop().result()
         try:
             return self.kernel[(plan.programs, 1, 1)](*arguments, **plan.settings)
         except Exception as error:
@@ -237,6 +259,10 @@ class Fixed:
         self.launcher, self.sizes = launcher, sizes
         self.device = -1
         """of which the rest is; -1: nothing is known yet"""
+
+    def ahead(self, dtypes: Sequence[torch.dtype]) -> None:
+        """Begins to compile for buffers of ``dtypes``."""
+        self.launcher.ahead(dtypes, self.sizes)
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
         bits, pointers = 0, []
@@ -297,6 +323,11 @@ class Several:
             self.places.append((self.nbytes, count, dtype))
             self.nbytes += -(-count * dtype.itemsize // LINE) * LINE
 
+    def ahead(self, dtypes: Sequence[torch.dtype]) -> None:
+        """Begins to compile for buffers of ``dtypes``."""
+        for launch in self.launches:
+            launch.ahead((*dtypes, *(dtype for _, _, dtype in self.places)))
+
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
         memory = torch.empty(self.nbytes, dtype=torch.uint8, device=buffers[-1].device)
         start = memory.data_ptr()
@@ -310,6 +341,15 @@ class Several:
             if not launch.at(pointers, bits):
                 parts = [memory[at : at + n * dtype.itemsize].view(dtype) for at, n, dtype in self.places]
                 launch.first((*buffers, *parts), bits)
+
+
+THREADS = 16
+"""That compile, at most: Triton's frontend runs in one at a time, the rest of its compiler in all."""
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1), thread_name_prefix="triton_gpu")
 
 
 def constants(count: int, lengths: Sequence[int], x: int, blocks: Sequence[int], largest: int) -> tuple[Any, ...]:

@@ -273,11 +273,11 @@ def _sum(terms: dict[Atom, int], constant: int) -> Int:
     kept = {atom: c for atom, c in terms.items() if c}
     for atom in kept:
         if isinstance(atom, Mod):
-            # x // c * c + x % c is x.
+            # x // c * c + x % c is x; where x is a quotient itself, x // c has one divisor.
             numerator: Int = atom.key[0]
             denominator: Int = atom.key[1]
-            whole = wrap_atom(Div((numerator, denominator))) * denominator
-            if len(whole.terms) == 1:
+            whole = floordiv(numerator, denominator) * denominator
+            if len(whole.terms) == 1 and not whole.constant:
                 (whole_atom, scale) = whole.terms[0]
                 if kept.get(whole_atom) == kept[atom] * scale:
                     factor = kept[atom]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -187,22 +188,49 @@ def _largest(k: Builder, window: Sequence[int], element: Callable[[tuple[Int, ..
     return largest, k.compute("add", k.index(start), k.convert(distance, torch.int64))
 
 
+COVERING = 9
+"""Windows over one position up to which its gradient is gathered from them; from more, they scatter it."""
+
+
 def _max_backward(n: int) -> Lowering:
     def lowering(k: Builder) -> None:
+        w = Window(k, n, k.args["self"])
+        reach = [-(-size // stride) for size, stride in zip(w.kernel, w.stride, strict=True)]
+        if math.prod(reach) > COVERING or any(d != 1 for d in w.dilation):
+            _scatter_gradient(k, n)
+            return
         gradient, positions = k.args["grad_output"], k.args["indices"]
-        dtype = k.outputs[0].dtype
-        k.accumulate(0)
-        shape = k.outputs[0].shape
-        with k.nest(shape) as i:
-            k.store(0, i, k.const(0, dtype))
-        spatial = ix.product(shape[len(shape) - n :])
-        with k.nest(k.shape(gradient)) as i:
-            index = k.convert(k.load(positions, i), torch.int64)
-            place = k.as_index(k.compute("wrap_index", index, k.index(spatial)), 0, spatial)
-            base = flatten(i[: len(i) - n], shape[: len(shape) - n]) * spatial
-            k.store_flat(0, base + place, k.load(gradient, i), "add")
+        dtype = opmath(k.outputs[0].dtype)
+        outs = k.shape(gradient)[len(w.batch) :]
+        with k.nest(k.outputs[0].shape) as i:
+            lead, position = i[: len(i) - n], i[len(i) - n :]
+            here = k.index(flatten(position, w.spatial))
+            total = k.const(0, dtype)
+            for offset in itertools.product(*(range(count) for count in reach)):
+                o = [(at + p) // s - back for at, p, s, back in zip(position, w.padding, w.stride, offset, strict=True)]
+                mask = all_of(k, [c for window, count in zip(o, outs, strict=True) for c in inside(k, window, count)])
+                hit = k.compute("eq", k.convert(k.load(positions, (*lead, *o), mask), torch.int64), here)
+                value = k.convert(k.load(gradient, (*lead, *o), mask), dtype)
+                hit = hit if mask is None else k.compute("bitand", hit, mask)
+                total = k.compute("add", total, k.compute("where", hit, value, k.const(0, dtype)))
+            k.store(0, i, k.convert(total, k.outputs[0].dtype))
 
     return lowering
+
+
+def _scatter_gradient(k: Builder, n: int) -> None:
+    gradient, positions = k.args["grad_output"], k.args["indices"]
+    dtype = k.outputs[0].dtype
+    k.accumulate(0)
+    shape = k.outputs[0].shape
+    with k.nest(shape) as i:
+        k.store(0, i, k.const(0, dtype))
+    spatial = ix.product(shape[len(shape) - n :])
+    with k.nest(k.shape(gradient)) as i:
+        index = k.convert(k.load(positions, i), torch.int64)
+        place = k.as_index(k.compute("wrap_index", index, k.index(spatial)), 0, spatial)
+        base = flatten(i[: len(i) - n], shape[: len(shape) - n]) * spatial
+        k.store_flat(0, base + place, k.load(gradient, i), "add")
 
 
 def _adaptive_bounds(o: Int, size: Int, out: Int) -> tuple[Int, Int]:

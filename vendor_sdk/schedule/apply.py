@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from torch import fx
 
@@ -14,6 +14,7 @@ from vendor_sdk.ir.index import Int
 from vendor_sdk.ir.loop import Range
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.lower.build import result_of
+from vendor_sdk.schedule.again import Again
 from vendor_sdk.schedule.fuse import Schedule
 from vendor_sdk.schedule.group import Group
 from vendor_sdk.schedule.order import order
@@ -27,13 +28,16 @@ def apply(graph: PrimGraph, schedule: Schedule, folds: Callable[[fx.Node], bool]
     """Replaces the members of each group by one call of a ``Fused``, in place. Groups of one prim that reads memory alone,
     and all of whose results are read, stay as they are."""
     position = {node: place for place, node in enumerate(graph.graph.nodes)}
-    copied = {*schedule.inlined}
-    done = {*schedule.inlined}
+    done = schedule.inlined.keys() | schedule.again.unread
+    stored: dict[fx.Node, fx.Node] = {}
     for groups in schedule.kernels:
         nodes = [node for group in groups for node in group.members]
+        copied = schedule.inlined.keys() | {node for group in groups for node in schedule.again.by.get(group, ())}
         if len(nodes) > 1 or _reads_inlined(nodes[0], copied, folds) or _partly_read(nodes[0]):
-            call = _replace(graph, groups, copied, folds, position)
+            call = _replace(graph, groups, copied, schedule.again, stored, folds, position)
             done |= set(nodes)
+            if call is None:
+                continue
             position[call] = max(position[node] for node in nodes)
             for item in call.users:
                 position[item] = position[call]
@@ -62,21 +66,29 @@ def _reads_inlined(node: fx.Node, inlined: set[fx.Node], folds: Callable[[fx.Nod
 def _replace(
     graph: PrimGraph,
     groups: list[Group],
-    inlined: set[fx.Node],
+    copied: Collection[fx.Node],
+    again: Again,
+    stored: dict[fx.Node, fx.Node],
     folds: Callable[[fx.Node], bool],
     position: Mapping[fx.Node, int],
-) -> fx.Node:
+) -> fx.Node | None:
+    """The call that takes the place of groups that share a launch; None where others compute all they would.
+
+    Args:
+        copied: what it computes beside their members.
+        stored: values of members, to where calls return them; its own are added.
+    """
     members = sorted((node for group in groups for node in group.members), key=position.__getitem__)
     inside = set(members)
     inner = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    operands: list[fx.Node] = []
+    operands: dict[str, fx.Node] = {}
 
     def copy(node: fx.Node) -> fx.Node:
         if node in copies:
             return copies[node]
         base, _ = result_of(node)
-        if base in inside or node in inlined or (node.op == "call_function" and folds(node)):
+        if base in inside or node in copied or (node.op == "call_function" and folds(node)):
             for source in node.all_input_nodes:
                 copy(source)
             copies[node] = inner.node_copy(node, copies.__getitem__)
@@ -84,18 +96,24 @@ def _replace(
             with inner.inserting_before(next((n for n in inner.nodes if n.op != "placeholder"), None)):
                 copies[node] = inner.placeholder(node.name)
             copies[node].meta = {"val": node.meta["val"]}
-            operands.append(node)
+            operands[copies[node].name] = stored.get(node, node)
         return copies[node]
 
     for node in members:
         copy(node)
-    results = [value for node in members for value in _values(node) if _escapes(value, inside, copies)]
+    results = [
+        value
+        for node in members
+        for value in _values(node)
+        if node not in again.unread and (value in again.operands or _escapes(value, inside, copies))
+    ]
+    if not results:
+        return None
     inner.output(tuple(copies.get(value) or copy(value) for value in results))
     name = "_".join(dict.fromkeys(_short(prim_name(node)) for node in members))[:LONGEST].rstrip("_")
     # Placeholders were made in the order they were met; the call passes them in that order.
     part = PrimGraph(fx.GraphModule(graph.module, inner), backward=graph.backward)
-    by_name = {copies[operand].name: operand for operand in operands}
-    arguments = tuple(by_name[placeholder.name] for placeholder in part.placeholders)
+    arguments = tuple(operands[placeholder.name] for placeholder in part.placeholders)
     loops = tuple(_loops(group, results, copies) for group in groups)
     fused = Fused(name, part, loops)
     with graph.graph.inserting_before(members[-1]):
@@ -111,6 +129,7 @@ def _replace(
             if len(results) > 1:
                 item = graph.graph.call_function(operator.getitem, (call, number))
                 item.meta = dict(value.meta)
+            stored[value] = item
             value.replace_all_uses_with(item, delete_user_cb=lambda user: user not in inside)
     return call
 

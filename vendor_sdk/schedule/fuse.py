@@ -18,6 +18,7 @@ from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
 from vendor_sdk.lower.build import result_of
 from vendor_sdk.lower.summary import Read, Summary
 from vendor_sdk.lower.view import flatten
+from vendor_sdk.schedule.again import Again, compute_again
 from vendor_sdk.schedule.batch import batch
 from vendor_sdk.schedule.group import AGAIN, Group, Joined, Shape, absorb, fit, is_total, loops_of, results
 from vendor_sdk.schedule.reach import Reach
@@ -47,6 +48,7 @@ class Schedule:
     Attributes:
         kernels: groups, in the order they were started; those of one list share a launch.
         inlined: prims computed wherever they are read, by nobody on their own.
+        again: what groups compute for themselves of others' members.
         refusals: neighbours that stay apart.
         fused: how many joins were made; ``fuel`` limits them.
         taken_over: prims that were on the kernel route.
@@ -54,6 +56,7 @@ class Schedule:
 
     kernels: list[list[Group]] = field(default_factory=list)
     inlined: dict[fx.Node, Summary] = field(default_factory=dict)
+    again: Again = field(default_factory=Again)
     refusals: list[Refusal] = field(default_factory=list)
     fused: int = 0
     taken_over: set[fx.Node] = field(default_factory=set)
@@ -121,6 +124,9 @@ class _Pass:
                 continue
             self._place(node, self._expanded(summary), sources)
         groups = list(dict.fromkeys(self.owner.values()))
+        if self.fuel is None:
+            expanded = {node: self._expanded(self.summaries[node]) for node in self.owner}
+            self.schedule.again = compute_again(groups, self.owner, expanded, self._outside, self.limits)
         self.schedule.kernels = batch(groups, self.reach, self.limits) if self.fuel is None else [[g] for g in groups]
         return self.schedule
 
@@ -288,6 +294,18 @@ class _Pass:
             elif base.op == "call_function":
                 stack.extend(base.all_input_nodes)
         return units
+
+    def _outside(self, node: fx.Node) -> set[fx.Node]:
+        """Who reads a member outside its group, below views and what is inlined."""
+        found: set[fx.Node] = set()
+        waiting = list(node.users)
+        while waiting:
+            user = waiting.pop()
+            if user in self.schedule.inlined or (user.op == "call_function" and self.folds(user)):
+                waiting.extend(user.users)
+            elif user not in self.owner[node].members:
+                found.add(user)
+        return found
 
     def _place(self, node: fx.Node, summary: Summary, sources: set[int]) -> None:
         contraction = node in self.contractions
