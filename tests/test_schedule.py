@@ -13,6 +13,7 @@ import vendor_sdk
 from tests.fusing import compiled
 from tests.toys import register_toys
 from vendor_sdk.contract.emitter import Limits
+from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.loop import Load, Nest, walk
 
 aten = torch.ops.aten
@@ -238,3 +239,54 @@ def test_a_sum_of_columns_does_not_turn_the_rows() -> None:
     _check(program.run(*inputs), function(*inputs))
     ((_, lowered),) = program.kernels.items()
     assert not [p for p in lowered.kernel.scratch if p.size.value is None or p.size.value >= 1024 * 48 // 2]
+
+
+def _normalized_backward(dy: torch.Tensor, x: torch.Tensor, mask: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What is summed over all rows, and then used for each of them: half the bytes of what is summed are read."""
+    dy, x = torch.where(mask > 0, dy, 0).float() * w, x.float()
+    return (dy - dy.mean(0) - x * (dy * x).mean(0)).bfloat16()
+
+
+def test_what_follows_from_no_more_bytes_is_computed_again_not_stored() -> None:
+    rows, columns = 600, 16
+    dy, x, mask = (torch.randn(rows, columns).bfloat16() for _ in range(3))
+    program = compiled(_normalized_backward, (dy, x, mask, torch.randn(columns)))
+    _check(program.run(dy, x, mask, w := torch.randn(columns)), _normalized_backward(dy, x, mask, w))
+    sums, uses = program.kernels.values()
+    assert all(ix.product(spec.shape) == columns for spec in sums.outputs), "nothing of a row is stored"
+    assert {node.name for node in uses.inputs} >= {"arg0_1", "arg1_1", "arg2_1"}
+
+
+def test_of_more_bytes_a_narrower_member_is_stored() -> None:
+    rows, columns = 600, 16
+
+    def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> Any:
+        """``total`` follows from three operands, and two that are as wide again follow from it."""
+        total = a + b * c
+        one, two = total.float() * w, total.float() * v
+        return (one - one.mean(0)).bfloat16(), (two - two.mean(0)).bfloat16()
+
+    inputs = (*(torch.randint(-8, 8, (rows, columns)).bfloat16() for _ in range(3)), torch.rand(columns), torch.rand(columns))
+    program = compiled(function, inputs)
+    _check(program.run(*inputs), function(*inputs))
+    stored = [spec for spec in next(iter(program.kernels.values())).outputs if ix.product(spec.shape) == rows * columns]
+    assert [spec.dtype for spec in stored] == [torch.bfloat16]
+
+
+def test_what_is_returned_or_dear_or_random_is_not_computed_again() -> None:
+    x = torch.randn(600, 16)
+
+    def returned(x: torch.Tensor) -> Any:
+        y = x * 2
+        return y, y - y.sum(0)
+
+    def dear(x: torch.Tensor) -> Any:
+        y = x.exp().sin().tan().tanh().erf()
+        return y - y.sum(0)
+
+    for function, count in ((returned, 2), (dear, 2)):
+        program = compiled(function, (x,))
+        _check(program.run(x), function(x))
+        first = next(iter(program.kernels.values()))
+        assert any(ix.product(spec.shape) == x.numel() for spec in first.outputs)
+        assert len(program.kernels) == count

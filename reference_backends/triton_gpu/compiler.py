@@ -1,7 +1,8 @@
 """From Triton text to launchable functions, on this machine's GPU or, with none, to machine code for a named one.
 
 Triton reads its functions from files: generated text is kept in the cache directory, named by its hash. Binaries are Triton's
-own business: it compiles a function at its first launch, and keeps the result in its own cache.
+own business, which keeps them in its own cache: a function of known sizes is compiled by a thread while the graph is compiled,
+others at their first launch.
 """
 
 from __future__ import annotations

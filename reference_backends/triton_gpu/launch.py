@@ -208,7 +208,7 @@ class Launcher:
             self.compiling.append(_threads().submit(self._compile, torch.cuda.current_device(), plan, dtypes))
 
     def _compile(self, device: int, plan: Plan, dtypes: Sequence[torch.dtype]) -> None:
-        """Leaves the function in Triton's own caches. What fails here fails again where it is launched, and is reported there."""
+        """Leaves the function in Triton's own caches. What fails here fails again at its launch, and is reported there."""
         if threading.main_thread().is_alive():
             with contextlib.suppress(Exception), torch.cuda.device(device):
                 self.kernel.warmup(*dtypes, *plan.values, grid=(1, 1, 1), **plan.settings)

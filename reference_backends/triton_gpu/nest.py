@@ -34,6 +34,8 @@ from reference_backends.triton_gpu.statements import NONE
 from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, modulo, pieces, piecewise, vectors
 from vendor_sdk import LoopKernel, index, loop
 
+CARRIED = 8
+"""Running totals of a tile and operands up to which a thread holds 16 elements of each: more do not fit in 128 registers."""
 WIDE = 64
 """Iterations of a last range from which on each program has lanes along that range alone."""
 
@@ -112,8 +114,9 @@ class NestText(Loops):
             self.streamed = {p.name for p in kernel.params if p.role == "in" and self.streams(p)}
         writes = any(isinstance(each, loop.Store) for s in self.inner for each in body_of(s))
         self.thread = THREAD if writes else 2 * THREAD
-        if any(found.size is not None for found in self.kept.values()):
-            self.thread = THREAD // 4 if edges else THREAD // 2
+        if totals := sum(found.size is not None for found in self.kept.values()):
+            operands = {each.param for s in self.inner for each in body_of(s) if isinstance(each, loop.Load)}
+            self.thread = THREAD // (4 if edges or totals + len(operands) > CARRIED else 2)
         """Elements of a tile in one thread: fewer where totals take registers too, more where rows are only read."""
 
     def pieces_of(self, n: int, size: index.Int, *, whole: bool) -> list[Tile]:

@@ -2,6 +2,7 @@
 
 summaries  what each prim reads, element by element       lower/summary.py
 fuse       groups, by one pass in program order           fuse.py, group.py, space.py, reach.py
+again      what is computed again rather than stored    again.py
 rivals     prims that a kernel of the backend runs too    rivals.py
 batch      independent groups that share a launch         batch.py
 apply      each group becomes one node of the graph       apply.py

@@ -6,7 +6,7 @@ normalization's gradient). The second kernel reads what the first one read, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -75,14 +75,17 @@ def compute_again(
         for group in groups:
             for node in [node for node in group.members if node not in again.unread]:
                 others = {owner.get(user) for user in readers(node)} | again.operands.get(node, set())
-                computed = _computed(node, group, summaries) if others and None not in others else None
-                if computed is None or computed.operands & again.unread:
-                    continue
                 takers = [other for other in others if other is not None]
-                if all(_takes(taker, node, computed, limits) for taker in takers):
-                    again.unread.add(node)
-                    for taker in takers:
-                        _take(again, taker, node, computed)
+                if len(takers) < max(len(others), 1):
+                    continue
+                for computed in _ways(node, group, summaries):
+                    if computed.operands & again.unread:
+                        continue
+                    if all(_takes(taker, node, computed, limits) for taker in takers):
+                        again.unread.add(node)
+                        for taker in takers:
+                            _take(again, taker, node, computed)
+                        break
     return again
 
 
@@ -95,11 +98,25 @@ def _take(again: Again, taker: Group, node: fx.Node, computed: _Computed) -> Non
         again.operands.setdefault(operand, set()).add(taker)
 
 
-def _computed(node: fx.Node, group: Group, summaries: Mapping[fx.Node, Summary]) -> _Computed | None:
-    """What a member follows from; None where that is a reduction, random, dear, or somewhere that data decides."""
+def _ways(node: fx.Node, group: Group, summaries: Mapping[fx.Node, Summary]) -> Iterator[_Computed]:
+    """What a member follows from: what its group reads, or a member of fewer bytes that is stored in its place. Nothing where
+    it is a reduction, random, dear, or somewhere that data decides."""
     price = group.prices[node]
     if price is None or price > DEAREST or not isinstance(node.meta["val"], torch.Tensor):
-        return None
+        return
+    whole = _computed(node, None, group, summaries)
+    if whole is None:
+        return
+    yield whole
+    for member in reversed([member for member in group.members if member in whole.members]):
+        if ix.nonnegative(_bytes(node) - 2 * _bytes(member)):
+            part = _computed(node, member, group, summaries)
+            if part is not None and member in part.operands:
+                yield part
+
+
+def _computed(node: fx.Node, stored: fx.Node | None, group: Group, summaries: Mapping[fx.Node, Summary]) -> _Computed | None:
+    """What ``node`` follows from, where ``stored`` is read rather than computed."""
     computed = _Computed()
     waiting = [node]
     while waiting:
@@ -112,7 +129,7 @@ def _computed(node: fx.Node, group: Group, summaries: Mapping[fx.Node, Summary])
         computed.members.add(member)
         computed.statements += summary.statements
         for read in summary.reads:
-            if group.prices.get(read.node) is not None:
+            if read.node is not stored and group.prices.get(read.node) is not None:
                 waiting.append(read.node)
             else:
                 computed.operands.add(read.node)
