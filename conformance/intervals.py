@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from conformance.spans import Span, converted, exactly, inside, least, less, more, most, own, replaced, stored, wider
+from conformance.spans import Span, converted, exactly, inside, least, less, more, most, nearest, own, replaced, stored, wider
 from vendor_sdk import OPSET, Prim
 
 Tensor = torch.Tensor
@@ -45,10 +45,17 @@ def monotone(function: Callable[..., Tensor], inexact: bool = True) -> Rule:
 
 
 def _floating(value: Any, dtype: torch.dtype) -> Span:
-    """An operand as torch promotes it to the dtype of a floating result."""
-    if isinstance(value, Span):
-        return value if value.dtype.is_floating_point else converted(value, dtype)
-    return exactly(torch.tensor(float(value), dtype=torch.float64))
+    """An operand as torch promotes it to the dtype of a floating result. A scalar tensor of a wider dtype is rounded to it, or
+    to float32, or not at all."""
+    if not isinstance(value, Span):
+        return exactly(torch.tensor(float(value), dtype=torch.float64))
+    if not value.dtype.is_floating_point:
+        return converted(value, dtype)
+    if value.dtype.itemsize <= dtype.itemsize:
+        return value
+    narrower = (dtype, torch.float32 if value.dtype == torch.float64 else dtype)
+    ends = [(end, *(nearest(end, each) for each in narrower)) for end in (value.low, value.high)]
+    return Span(least(ends[0]), most(ends[1]), value.free, value.dtype)
 
 
 def _any(operands: Sequence[Span]) -> Tensor:

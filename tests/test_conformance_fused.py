@@ -274,6 +274,19 @@ def test_places_of_bools_have_spans() -> None:
     assert place.low.tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("function", [torch.sub, torch.maximum, torch.mul], ids=lambda function: function.__name__)
+def test_a_scalar_of_float64_may_be_rounded_to_the_dtype_it_meets(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    x, scalar = torch.linspace(-3, 3, 100, dtype=dtype), torch.tensor(0.4133661940690838, dtype=torch.float64)
+    (span,) = fused.spans_of(vendor_sdk.trace(function, [x, scalar]).module, [x, scalar])
+    assert span.dtype == dtype
+    for rounded in (scalar, scalar.to(dtype), scalar.to(torch.float32)):
+        for precision in (torch.float64, torch.float32, dtype):
+            found = function(x.to(precision), rounded.to(precision))
+            assert not spans.errors(span, found.to(dtype)).any(), (rounded, precision)
+    assert spans.errors(span, function(x, scalar + 0.01)).any()
+
+
 def test_spans_hold_every_conforming_result() -> None:
     """By definition: any value within the bound of a prim, at any place in a chain, stays within the chain's span."""
     x = torch.linspace(-2, 2, 33)
