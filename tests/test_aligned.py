@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import vendor_sdk
+from tests.toyloops import LoopEmitter
+from vendor_sdk import ALL, Backend, Emitter, Legalization, TorchDevice, hookimpl
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name
+from vendor_sdk.normalize.aligned import align_products
 from vendor_sdk.normalize.canonicalize import canonicalize
 from vendor_sdk.normalize.legalize import legalize
 
@@ -91,3 +94,56 @@ def test_any_number_of_bytes_will_do(alignment: int) -> None:
 def test_who_does_not_ask_gets_products_as_they_are() -> None:
     function, inputs, _ = CASES["logits"]
     assert not pads(legalize(traced(function, *inputs), vendor_sdk.Legalization()))
+
+
+def test_products_that_are_returned_may_stay_as_they_are() -> None:
+    """Of a joint graph: they would be copied, and saved a second time with zeros."""
+    inputs = draw(64, 128), draw(N, 128)
+    for function, padded in (
+        (lambda x, w: (x @ w.T).float().sum(), 1),
+        (lambda x, w: (x @ w.T).view(2, 32, N), 0),
+        (lambda x, w: [(y := x @ w.T), y.sum()][0], 0),
+    ):
+        graph = traced(function, *inputs)
+        align_products(graph.graph, 16, returned=False)
+        assert pads(graph) == padded
+
+
+class Aligned:
+    """An emitter that interprets, and products on aligned rows."""
+
+    name = "aligned"
+
+    @hookimpl
+    def backend(self) -> Backend:
+        return Backend(name=self.name, version="1", dtypes=frozenset(ALL), legalize=Legalization(row_alignment=16))
+
+    @hookimpl
+    def device(self) -> TorchDevice:
+        return TorchDevice("cpu")
+
+    @hookimpl
+    def emitter(self) -> Emitter:
+        return LoopEmitter()
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_gradients_through_products_whose_activations_have_zeros_beside_them(
+    returned: bool, register: Callable[..., str]
+) -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        logits = x @ w.T
+        loss = torch.nn.functional.cross_entropy(logits, torch.arange(64))
+        return (loss, logits) if returned else (loss,)
+
+    x, w = torch.randn(64, 128, requires_grad=True), torch.randn(N, 128, requires_grad=True)
+    found = torch.compile(function, backend=register(Aligned()))(x, w)
+    wide = [t.detach().double().requires_grad_() for t in (x, w)]
+    expected = function(*wide)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
+        assert one.stride() == other.stride()
+    grads = torch.autograd.grad(found[0], (x, w))
+    for grad, exact in zip(grads, torch.autograd.grad(expected[0], wide), strict=True):
+        torch.testing.assert_close(grad.double(), exact, rtol=1e-4, atol=1e-5)
+    torch._dynamo.reset()

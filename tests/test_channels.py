@@ -11,8 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import vendor_sdk
 from tests.toyloops import LoopEmitter
 from vendor_sdk import ALL, Backend, Emitter, Kernel, Legalization, TorchDevice, hookimpl
+from vendor_sdk.ir.primgraph import prim_name
+from vendor_sdk.normalize.canonicalize import canonicalize
+from vendor_sdk.normalize.legalize import legalize
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -170,3 +174,12 @@ def test_images_of_the_user_that_lie_so_already_are_not_moved(camera: Camera) ->
     torch.testing.assert_close(found, expected)
     assert found.stride() == expected.stride()
     assert camera.seen == [("convolution", (True, True))] * 2
+
+
+def test_pixels_that_the_user_permutes_are_not_copied() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return torch.conv2d(x.permute(0, 3, 1, 2), w)
+
+    graph = canonicalize(vendor_sdk.trace(function, [torch.randn(2, 9, 9, 4), torch.randn(5, 4, 3, 3)]))
+    legalize(graph, Legalization(channels_last=True))
+    assert [prim_name(node) for node in graph.calls()] == ["permute", "convolution"]

@@ -7,9 +7,10 @@ import torch
 
 from tests.lowered import Call, call, chain, flat
 from vendor_sdk.errors import LoweringError
+from vendor_sdk.ir.index import ONE
 from vendor_sdk.ir.loop import Const, Load, Nest, Range, Store, walk
 from vendor_sdk.ir.loop_interpreter import interpret
-from vendor_sdk.lower import LOWERINGS, VIEWS
+from vendor_sdk.lower import LOWERINGS, VIEWS, Layout, lower
 from vendor_sdk.prims.bounds import violations
 from vendor_sdk.prims.opset import OPSET
 from vendor_sdk.prims.reference import reference
@@ -194,3 +195,16 @@ def test_what_is_not_lowered_says_why(target: object, args: tuple[object, ...], 
         assert reason in str(error) or "nonzero" in str(error)  # noqa: PT017
     else:
         pytest.fail(f"lowered to {one.lowered.kernel}")
+
+
+def test_histograms_of_whole_numbers() -> None:
+    """As mixtures of experts count their tokens on a GPU; torch has none on a CPU."""
+    graph = torch.fx.Graph()
+    source = graph.placeholder("x")
+    source.meta["val"] = torch.empty(200, dtype=torch.int32, device="meta")
+    node = graph.call_function(aten.histc.default, (source, 8, 0, 7))
+    node.meta["val"] = torch.empty(8, dtype=torch.int32, device="meta")
+    kernel = lower(node, "k0", lambda _: Layout((ONE,))).kernel
+    x, counts = torch.randint(-1, 10, (200,), dtype=torch.int32), torch.empty(8, dtype=torch.int32)
+    interpret(kernel, [x, counts], [])
+    torch.testing.assert_close(counts, torch.histc(x.float(), 8, 0, 7).to(torch.int32))

@@ -24,6 +24,7 @@ from vendor_sdk.contract.artifacts import Artifacts
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.ir import pickled
 from vendor_sdk.ir.primgraph import PrimGraph
+from vendor_sdk.normalize.aligned import align_products
 from vendor_sdk.normalize.decompose import capture_table
 from vendor_sdk.plan.activations import Activations
 from vendor_sdk.routes import table_of, targets
@@ -48,7 +49,7 @@ def compile_dynamo(
     ) -> PrimGraph:
         static = frozenset() if backward else torch_private.static_input_indices()
         functional, writes = without_writes(captured)
-        if not (backward or training) and session.loaded.backend.legalize.channels_last:
+        if not (backward or training) and wants.channels_last:
             lie_channels_last(functional.graph)
         watch.aten(functional)
         graph = to_prim_graph(
@@ -66,9 +67,13 @@ def compile_dynamo(
             graph.saved_outputs = torch_private.saved_outputs()
         return graph
 
+    wants = session.loaded.backend.legalize
+
     def joint(graph: fx.Graph) -> None:
         know_masks(graph)
-        if session.loaded.backend.legalize.channels_last:
+        if wants.row_alignment > 1:
+            align_products(graph, wants.row_alignment, returned=False)
+        if wants.channels_last:
             lie_channels_last(graph)
 
     def compiler(*, backward: bool = False, training: bool = False) -> Callable[..., Any]:

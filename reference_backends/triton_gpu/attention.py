@@ -244,7 +244,7 @@ def _without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
 BESIDE = (0, 2, 1, 3)
 """How results lie: (batch, rows, heads, width), as the layers around attention have them and as the libraries return them."""
 KERNELS: Mapping[str, Kernel] = {
-    FORWARD: Kernel(_without_gradients(_forward), orders=(BESIDE,)),
-    BACKWARD: Kernel(_without_gradients(_backward), orders=(BESIDE, BESIDE, BESIDE)),
+    FORWARD: Kernel(_without_gradients(_forward), fresh=True, orders=(BESIDE,)),
+    BACKWARD: Kernel(_without_gradients(_backward), fresh=True, orders=(BESIDE, BESIDE, BESIDE)),
 }
 """Composite to kernel."""

@@ -70,8 +70,8 @@ KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
     "bmm": _multiply(torch.bmm),
     "addmm": _multiply_add(torch.addmm),
     "baddbmm": _multiply_add(torch.baddbmm),
-    "convolution": Kernel(torch.ops.aten.convolution.default, orders="channels_last"),
-    "convolution_backward": Kernel(torch.ops.aten.convolution_backward.default, orders="channels_last"),
+    "convolution": Kernel(torch.convolution, fresh=True, orders="channels_last"),
+    "convolution_backward": Kernel(torch.ops.aten.convolution_backward.default, fresh=True, orders="channels_last"),
     **attention.KERNELS,
     grouped.NAME: grouped.grouped_mm,
 }

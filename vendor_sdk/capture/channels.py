@@ -57,7 +57,8 @@ def lie_channels_last(graph: fx.Graph) -> None:
 
 def _is_image(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
-    return isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point()
+    # For float64, libraries have no such convolutions.
+    return isinstance(value, Tensor) and value.dim() == 4 and value.is_floating_point() and value.dtype != torch.float64
 
 
 def _groups(node: fx.Node) -> Any:
@@ -93,7 +94,7 @@ def _recompute(graph: fx.Graph, node: fx.Node, before: dict[fx.Node, Any], chang
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
         value = target(*args, **kwargs)
     old = tensors_of(node.meta["val"])
-    if any(new.stride() != one.stride() for new, one in zip(tensors_of(value), old, strict=True)):
+    if not all(map(_lie_alike, tensors_of(value), old)):
         node.meta["val"] = value
         changed.add(node)
 
@@ -103,7 +104,7 @@ def _as_before(graph: fx.Graph, reader: fx.Node, values: Any, before: dict[fx.No
 
     def restored(node: fx.Node) -> fx.Node:
         old, new = before.get(node), node.meta.get("val")
-        if node not in changed or not isinstance(old, Tensor) or not isinstance(new, Tensor) or old.stride() == new.stride():
+        if node not in changed or not isinstance(old, Tensor) or not isinstance(new, Tensor) or _lie_alike(old, new):
             return node
         order = order_in_memory(old.shape, old.stride())
         if order is None:
@@ -114,6 +115,11 @@ def _as_before(graph: fx.Graph, reader: fx.Node, values: Any, before: dict[fx.No
             return _call(graph, node, aten.permute.default, made, inverse(order))
 
     return fx.map_arg(values, restored)
+
+
+def _lie_alike(one: Tensor, other: Tensor) -> bool:
+    """Whether strides are equal, whatever their symbols; adds no guard."""
+    return all(map(torch_private.surely_equal, one.stride(), other.stride()))
 
 
 def _call(graph: fx.Graph, like: fx.Node, target: Any, source: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:

@@ -630,7 +630,8 @@ class _Writer:
         ]
         check = f"checked_several({node.name}, ({', '.join(expected)},))" if several else f"checked({node.name}, {expected[0]})"
         self._line(f"{node.name} = RT.{check}", node)
-        self._own(node)
+        if not kernel.fresh:
+            self._own(node)
 
     def _dense(self, value: fx.Node) -> str | None:
         other = value.op == "placeholder" or is_view(value) or order_of(value) is not None

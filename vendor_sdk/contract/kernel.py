@@ -48,7 +48,7 @@ class Kernel:
     """How one prim runs on the device.
 
     Operands are the kernel's for the length of the call: their memory serves other values afterwards, so it must not keep a
-    reference to one. (Returning an operand, or a view of one, is allowed: the SDK copies it then.)
+    reference to one. (Returning an operand, or a view of one, is allowed: the SDK looks, and copies it then.)
 
     Attributes:
         call: the kernel. It receives the prim's arguments in schema order, keyword-only ones by name, with tensors as
@@ -64,6 +64,7 @@ class Kernel:
             others want it: ``((0, 2, 1, 3),)`` for heads that lie beside each other; ``"channels_last"``:
             images and weights of two-dimensional convolutions, that way where torch's own operator has them so, by its
             operands' strides (``Legalization.channels_last``). A result that lies otherwise is copied.
+        fresh: whether what a kernel returns is never an operand or a view of one, so that the SDK need not look at every call.
         yields: for backends with an emitter that lowers the prim too: whether a fused kernel may run it instead, where
             ``Emitter.takes_over`` says so. (A library's matrix product, against a template that has the epilogue.)
     """
@@ -72,6 +73,7 @@ class Kernel:
     destination: bool = False
     dtypes: frozenset[torch.dtype] | None = None
     native: Callable[..., NativeCall | None] | None = None
+    fresh: bool = False
     yields: bool = False
     orders: tuple[tuple[int, ...] | None, ...] | Literal["channels_last"] = ()
 

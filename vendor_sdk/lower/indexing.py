@@ -331,7 +331,8 @@ def _frequency(k: Builder, positions: Argument, rows: Int) -> Param:
 def _histc(k: Builder) -> None:
     source = k.args["self"]
     shape = k.shape(source)
-    dtype = opmath(k.dtype(source))
+    whole_numbers = not k.dtype(source).is_floating_point
+    dtype = torch.int64 if whole_numbers else opmath(k.dtype(source))
     _sums(k, "add")
     (bins,) = k.outputs[0].shape
     with k.nest((bins,)) as i:
@@ -357,8 +358,11 @@ def _histc(k: Builder) -> None:
             high = k.compute("where", same, k.compute("add", high, one), high)
         with k.nest(shape) as i:
             value = k.convert(k.load(source, i), dtype)
-            fraction = k.compute("div", k.compute("sub", value, low), k.compute("sub", high, low))
-            number = k.compute("mul", fraction, k.convert(k.index(bins), dtype))
+            above, width, count = k.compute("sub", value, low), k.compute("sub", high, low), k.convert(k.index(bins), dtype)
+            if whole_numbers:  # which torch has on CUDA alone
+                number = k.compute("truncdiv", k.compute("mul", above, count), width)
+            else:
+                number = k.compute("mul", k.compute("div", above, width), count)
             known = k.compute("bitand", k.compute("ge", value, low), k.compute("le", value, high))
             safe = k.compute("where", known, number, k.const(0, dtype))
             whole = k.compute("min", k.convert(safe, torch.int64), k.index(bins - 1))

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from vendor_sdk.ir.primgraph import PrimGraph
-from vendor_sdk.normalize.canonicalize import drop_dead
 from vendor_sdk.normalize.products import call_before
 
 aten = torch.ops.aten
@@ -24,25 +22,30 @@ WORK = 32
 """Floating-point operations of a product for each byte that padding may move: below it, the product waits for memory anyway."""
 _PRODUCTS: Mapping[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
 """Where the factors begin among the arguments."""
+_VIEWS = frozenset((aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.t.default, aten.alias.default))
+"""Through which products are returned."""
 
 
-def align_products(graph: PrimGraph, alignment: int) -> PrimGraph:
+def align_products(graph: fx.Graph, alignment: int, *, returned: bool = True) -> None:
     """Pads the factors of large products of real matrices of known size, so that rows of factors and results are multiples of
-    ``alignment`` bytes."""
+    ``alignment`` bytes.
+
+    Args:
+        graph: of prims; or a joint graph, whose activations are saved with the zeros beside them then.
+        returned: whether to pad products that the graph returns too: they are copied at the end.
+    """
     padded = _Padded(graph)
-    for node in list(graph.calls()):
-        if node.target in _PRODUCTS and node.meta["val"].dtype.is_floating_point:
+    for node in list(graph.nodes):
+        if node.target in _PRODUCTS and node.meta["val"].dtype.is_floating_point and (returned or not _is_returned(node)):
             itemsize = node.meta["val"].dtype.itemsize
             _align(graph, node, alignment // math.gcd(alignment, itemsize), padded)
-    drop_dead(graph)
-    return graph
 
 
 @dataclass
 class _Padded:
     """Values with zeros after the last element of each dimension; the same for all products that want it."""
 
-    graph: PrimGraph
+    graph: fx.Graph
     known: dict[tuple[fx.Node, tuple[int, ...]], fx.Node] = field(default_factory=dict)
 
     def __call__(self, before: fx.Node, source: fx.Node, more: Sequence[int]) -> fx.Node:
@@ -64,7 +67,7 @@ class _Padded:
         return self.known[key]
 
 
-def _align(graph: PrimGraph, node: fx.Node, unit: int, padded: _Padded) -> None:
+def _align(graph: fx.Graph, node: fx.Node, unit: int, padded: _Padded) -> None:
     """Pads one product to multiples of ``unit`` elements, if that pays."""
     at = _PRODUCTS[node.target]
     left, right = node.args[at : at + 2]
@@ -98,7 +101,12 @@ def _align(graph: PrimGraph, node: fx.Node, unit: int, padded: _Padded) -> None:
         if extra_size:
             result = call(aten.slice.Tensor, result, dim, 0, size)
     node.replace_all_uses_with(result)
-    graph.graph.erase_node(node)
+    graph.erase_node(node)
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """Whether a graph returns a value, or a view of it."""
+    return any(user.op == "output" or (user.target in _VIEWS and _is_returned(user)) for user in node.users)
 
 
 def _turned(node: fx.Node) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from vendor_sdk import torch_private
 from vendor_sdk.ir.orders import CHANNELS_LAST, channels_lie_last, inverse
 from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.normalize.products import call_before
@@ -56,6 +57,8 @@ class _Images:
             self._convolve(node)
         elif row is not None and row.shape is Shape.REDUCE:
             self._reduce(node)
+        elif node.target is aten.permute.default and list(node.args[1]) == _BACK and _is_stored(node.args[0]):  # type: ignore[arg-type]
+            self.last[node] = node.args[0]  # type: ignore[assignment]
         elif not _lies_last(node) or _by_convolution(node) or (row is not None and row.is_view):
             return
         elif row is not None and row.family in _ELEMENTWISE and row.shape in (Shape.BROADCAST, Shape.SAME):
@@ -107,7 +110,7 @@ class _Images:
 
     def _of(self, image: fx.Node, place: fx.Node) -> fx.Node:
         """A view of an image, its channels the last dimension."""
-        return self.last.get(image) or call_before(self.graph, place, aten.permute.default, image, list(CHANNELS_LAST))
+        return self.last.get(image) or call_before(self.graph.graph, place, aten.permute.default, image, list(CHANNELS_LAST))
 
     def _aligned(self, value: fx.Node, place: fx.Node) -> fx.Node:
         """An operand that broadcasts with images."""
@@ -115,11 +118,11 @@ class _Images:
         if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
             return value
         for _ in range(4 - tensor.dim()):
-            value = call_before(self.graph, place, aten.unsqueeze.default, value, 0)
+            value = call_before(self.graph.graph, place, aten.unsqueeze.default, value, 0)
         return self._of(value, place)
 
     def _copy(self, image: fx.Node, place: fx.Node) -> fx.Node:
-        return call_before(self.graph, place, aten.clone.default, self._of(image, place))
+        return call_before(self.graph.graph, place, aten.clone.default, self._of(image, place))
 
     def _moved(self, image: fx.Node) -> fx.Node:
         """An image that lies otherwise, as convolutions want it."""
@@ -132,14 +135,14 @@ class _Images:
 
     def _image(self, made: fx.Node, place: fx.Node) -> fx.Node:
         """The image whose value with the channels last is ``made``."""
-        image = call_before(self.graph, place, aten.permute.default, made, _BACK)
+        image = call_before(self.graph.graph, place, aten.permute.default, made, _BACK)
         self.last[image] = made
         return image
 
     def _rewrite(self, node: fx.Node, *args: Any, image: bool = True) -> None:
         """Computes a node of other arguments, which give its result with the channels last; or, for none that is an ``image``,
         as it is."""
-        made = call_before(self.graph, node, node.target, *args, **node.kwargs)  # type: ignore[arg-type]
+        made = call_before(self.graph.graph, node, node.target, *args, **node.kwargs)  # type: ignore[arg-type]
         node.replace_all_uses_with(self._image(made, node) if image else made)
         self.graph.graph.erase_node(node)
 
@@ -147,6 +150,14 @@ class _Images:
 def _lies_last(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return isinstance(value, torch.Tensor) and channels_lie_last(value)
+
+
+def _is_stored(value: Any) -> bool:
+    """Whether a value is row-major in memory of its own."""
+    if value.op == "placeholder":
+        return torch_private.surely_contiguous(value.meta["val"])
+    row = BY_TARGET.get(value.target)
+    return not (row is not None and row.is_view) and not _by_convolution(value)
 
 
 def _is_last(image: fx.Node, strides: Any) -> bool:

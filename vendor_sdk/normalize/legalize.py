@@ -15,6 +15,7 @@ from vendor_sdk import torch_private
 from vendor_sdk.contract.backend import Legalization
 from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.normalize.aligned import align_products
+from vendor_sdk.normalize.canonicalize import drop_dead
 from vendor_sdk.normalize.channels import channels_last
 from vendor_sdk.prims.opset import BY_TARGET
 from vendor_sdk.prims.row import Result, Shape
@@ -27,7 +28,8 @@ def legalize(graph: PrimGraph, wants: Legalization) -> PrimGraph:
     if wants.channels_last:
         channels_last(graph)
     if wants.row_alignment > 1:
-        align_products(graph, wants.row_alignment)
+        align_products(graph.graph, wants.row_alignment)
+        drop_dead(graph)
     if not (wants.explicit_broadcast or wants.explicit_promotion or wants.no_scalars):
         return graph
     for node in list(graph.calls()):

@@ -56,10 +56,10 @@ def fake(argument: Any) -> Any:
     return argument.meta["val"] if isinstance(argument, fx.Node) else None
 
 
-def call_before(graph: PrimGraph, place: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+def call_before(graph: fx.Graph, place: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
     """A new node before ``place``, whose user's line it has."""
-    with graph.graph.inserting_before(place):
-        node = graph.graph.call_function(target, args, kwargs)
+    with graph.inserting_before(place):
+        node = graph.call_function(target, args, kwargs)
     values, named = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
     node.meta = {**place.meta, "val": target(*values, **named)}
     return node
@@ -105,7 +105,7 @@ def _pays(products: Sequence[fx.Node]) -> bool:
 
 def _joined(graph: PrimGraph, root: fx.Node, products: Sequence[fx.Node], others: Sequence[fx.Node]) -> fx.Node:
     def call(target: Callable[..., Any], *args: Any) -> fx.Node:
-        return call_before(graph, root, target, *args)
+        return call_before(graph.graph, root, target, *args)
 
     def beside(factors: Sequence[fx.Node], dim: int) -> fx.Node:
         """Along ``dim``; transposed factors are transposed together."""

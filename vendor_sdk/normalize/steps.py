@@ -119,22 +119,22 @@ def _join(graph: PrimGraph, steps: Sequence[_Step], right: fx.Node, bias: fx.Nod
     start, end = steps[0].start, steps[0].end
     for step in steps:
         _move_up(step.known, anchor)
-    known = call_before(graph, anchor, aten.cat.default, [step.known for step in steps], 0)
+    known = call_before(graph.graph, anchor, aten.cat.default, [step.known for step in steps], 0)
     whole = steps[0].rest is None
-    own = right if whole else call_before(graph, anchor, aten.slice.Tensor, right, 0, start, end)
+    own = right if whole else call_before(graph.graph, anchor, aten.slice.Tensor, right, 0, start, end)
     joined = (
-        call_before(graph, anchor, aten.mm.default, known, own)
+        call_before(graph.graph, anchor, aten.mm.default, known, own)
         if bias is None
-        else call_before(graph, anchor, aten.addmm.default, bias, known, own)
+        else call_before(graph.graph, anchor, aten.addmm.default, bias, known, own)
     )
     others = None
     if not whole:
         bounds = (end, right.meta["val"].shape[0]) if start == 0 else (0, start)
-        others = call_before(graph, anchor, aten.slice.Tensor, right, 0, *bounds)
+        others = call_before(graph.graph, anchor, aten.slice.Tensor, right, 0, *bounds)
     for number, step in enumerate(steps):
-        part = call_before(graph, step.product, aten.slice.Tensor, joined, 0, number * rows, (number + 1) * rows)
+        part = call_before(graph.graph, step.product, aten.slice.Tensor, joined, 0, number * rows, (number + 1) * rows)
         if step.rest is not None:
-            part = call_before(graph, step.product, aten.addmm.default, part, step.rest, others)
+            part = call_before(graph.graph, step.product, aten.addmm.default, part, step.rest, others)
         step.product.replace_all_uses_with(part)
 
 

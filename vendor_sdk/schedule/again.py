@@ -60,6 +60,7 @@ def compute_again(
     summaries: Mapping[fx.Node, Summary],
     readers: Callable[[fx.Node], Collection[fx.Node]],
     limits: Limits,
+    fuel: int | None,
 ) -> Again:
     """What groups should compute for themselves.
 
@@ -67,6 +68,7 @@ def compute_again(
         owner: the group of each member.
         summaries: of all members, with what is inlined read through.
         readers: who reads a member outside its group, below views and what is inlined; the graph's output too.
+        fuel: at most so many members.
     """
     again = Again()
     before = -1
@@ -78,7 +80,7 @@ def compute_again(
                 takers = [other for other in others if other is not None]
                 if len(takers) < max(len(others), 1):
                     continue
-                for computed in _ways(node, group, summaries):
+                for computed in _ways(node, group, summaries) if fuel is None or fuel > len(again.unread) else ():
                     if computed.operands & again.unread:
                         continue
                     if all(_takes(taker, node, computed, limits) for taker in takers):

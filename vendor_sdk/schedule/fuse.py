@@ -124,9 +124,10 @@ class _Pass:
                 continue
             self._place(node, self._expanded(summary), sources)
         groups = list(dict.fromkeys(self.owner.values()))
-        if self.fuel is None:
-            expanded = {node: self._expanded(self.summaries[node]) for node in self.owner}
-            self.schedule.again = compute_again(groups, self.owner, expanded, self._outside, self.limits)
+        expanded = {node: self._expanded(self.summaries[node]) for node in self.owner}
+        left = None if self.fuel is None else self.fuel - self.schedule.fused
+        self.schedule.again = compute_again(groups, self.owner, expanded, self._outside, self.limits, left)
+        self.schedule.fused += len(self.schedule.again.unread)
         self.schedule.kernels = batch(groups, self.reach, self.limits) if self.fuel is None else [[g] for g in groups]
         return self.schedule
 
