@@ -183,3 +183,28 @@ def test_pixels_that_the_user_permutes_are_not_copied() -> None:
     graph = canonicalize(vendor_sdk.trace(function, [torch.randn(2, 9, 9, 4), torch.randn(5, 4, 3, 3)]))
     legalize(graph, Legalization(channels_last=True))
     assert [prim_name(node) for node in graph.calls()] == ["permute", "convolution"]
+
+
+REDUCED: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "norm": lambda y: y.norm(),
+    "largest": lambda y: y.amax(),
+    "variance": lambda y: y.var(),
+    "variance of columns": lambda y: y.var(-1),
+    "norms of channels": lambda y: torch.linalg.vector_norm(y, 2, (0, 2, 3)),
+    "places in channels": lambda y: y.argmax(1),
+    "product of rows": lambda y: y.prod(2, keepdim=True),
+    "sum in float64": lambda y: y.sum((0, 2, 3), dtype=torch.float64),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_reductions_of_images_whatever_they_run_over(name: str, camera: Camera) -> None:
+    weight, x = torch.randn(4, 3, 3, 3), torch.randn(2, 3, 9, 8)
+
+    def function(x: Tensor) -> Tensor:
+        return REDUCED[name](torch.conv2d(x, weight))
+
+    with torch.no_grad():
+        found, expected = torch.compile(function, backend=camera.name)(x), function(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert found.stride() == expected.stride()

@@ -273,7 +273,7 @@ def test_of_more_bytes_a_narrower_member_is_stored() -> None:
     assert [spec.dtype for spec in stored] == [torch.bfloat16]
 
 
-def test_what_is_returned_or_dear_or_random_is_not_computed_again() -> None:
+def test_what_is_returned_or_dear_is_not_computed_again() -> None:
     x = torch.randn(600, 16)
 
     def returned(x: torch.Tensor) -> Any:

@@ -214,8 +214,8 @@ class Launcher:
                 self.kernel.warmup(*dtypes, *plan.values, grid=(1, 1, 1), **plan.settings)
 
     def first(self, plan: Plan, arguments: tuple[Any, ...]) -> Any:
-        while self.compiling:
-            self.compiling.pop().result()
+        for future in self.compiling:
+            future.result()
         try:
             return self.kernel[(plan.programs, 1, 1)](*arguments, **plan.settings)
         except Exception as error:

@@ -94,9 +94,10 @@ class _Images:
         )
 
     def _reduce(self, node: fx.Node) -> None:
-        source, dims, *rest = node.args
+        source, dims, *rest = [*node.args, None]  # over everything, where no dimensions are given
         if not (isinstance(source, fx.Node) and self._known(source) and isinstance(dims, list) and dims):
             return
+        rest = rest[: len(node.args) - 2]
         keep = bool(rest and rest[0]) or bool(node.kwargs.get("keepdim"))
         over = {dim % 4 for dim in dims}
         left = [dim for dim in CHANNELS_LAST if dim not in over]
