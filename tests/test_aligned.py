@@ -50,7 +50,11 @@ def pads(graph: PrimGraph) -> int:
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_multiples_and_results_are_the_same(name: str) -> None:
-    function, inputs, padded = CASES[name]
+    product, inputs, padded = CASES[name]
+
+    def function(*given: Tensor) -> Tensor:
+        return product(*given).neg()  # what is returned itself has rows as they come
+
     graph = legalize(traced(function, *inputs), vendor_sdk.Legalization(row_alignment=16))
     graph.module.recompile()
     assert pads(graph) == padded
@@ -96,16 +100,18 @@ def test_who_does_not_ask_gets_products_as_they_are() -> None:
     assert not pads(legalize(traced(function, *inputs), vendor_sdk.Legalization()))
 
 
-def test_products_that_are_returned_may_stay_as_they_are() -> None:
-    """Of a joint graph: they would be copied, and saved a second time with zeros."""
-    inputs = draw(64, 128), draw(N, 128)
-    for function, padded in (
-        (lambda x, w: (x @ w.T).float().sum(), 1),
-        (lambda x, w: (x @ w.T).view(2, 32, N), 0),
-        (lambda x, w: [(y := x @ w.T), y.sum()][0], 0),
+def test_products_that_are_returned_keep_their_own_rows() -> None:
+    """They would have to be copied, and in a joint graph saved a second time with zeros."""
+    g, x, w = draw(64, N), draw(64, 128), draw(N, 128)
+    for function, inputs, padded in (
+        (lambda x, w: (x @ w.T).float().sum(), (x, w), 1),
+        (lambda x, w: (x @ w.T).view(2, 32, N), (x, w), 0),
+        (lambda x, w: [(y := x @ w.T), y.sum()], (x, w), 0),
+        (lambda g, x: g.T @ x, (g, x), 1),  # the rows of a factor
+        (lambda x, w: x @ w, (x, w.T.contiguous()), 1),
     ):
         graph = traced(function, *inputs)
-        align_products(graph.graph, 16, returned=False)
+        align_products(graph.graph, 16)
         assert pads(graph) == padded
 
 

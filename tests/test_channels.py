@@ -180,9 +180,12 @@ def test_pixels_that_the_user_permutes_are_not_copied() -> None:
     def function(x: Tensor, w: Tensor) -> Tensor:
         return torch.conv2d(x.permute(0, 3, 1, 2), w)
 
-    graph = canonicalize(vendor_sdk.trace(function, [torch.randn(2, 9, 9, 4), torch.randn(5, 4, 3, 3)]))
-    legalize(graph, Legalization(channels_last=True))
-    assert [prim_name(node) for node in graph.calls()] == ["permute", "convolution"]
+    image, weight = torch.randn(2, 9, 9, 4), torch.randn(5, 4, 3, 3)
+    for given, copies in ((weight.to(memory_format=torch.channels_last), 0), (weight, 1), (torch.randn(5, 4, 1, 1), 0)):
+        graph = canonicalize(vendor_sdk.trace(function, [image, given]))
+        legalize(graph, Legalization(channels_last=True))
+        names = [prim_name(node) for node in graph.calls()]
+        assert names == ["permute", *["permute", "clone", "permute"] * copies, "convolution"]
 
 
 REDUCED: Mapping[str, Callable[[Tensor], Tensor]] = {

@@ -114,6 +114,13 @@ def test_weights_are_dequantized_on_the_way(chip: WithLibrary) -> None:
     assert '"computed"' in text
 
 
+def test_rows_that_begin_anywhere_are_stored_by_a_fused_kernel(chip: WithLibrary) -> None:
+    """The library takes several times as long for such a result, and padding it would store it twice."""
+    for words, route in ((50257, "emitter"), (50264, "kernel")):
+        compiled = compile_for(chip, lambda x, w: x @ w.t(), empty(8192, 768), empty(words, 768))
+        assert routes(compiled) == {"mm": route}
+
+
 def test_float32_is_the_librarys(chip: WithLibrary) -> None:
     inputs = (empty(*shape, dtype=torch.float32) for shape in ((4096, 256), (1024, 256), (1024,)))
     assert routes(compile_for(chip, gelu, *inputs)) == {"addmm": "kernel"}

@@ -72,7 +72,7 @@ def compile_dynamo(
     def joint(graph: fx.Graph) -> None:
         know_masks(graph)
         if wants.row_alignment > 1:
-            align_products(graph, wants.row_alignment, returned=False)
+            align_products(graph, wants.row_alignment)
         if wants.channels_last:
             lie_channels_last(graph)
 

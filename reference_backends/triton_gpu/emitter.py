@@ -38,6 +38,8 @@ CHUNKS = 128
 """Programs that sum rows at least: about as many as a large GPU has multiprocessors."""
 ELEMENTS = 1 << 21
 """Of the rows that such programs have under way: rows follow each other within a program, each after the waits of the last."""
+LAUNCH_BYTES = 1 << 23
+"""What an H200 moves in the 2 us of a launch."""
 FEW = 8
 """Rows of a length that only the call knows which are divided as if they were long: so many programs alone would take long."""
 UNKNOWN = 1 << 22
@@ -145,7 +147,15 @@ class TritonEmitter(Emitter):
     """
 
     ops = OPS
-    limits = Limits(chunk=CHUNK, narrow_chunk=1, total_width=LONGEST, chunks=CHUNKS, chunk_elements=ELEMENTS, chunk_apart=True)
+    limits = Limits(
+        chunk=CHUNK,
+        narrow_chunk=1,
+        total_width=LONGEST,
+        chunks=CHUNKS,
+        chunk_elements=ELEMENTS,
+        launch_bytes=LAUNCH_BYTES,
+        chunk_apart=True,
+    )
     seeds_in_memory = True
     tune = False
 

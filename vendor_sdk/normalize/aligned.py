@@ -1,7 +1,8 @@
 """Matrix products whose rows begin where a library's fastest code wants them (``Legalization.row_alignment``).
 
 A vocabulary of 50,257 words makes every row of the logits begin at another place of a vector. Products with such a matrix are
-computed with a few columns of zeros beside it, and what those give is sliced off: a view, which costs nothing.
+computed with a few columns of zeros beside it, and what those give is sliced off: a view, which costs nothing. A product that
+the graph returns would have to be copied then, all of it: its own rows stay as they are.
 """
 
 from __future__ import annotations
@@ -26,17 +27,16 @@ _VIEWS = frozenset((aten.view.default, aten._unsafe_view.default, aten.permute.d
 """Through which products are returned."""
 
 
-def align_products(graph: fx.Graph, alignment: int, *, returned: bool = True) -> None:
-    """Pads the factors of large products of real matrices of known size, so that rows of factors and results are multiples of
-    ``alignment`` bytes.
+def align_products(graph: fx.Graph, alignment: int) -> None:
+    """Pads the factors of large products of real matrices of known size, so that rows of factors, and of results that are not
+    returned, are multiples of ``alignment`` bytes.
 
     Args:
         graph: of prims; or a joint graph, whose activations are saved with the zeros beside them then.
-        returned: whether to pad products that the graph returns too: they are copied at the end.
     """
     padded = _Padded(graph)
     for node in list(graph.nodes):
-        if node.target in _PRODUCTS and node.meta["val"].dtype.is_floating_point and (returned or not _is_returned(node)):
+        if node.target in _PRODUCTS and node.meta["val"].dtype.is_floating_point:
             itemsize = node.meta["val"].dtype.itemsize
             _align(graph, node, alignment // math.gcd(alignment, itemsize), padded)
 
@@ -77,7 +77,9 @@ def _align(graph: fx.Graph, node: fx.Node, unit: int, padded: _Padded) -> None:
     columns = right.meta["val"].shape[1]
     if not all(isinstance(size, int) and size for size in (rows, terms, columns)):
         return
-    lines = {columns, rows if _turned(left) else terms, terms if _turned(right) else columns}
+    lines = {rows if _turned(left) else terms, terms if _turned(right) else columns}
+    if not _is_returned(node):
+        lines.add(columns)
     more = [-size % unit if size in lines else 0 for size in (rows, terms, columns)]
     copied = rows * terms * any(more[:2]) + terms * columns * any(more[1:])
     if not any(more) or 2 * rows * terms * columns < WORK * 2 * copied * node.meta["val"].dtype.itemsize:

@@ -25,7 +25,8 @@ aten = torch.ops.aten
 
 _BACK = inverse(CHANNELS_LAST)
 _CONVOLUTIONS: Mapping[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
-"""How many of the first arguments are images. Kernels return images, and gradients of weights, as torch's own do."""
+"""How many of the first arguments are images; a weight follows. Kernels return images, and gradients of weights, as torch's own
+do."""
 _ELEMENTWISE = frozenset((Family.POINTWISE, Family.COMPARISON, Family.CONVERSION))
 
 
@@ -74,13 +75,14 @@ class _Images:
                 user.replace_input_with(node, image)
 
     def _convolve(self, node: fx.Node) -> None:
-        images = node.args[: _CONVOLUTIONS[node.target]]
-        if not any(_lies_last(value) for value in (node, *images)):
+        count = _CONVOLUTIONS[node.target]
+        if not any(_lies_last(value) for value in (node, *node.args[:count])):
             return
-        for position, image in enumerate(images):
-            assert isinstance(image, fx.Node)
-            if not self._known(image):
-                node.update_arg(position, self._moved(image))
+        # Libraries convert weights in each call that lie otherwise; the same is done here, where kernels are fused.
+        for position, value in enumerate(node.args[: count + 1]):
+            assert isinstance(value, fx.Node)
+            if not self._known(value) and not (position == count and _lies_both_ways(value)):
+                node.update_arg(position, self._moved(value, node))
 
     def output(self) -> None:
         """What is to be returned with its channels last is returned so where it is known so."""
@@ -125,12 +127,9 @@ class _Images:
     def _copy(self, image: fx.Node, place: fx.Node) -> fx.Node:
         return call_before(self.graph.graph, place, aten.clone.default, self._of(image, place))
 
-    def _moved(self, image: fx.Node) -> fx.Node:
-        """An image that lies otherwise, as convolutions want it."""
+    def _moved(self, image: fx.Node, place: fx.Node) -> fx.Node:
+        """An image or weight that lies otherwise, as convolutions want it: the first of them is at ``place``."""
         if image not in self.copied:
-            place = image.next
-            while place.op == "placeholder":
-                place = place.next
             self.copied[image] = self._image(self._copy(image, place), place)
         return self.copied[image]
 
@@ -151,6 +150,11 @@ class _Images:
 def _lies_last(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
     return isinstance(value, torch.Tensor) and channels_lie_last(value)
+
+
+def _lies_both_ways(weight: fx.Node) -> bool:
+    """Whether a weight has the order that convolutions want, if not that alone: one of a single pixel, say."""
+    return torch_private.surely_contiguous(weight.meta["val"].permute(CHANNELS_LAST))
 
 
 def _is_stored(value: Any) -> bool:

@@ -18,7 +18,7 @@ from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
 from vendor_sdk.lower.build import result_of
 from vendor_sdk.lower.summary import Read, Summary
 from vendor_sdk.lower.view import flatten
-from vendor_sdk.schedule.again import Again, compute_again
+from vendor_sdk.schedule.again import DEAREST, SMALL, Again, compute_again
 from vendor_sdk.schedule.batch import batch
 from vendor_sdk.schedule.group import AGAIN, Group, Joined, Shape, absorb, fit, is_total, loops_of, results
 from vendor_sdk.schedule.reach import Reach
@@ -170,7 +170,11 @@ class _Pass:
             if self._ends(node, summary):
                 continue
             price = summary.cost + sum(prices.get(read.node, 0) for read in summary.reads)
-            if (price <= AGAIN and self._saves(node, summary)) or (price <= ONCE and self._moves_once(node, summary)):
+            if (
+                (price <= AGAIN and self._saves(node, summary))
+                or (price <= ONCE and self._moves_once(node, summary))
+                or (price <= DEAREST and self._saves_launch(node, summary))
+            ):
                 prices[node] = price
                 self.schedule.inlined[node] = summary
 
@@ -207,6 +211,29 @@ class _Pass:
         if not self._stores_no_more(node, summary):
             return False
         return ix.nonnegative(ix.product(summary.shape) * WASTE - ix.product(reader.shape))
+
+    def _saves_launch(self, node: fx.Node, summary: Summary) -> bool:
+        """Whether a result is so small that its kernel would take longer than computing it wherever it is read: a function of
+        the graph's inputs (the scale of a batch norm that is not trained), a number a row or a column of its readers."""
+        size = _elements(node)
+        if not ix.nonnegative(self.limits.launch_bytes - 1 - size * node.meta["val"].dtype.itemsize):
+            return False
+        if any(self.base[read.node].op == "call_function" for read in self._expanded(summary).reads):
+            return False
+        return self._saves(node, summary) and self._repeats(node, size)
+
+    def _repeats(self, node: fx.Node, size: Int) -> bool:
+        """Whether all that reads a value in the end, what follows from it first, is that much larger than ``size``."""
+        seen: set[fx.Node] = set()
+        waiting = [node]
+        while waiting:
+            for user in self._users(waiting.pop()):
+                if user not in self.emitted or user not in self.summaries:
+                    return False
+                if user not in seen and not ix.nonnegative(ix.product(self.summaries[user].shape) - size * SMALL):
+                    waiting.append(user)
+                seen.add(user)
+        return True
 
     def _stores_no_more(self, node: fx.Node, summary: Summary) -> bool:
         """Whether leaving a prim to its reader stores no more bytes for it than its result has: operands that kernels compute
