@@ -10,6 +10,7 @@ functions are those of ``python -m benchmarks overhead``, with and without gradi
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import random
 import statistics
@@ -54,7 +55,7 @@ def contest(name: str, variant: str, names: list[str], rounds: int) -> dict[str,
         for found, expected in zip(run(*inputs), wanted, strict=True):
             if not torch.equal(found, expected):
                 raise ValueError(f"{each}: {name} gave {found}, in eager mode {expected}")
-        calls[each] = lambda run=run: run(*inputs)
+        calls[each] = functools.partial(run, *inputs)
         seconds(calls[each])
     samples: dict[str, list[float]] = {each: [] for each in names}
     for _ in range(rounds):
