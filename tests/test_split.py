@@ -11,7 +11,7 @@ import torch
 
 from tests import fusing
 from vendor_sdk.contract.emitter import Limits
-from vendor_sdk.ir.loop import LoopKernel, Symbol, loop_variables, makes, walk
+from vendor_sdk.ir.loop import Load, LoopKernel, Reduce, Symbol, loop_variables, makes, walk
 from vendor_sdk.ir.loop_verify import verify
 from vendor_sdk.lower.split import split
 
@@ -24,6 +24,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "smallest, where": lambda x: x.argmin(0),
     "softmax": lambda x: x.softmax(1),
     "variance": lambda x: x.var(1),
+    "variance of columns": lambda x: x.var(0),
+    "variance of all": lambda x: x.var(),
+    "moments": lambda x: (x.mean(1), x.var(1, unbiased=False)),
+    "layer norm": lambda x: torch.nn.functional.layer_norm(x, (20,)),
+    "batch norm": lambda x: (x - x.mean(0)) * torch.rsqrt(x.var(0) + 1e-5),
     "normalized, and the mean": lambda x: (x - x.mean(1, keepdim=True), x.mean(1)),
     "any": lambda x: (x > 1).any(1),
     "through a mask": lambda x: torch.where(x > 0, x, 0.0).sum(1),
@@ -31,9 +36,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def divided(kernel: LoopKernel, parts: int) -> LoopKernel:
+def divided(kernel: LoopKernel, parts: int, *, apart: bool = False) -> LoopKernel:
     for position in reversed(range(len(kernel.body))):
-        kernel = split(kernel, position, parts)
+        kernel = split(kernel, position, parts, apart=apart)
     verify(kernel)
     return kernel
 
@@ -71,8 +76,11 @@ def test_only_what_a_part_needs_is_computed() -> None:
     compiled = fusing.compiled(lambda x: x.softmax(1), [torch.ones(2, 64)], Limits())
     (lowered,) = compiled.kernels.values()
     kernel = split(lowered.kernel, 0, 4)
-    assert len(kernel.body) == 3  # the largest; the sum, from the parts' largest; the quotients, from both
-    assert [p.size.value for p in kernel.scratch] == [8, 8]
+    # The parts' largest; the largest; the parts' sums; the sum; the quotients.
+    assert len(kernel.body) == 5
+    assert [p.size.value for p in kernel.scratch] == [8, 2, 8, 2]
+    (lowered,) = fusing.compiled(lambda x: x.softmax(1), [torch.ones(1, 64)], Limits()).kernels.values()
+    assert len(split(lowered.kernel, 0, 4).body) == 3  # one row's parts are combined wherever that is read
 
 
 def test_new_names_are_not_those_of_symbols() -> None:
@@ -81,3 +89,59 @@ def test_new_names_are_not_those_of_symbols() -> None:
     kernel = split(replace(lowered.kernel, symbols=(Symbol("w0"), Symbol("p0"))), 0, 4)
     made = {name for s in walk(kernel.body) for name in (*makes(s), *loop_variables(s))}
     assert not made & {"w0", "p0"}
+
+
+def moments(x: torch.Tensor, parts: int, apart: bool) -> list[torch.Tensor]:
+    compiled = fusing.compiled(lambda x: (x.mean(1), x.var(1, unbiased=False)), [x], Limits())
+    compiled.kernels = {
+        n: replace(lowered, kernel=divided(lowered.kernel, parts, apart=apart)) for n, lowered in compiled.kernels.items()
+    }
+    return compiled.run(x)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("parts", [1, 7, 16, 48])
+def test_a_variance_reads_its_values_once(parts: int, apart: bool) -> None:
+    (lowered,) = fusing.compiled(lambda x: (x.mean(1), x.var(1)), [torch.randn(3, 999)], Limits()).kernels.values()
+    kernel = divided(lowered.kernel, parts, apart=apart)
+    inner = [s for s in walk(kernel.body) if isinstance(s, Reduce)]
+    assert sum(isinstance(s, Load) and s.param == "in0" for r in inner for s in r.body) == 1
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("shift", [0.0, 100.0, -1e4])
+def test_variances_of_values_far_from_zero(shift: float, apart: bool) -> None:
+    """As exact as the mean allows, where the sum of squares less the square of the sum would have no digit left."""
+    x = torch.randn(5, 1003) + shift
+    mean, variance = moments(x, 16, apart)
+    exact = x.double()
+    torch.testing.assert_close(mean.double(), exact.mean(1), rtol=1e-6, atol=1e-6)
+    off = 80 * 2**-24 * abs(shift)  # of a mean of 64 values, and of 16 such
+    torch.testing.assert_close(variance.double(), exact.var(1, unbiased=False), rtol=1e-5 + off**2, atol=0)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_first_values_of_parts_that_lie_far_away(apart: bool) -> None:
+    x = torch.randn(2, 640)
+    x[:, : 16 if apart else 640 : 1 if apart else 40] = 1e6
+    _, variance = moments(x, 16, apart)
+    torch.testing.assert_close(variance.double(), x.double().var(1, unbiased=False), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("place", [0, 1, 41, 99])
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e30, -3e38])
+def test_moments_of_what_overflows_or_is_no_number(value: float, place: int, apart: bool) -> None:
+    x = torch.randn(2, 100)
+    x[1, place] = value
+    for found, expected in zip(moments(x, 16, apart), (x.mean(1), x.var(1, unbiased=False)), strict=True):
+        torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_moments_of_equal_and_of_few_values(apart: bool) -> None:
+    mean, variance = moments(torch.full((2, 100), 0.1), 16, apart)
+    torch.testing.assert_close(mean, torch.full((2,), 0.1))
+    assert variance.max() <= (0.1 * 2**-22) ** 2  # that of a mean which is rounded
+    mean, variance = moments(x := torch.randn(3, 5), 16, apart)  # parts without values
+    torch.testing.assert_close((mean, variance), (x.mean(1), x.var(1, unbiased=False)))

@@ -26,6 +26,8 @@ WARPS = 4
 """Of a program where no inner loop is a tile: eight elements a thread, one vector of halves."""
 POINTS = 1024
 """Iterations of a program where no inner loop is a tile."""
+FEWEST = 128
+"""The same at least, where there are few programs: one for each thread."""
 ELEMENTS = 4096
 """Elements of a tile of short rows, or of one row too long for a tile as a whole."""
 THREAD = 32
@@ -65,7 +67,10 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD) -
     All are powers of two.
     """
     if not lengths:
-        return min(POINTS, _power(count)), [], WARPS
+        points = POINTS
+        while points > FEWEST and count < points * PROGRAMS:
+            points //= 2
+        return min(points, _power(count)), [], WARPS
     longest = max(lengths)
     if kind == "spread":
         return min(SQUARE, _power(count)), [min(SQUARE, _power(longest))], 4

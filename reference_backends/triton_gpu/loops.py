@@ -13,7 +13,7 @@ from reference_backends.triton_gpu.table import SMALL, TYPES, combination, const
 from reference_backends.triton_gpu.tiles import Tile, Vectors
 from vendor_sdk import LoopKernel, LoweringError, index, loop
 
-UNROLLED = 16
+UNROLLED = 32
 """Iterations of a loop that is written out: what it reads is then asked for at once."""
 
 

@@ -9,7 +9,7 @@ Results are those of the two passes but for rounding: a running sum is multiplie
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vendor_sdk.ir import index as ix
@@ -29,9 +29,7 @@ from vendor_sdk.ir.loop import (
     makes,
     walk,
 )
-
-Row = Mapping[str, Stmt]
-"""Statements of a loop's body, by the value that they make."""
+from vendor_sdk.lower.alike import meaning
 
 
 def online(kernel: LoopKernel, position: int) -> LoopKernel:
@@ -76,37 +74,14 @@ def _largest(early: Stmt | list[Stmt], late: Stmt | list[Stmt], written: set[str
     if total.op != "sum" or not isinstance(shifted, Compute) or shifted.op != "sub":
         return None
     variables = {a.var: ix.variable(b.var, b.size) for a, b in zip(late.ranges, early.ranges, strict=True)}
-    value = _meaning(shifted.args[0], there, variables, written)
+    value = meaning(shifted.args[0], there, variables, written)
     if value is None:
         return None
     here = {name: s for s in early.body for name in makes(s)}
     for a in early.accumulators:
-        if a.op == "max" and a.to[0] == shifted.args[1] and _meaning(a.args[0], here, {}, written) == value:
+        if a.op == "max" and a.to[0] == shifted.args[1] and meaning(a.args[0], here, {}, written) == value:
             return a.args[0]
     return None
-
-
-def _meaning(name: str, row: Row, variables: Mapping[str, ix.Int], written: set[str]) -> Hashable | None:
-    """Equal for values of two loops that are equal in each iteration; ``None`` where memory may have changed in between."""
-    s = row.get(name)
-    if s is None:
-        return name
-    if isinstance(s, Const):
-        return "const", repr(s.value), s.dtype
-    if isinstance(s, Scalar):
-        return "scalar", s.symbol, s.dtype
-    if isinstance(s, Load | Index) and row.keys() & ix.symbols(s.index).keys():
-        return None
-    if isinstance(s, Index):
-        return "index", ix.substitute(s.index, variables)
-    operands = s.args if isinstance(s, Compute) else [each for each in (s.mask, s.other) if each] if isinstance(s, Load) else []
-    parts = tuple(_meaning(each, row, variables, written) for each in operands)
-    if None in parts or (isinstance(s, Load) and s.param in written):
-        return None
-    if isinstance(s, Load):
-        return "load", s.param, ix.substitute(s.index, variables), s.dtype, parts
-    assert isinstance(s, Compute)
-    return s.op, parts, s.dtype
 
 
 def _one(early: Reduce, late: Reduce, value: str, taken: set[str]) -> tuple[Reduce, list[Stmt]]:

@@ -3,10 +3,17 @@
 ``split(kernel, position, parts)`` replaces a nest by one nest for each of its long inner loops, over the nest's own ranges and
 ``parts``, and one for what remains. A part of a reduction leaves its result in a scratch buffer; whatever reads the reduction
 combines the parts' results first. The order of combination is part of the kernel, so results do not depend on the device.
+
+A sum and a later sum of squared deviations of the same values, which a variance is, take one pass over memory rather than two:
+each part sums squared deviations from its own mean, and what follows adds how far that mean is off (Chan, Golub and LeVeque,
+"Updating formulae and a pairwise algorithm for computing sample variances", 1979). A part finds its mean's deviations in
+passing, as differences from its first value: that is one of those it sums, so of ``n`` values the rounding errors are at most
+``n`` times those of two passes, whatever the values are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,10 +38,12 @@ from vendor_sdk.ir.loop import (
     Store,
     loop_variables,
     makes,
+    reads,
     walk,
 )
 from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.ir.ranges import renamed, substitute
+from vendor_sdk.lower.deviations import Counted, Deviations, deviations
 from vendor_sdk.lower.simplify import live
 
 LINE = 16
@@ -66,6 +75,11 @@ def split(kernel: LoopKernel, position: int, parts: Int | int, *, apart: bool = 
     return _Split(kernel, position, nest, ix.wrap(parts), apart).run()
 
 
+def _read(stmts: Sequence[Stmt]) -> set[str]:
+    """Values that statements, and those inside them, read."""
+    return {name for s in walk(tuple(stmts)) for name in reads(s)}
+
+
 class _Split:
     def __init__(self, kernel: LoopKernel, position: int, nest: Nest, parts: Int, apart: bool) -> None:
         self.kernel, self.position, self.nest, self.parts, self.apart = kernel, position, nest, parts, apart
@@ -90,9 +104,15 @@ class _Split:
         before: list[Stmt] = []
         """What statements after this point may read: scalars, and reductions of the parts' results."""
         stores: list[Stmt] = []
-        for s in self.nest.body:
-            if isinstance(s, Reduce):
-                before.append(self.reduction(s, before))
+        pairs = deviations(self.nest)
+        for position, s in enumerate(self.nest.body):
+            pair = next((each for each in pairs if s is each.late), None)
+            if pair is None and isinstance(s, Reduce | Nest):
+                before, stores = self.settled(before, stores, self.nest.body[position:])
+            if pair is not None:
+                before.append(self.joined_deviations(pair))
+            elif isinstance(s, Reduce):
+                before.append(self.reduction(s, before, [each for each in pairs if s is each.early]))
             elif isinstance(s, Nest):
                 self.map(s, before)
             elif isinstance(s, Store):
@@ -104,6 +124,27 @@ class _Split:
         body = [*self.kernel.body]
         body[self.position : self.position + 1] = self.nests
         return replace(self.kernel, body=tuple(body), scratch=(*self.kernel.scratch, *self.scratch))
+
+    def settled(self, before: list[Stmt], stores: list[Stmt], rest: Sequence[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
+        """``before`` and ``stores`` of a loop, ``rest[0]``, and of what follows it: where that would combine the parts' results
+        in every one of its iterations, a nest does so once, with the stores, and ``before`` reads what it found."""
+        found: dict[str, torch.dtype] = {}
+        """Values that follow from parts' results."""
+        for each in before:
+            if isinstance(each, Reduce):
+                found.update((to, dtype) for a in each.accumulators for to, dtype in zip(a.to, a.dtypes, strict=True))
+            elif isinstance(each, Compute) and found.keys() & {*reads(each)}:
+                found[each.to] = each.dtype
+        # One row's are read side by side, by all lanes at once.
+        if self.count == 1 or not found.keys() & _read(rest[:1]):
+            return before, stores
+        read = [name for name in found if name in _read(rest)]
+        own = [Param(self.fresh("found"), found[name], self.count, "scratch") for name in read]
+        self.scratch += own
+        kept = [Store(param.name, self.outer, name) for param, name in zip(own, read, strict=True)]
+        self.add(self.nest.ranges, (*before, *stores, *kept))
+        loads = [Load(name, param.name, self.outer, param.dtype) for param, name in zip(own, read, strict=True)]
+        return [*(each for each in before if not found.keys() & {*makes(each)}), *loads], []
 
     def part_of(self, ranges: Sequence[Range], body: Sequence[Stmt]) -> tuple[Range, Range, list[Stmt], str | None]:
         """The range of parts, that of a part's iterations, the body there, and the value that says whether one counts."""
@@ -140,10 +181,13 @@ class _Split:
         both = self.fresh("v")
         return [Compute(both, "bitand", (inside, s.mask), torch.bool), replace(s, mask=both)]
 
-    def reduction(self, s: Reduce, before: Sequence[Stmt]) -> Reduce:
-        """Adds the nest of the parts. Returns the reduction over their results."""
+    def reduction(self, s: Reduce, before: Sequence[Stmt], pairs: Sequence[Deviations]) -> Reduce:
+        """Adds the nest of the parts, which sum the deviations of ``pairs`` too. Returns the reduction over their results."""
         part, inner, body, inside = self.part_of(s.ranges, s.body)
-        accumulators, stores, loads, joined = [], [], [], []
+        whole = tuple(body)
+        first: list[Stmt] = []
+        accumulators, loads, joined = [], [], []
+        stores: list[Stmt] = []
         q = Range(self.fresh("q"), self.parts)
         for a in s.accumulators:
             dtypes = a.dtypes
@@ -161,9 +205,111 @@ class _Split:
                 read.append(self.fresh("v"))
                 loads.append(Load(read[-1], param.name, ix.variable(q.var, q.size) * self.count + self.outer, dtype))
             joined.append(Accumulator(a.to, a.op, tuple(read), a.dtype))
+        for pair in pairs:
+            start, added, results = self.from_first(pair, whole, inner, body, inside)
+            first += start
+            accumulators += added
+            stores += self.squares(pair, part, inner, ix.product([r.size for r in s.ranges]), results)
         partial = Reduce((inner,), tuple(body), tuple(accumulators))
-        self.add((part, *self.nest.ranges), (*before, partial, *stores))
+        self.add((part, *self.nest.ranges), (*before, *first, partial, *stores))
         return Reduce((q,), tuple(loads), tuple(joined))
+
+    # Sums of squared deviations
+
+    def from_first(
+        self, pair: Deviations, whole: tuple[Stmt, ...], inner: Range, body: list[Stmt], inside: str | None
+    ) -> tuple[list[Stmt], list[Accumulator], tuple[str, str, str]]:
+        """The first value of a part, and accumulators of the differences from it and of their squares; what they make."""
+        dtype = pair.dtype
+        there = substitute(whole, {inner.var: ix.ZERO})
+        names = {name: self.fresh("v") for s in there for name in makes(s)}
+        first = [renamed(s, names) for s in there]
+        # One that is no number, or infinite, would make all differences so.
+        size, top, finite, zero, shift = (self.fresh("v") for _ in range(5))
+        value = names.get(pair.value, pair.value)
+        first += [
+            Compute(size, "abs", (value,), dtype),
+            Const(top, math.inf, dtype),
+            Compute(finite, "lt", (size, top), torch.bool),
+            Const(zero, 0.0, dtype),
+            Compute(shift, "where", (finite, value, zero), dtype),
+        ]
+        gap, square = self.fresh("v"), self.fresh("v")
+        body.append(Compute(gap, "sub", (pair.value, shift), dtype))
+        if inside is not None:
+            gap = self.chosen(body, inside, gap, 0.0, dtype)
+        body.append(Compute(square, "mul", (gap, gap), dtype))
+        results = self.fresh("a"), self.fresh("a")
+        added = [Accumulator((name,), "sum", (each,), dtype) for name, each in zip(results, (gap, square), strict=True)]
+        return first, added, (shift, *results)
+
+    def squares(self, pair: Deviations, part: Range, inner: Range, total: Int, results: tuple[str, str, str]) -> list[Stmt]:
+        """Stores of a part its first value, how far its mean is from that, and squared deviations from its mean."""
+        dtype = pair.dtype
+        p = ix.variable(part.var, part.size)
+        pair.counted = Counted(total, self.parts, inner.size, self.apart)
+        some, _, divisor = self.counted(pair.counted, p, dtype)
+        mean, less, own, top, finite, kept = (self.fresh("v") for _ in range(6))
+        shift, differences, squared = results
+        pair.scratch = [Param(self.fresh("part"), dtype, self.count * self.parts, "scratch") for _ in range(3)]
+        self.scratch += pair.scratch
+        return [
+            *some,
+            Compute(mean, "div", (differences, divisor), dtype),
+            Compute(less, "mul", (differences, mean), dtype),
+            Compute(own, "sub", (squared, less), dtype),
+            # Squares that overflow stay infinite.
+            Const(top, math.inf, dtype),
+            Compute(finite, "lt", (squared, top), torch.bool),
+            Compute(kept, "where", (finite, own, squared), dtype),
+            *(
+                Store(param.name, p * self.count + self.outer, value)
+                for param, value in zip(pair.scratch, (shift, mean, kept), strict=True)
+            ),
+        ]
+
+    def counted(self, counted: Counted, p: Int, dtype: torch.dtype) -> tuple[list[Stmt], str, str]:
+        """How many values part ``p`` has, and what to divide by for their mean: one for none."""
+        count, divisor, number, converted, none, one = (self.fresh("v") for _ in range(6))
+        expression = counted.of(p)
+        if expression.value is not None:
+            return [Const(count, float(expression.value), dtype)], count, count
+        return (
+            [
+                Index(number, expression),
+                Compute(converted, "convert", (number,), dtype),
+                Const(none, 0.0, dtype),
+                Const(one, 1.0, dtype),
+                Compute(count, "max", (converted, none), dtype),
+                Compute(divisor, "max", (converted, one), dtype),
+            ],
+            count,
+            divisor,
+        )
+
+    def joined_deviations(self, pair: Deviations) -> Reduce:
+        """What stands for ``pair.late``: the parts' sums, each with its mean's own deviation as often as it has values."""
+        dtype = pair.dtype
+        q = Range(self.fresh("q"), self.parts)
+        some, count, _ = self.counted(pair.counted, ix.variable(q.var, q.size), dtype)
+        first, mean, squares, off, gap, square, times, result = (self.fresh("v") for _ in range(8))
+        place = ix.variable(q.var, q.size) * self.count + self.outer
+        body = [
+            *some,
+            *(Load(to, p.name, place, dtype) for to, p in zip((first, mean, squares), pair.scratch, strict=True)),
+            # In this order: means of values far from zero have few digits of what they differ by.
+            Compute(off, "sub", (first, pair.center), dtype),
+            Compute(gap, "add", (off, mean), dtype),
+            Compute(square, "mul", (gap, gap), dtype),
+            Compute(times, "mul", (square, count), dtype),
+            Compute(result, "add", (squares, times), dtype),
+        ]
+        if some:
+            none, some_there = self.fresh("v"), self.fresh("v")
+            body += [Const(none, 0.0, dtype), Compute(some_there, "lt", (none, count), torch.bool)]
+            result = self.chosen(body, some_there, result, 0.0, dtype)
+        (accumulator,) = pair.late.accumulators
+        return Reduce((q,), tuple(body), (replace(accumulator, args=(result,)),))
 
     def chosen(self, body: list[Stmt], inside: str, value: str, worst: bool | int | float, dtype: torch.dtype) -> str:
         other, chosen = self.fresh("v"), self.fresh("v")
