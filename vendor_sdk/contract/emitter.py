@@ -45,9 +45,9 @@ class Limits:
             device without work.
         chunk_elements: elements that one row of each chunk holds, all chunks together: more chunks of fewer rows (eight at
             least) where columns are few, for devices that are busy only when they read so much at once.
-        launch_bytes: what the device moves in the time of one more launch. A result of fewer bytes that follows from the
-            graph's inputs alone, and of which there is a number a row or a column of what its readers compute, has no kernel
-            of its own then, though it is dear; 0: launches are free.
+        launch_bytes: what the device moves in the time of one more launch. A result that follows from the graph's inputs
+            alone has no kernel of its own then, though it is dear, where it is a number a row or a column of what its readers
+            compute, and they compute no more bytes than that; 0: launches are free.
         chunk_apart: whether the rows of a chunk lie as far apart as there are chunks, a multiple of 16: then all begin at the
             same place within a vector, whatever their length, and iterations that run at once read neighbouring rows.
     """

@@ -117,9 +117,10 @@ class _Recorded:
 
     def fits(self, operands: Sequence[Any], addresses: Sequence[int | None]) -> bool:
         """Whether operands lie where they lay."""
-        if any(own is not None and own != given for own, given in zip(self.addresses, addresses, strict=True)):
-            return False
-        return all(operands[i].stride() == strides for i, strides in self.strides.items())
+        given = list(addresses)
+        for i in self.places:
+            given[i] = None
+        return given == self.addresses and all(operands[i].stride() == strides for i, strides in self.strides.items())
 
     def free(self) -> bool:
         """Whether nobody has its results."""
@@ -152,6 +153,8 @@ class Recorded:
         self.declined = ""
         self.replays = self.made = 0
         self._sets: OrderedDict[Hashable, _Set] = OrderedDict()
+        self._numbers: list[int] | None = None
+        """Which operands are no tensors, the same ones in all calls."""
         self._lock = threading.Lock()
         arena.notify(self)
 
@@ -168,10 +171,11 @@ class Recorded:
         self._sets = OrderedDict()
 
     def _call(self, operands: list[Any]) -> list[Any]:
-        tensors = [isinstance(o, torch.Tensor) for o in operands]
-        numbers = [o for o, tensor in zip(operands, tensors, strict=True) if not tensor]
+        if self._numbers is None:
+            self._numbers = [i for i, o in enumerate(operands) if not isinstance(o, torch.Tensor)]
+        numbers = [operands[i] for i in self._numbers]
         key = (self.recorder.stream(), *numbers, *[operands[i].shape for i in self.traits.sized])
-        addresses = [o.data_ptr() if tensor else None for o, tensor in zip(operands, tensors, strict=True)]
+        addresses = _addresses(operands)
         known = self._sets.get(key)
         if known is None:
             self._sets[key] = _Set([{address} for address in addresses])
@@ -346,6 +350,14 @@ class Recorded:
             return False
         self.decline(f"{self.made} recordings fitted few calls: numbers, sizes or places of operands are others each time")
         return True
+
+
+def _addresses(operands: Sequence[Any]) -> list[int | None]:
+    """Of tensors, without a step of Python for each: a model has hundreds of parameters."""
+    try:
+        return list(map(torch.Tensor.data_ptr, operands))
+    except TypeError:  # of an operand that is a number
+        return [o.data_ptr() if isinstance(o, torch.Tensor) else None for o in operands]
 
 
 def _expected(operand: torch.Tensor) -> int:

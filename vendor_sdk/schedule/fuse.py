@@ -213,24 +213,25 @@ class _Pass:
         return ix.nonnegative(ix.product(summary.shape) * WASTE - ix.product(reader.shape))
 
     def _saves_launch(self, node: fx.Node, summary: Summary) -> bool:
-        """Whether a result is so small that its kernel would take longer than computing it wherever it is read: a function of
-        the graph's inputs (the scale of a batch norm that is not trained), a number a row or a column of its readers."""
-        size = _elements(node)
-        if not ix.nonnegative(self.limits.launch_bytes - 1 - size * node.meta["val"].dtype.itemsize):
-            return False
+        """Whether a kernel for a result would take longer than computing it wherever it is read: a function of the graph's
+        inputs (the scale of a batch norm that is not trained), a number a row or a column of small readers."""
         if any(self.base[read.node].op == "call_function" for read in self._expanded(summary).reads):
             return False
-        return self._saves(node, summary) and self._repeats(node, size)
+        return self._saves(node, summary) and self._repeats(node)
 
-    def _repeats(self, node: fx.Node, size: Int) -> bool:
-        """Whether all that reads a value in the end, what follows from it first, is that much larger than ``size``."""
+    def _repeats(self, node: fx.Node) -> bool:
+        """Whether all that reads a value in the end, what follows from it first, is much larger and yet small."""
+        size, itemsize = _elements(node), node.meta["val"].dtype.itemsize
         seen: set[fx.Node] = set()
         waiting = [node]
         while waiting:
             for user in self._users(waiting.pop()):
                 if user not in self.emitted or user not in self.summaries:
                     return False
-                if user not in seen and not ix.nonnegative(ix.product(self.summaries[user].shape) - size * SMALL):
+                count = ix.product(self.summaries[user].shape)
+                if not ix.nonnegative(self.limits.launch_bytes - count * itemsize):
+                    return False
+                if user not in seen and not ix.nonnegative(count - size * SMALL):
                     waiting.append(user)
                 seen.add(user)
         return True
