@@ -280,6 +280,8 @@ def main(
         raise click.ClickException("no CUDA device: this benchmark times models on one")
     names = [*(p for p in peers.split(",") if p), backend, f"{backend}{RECORDED}"]
     table: dict[str, Any] = {}
+    machine = {"device": torch.cuda.get_device_name(), "driver": driver(), "torch": torch.__version__}
+    machine |= {"triton": version("triton"), "date": f"{datetime.date.today()}", "transformers": version("transformers")}
     with tempfile.TemporaryDirectory() if cold else contextlib.nullcontext() as folder:
         if folder:
             os.environ.update({variable: f"{folder}/{name}" for variable, name in CACHES.items()})
@@ -288,15 +290,15 @@ def main(
                 continue
             found, calls, inputs = contest(row, names, rounds, cold)
             table[name] = {each: asdict(figures) for each, figures in found.items()}
+            if json_path:  # after each row: there are many
+                json_path.write_text(
+                    json.dumps({**machine, "rounds": rounds, "contestants": names, "rows": table}, indent=1) + "\n"
+                )
             print(f"{name:22} {'  '.join(f'{each} {line(figures)}' for each, figures in found.items())}", flush=True)
             if profile and backend in calls:
                 print("\n".join(host_profile(calls[backend], inputs)), flush=True)
             del calls
             torch.cuda.empty_cache()
-    if json_path:
-        machine = {"device": torch.cuda.get_device_name(), "driver": driver(), "torch": torch.__version__}
-        machine |= {"triton": version("triton"), "date": f"{datetime.date.today()}", "transformers": version("transformers")}
-        json_path.write_text(json.dumps({**machine, "rounds": rounds, "contestants": names, "rows": table}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
