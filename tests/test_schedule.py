@@ -14,7 +14,7 @@ from tests.fusing import compiled
 from tests.toys import register_toys
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.loop import Load, Nest, walk
+from vendor_sdk.ir.loop import Compute, Load, Nest, walk
 
 aten = torch.ops.aten
 Case = tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]
@@ -314,3 +314,16 @@ def test_a_scale_of_the_columns_has_no_kernel_where_launches_cost() -> None:
             program = compiled(function, (x, v), Limits(launch_bytes=launch_bytes))
             _check(program.run(x, v), function(x, v))
             assert len(program.kernels) == count
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_bytes_become_numbers_in_one_step(dtype: torch.dtype, half: torch.dtype) -> None:
+    """Halves hold them exactly: nothing is rounded on the way to the arithmetic."""
+    q = torch.arange(256).to(dtype)
+    program = compiled(lambda q: q.to(half) * 3, (q,))
+    (lowered,) = program.kernels.values()
+    converted = [s for s in walk(lowered.kernel.body) if isinstance(s, Compute) and s.op == "convert"]
+    assert [s.dtype for s in converted] == [torch.float32, half]
+    (found,) = program.run(q)
+    assert torch.equal(found, q.to(half) * 3)

@@ -26,8 +26,8 @@ WARPS = 4
 """Of a program where no inner loop is a tile: eight elements a thread, one vector of halves."""
 POINTS = 1024
 """Iterations of a program where no inner loop is a tile."""
-FEWEST = 128
-"""The same at least, where there are few programs: one for each thread."""
+FEWEST = 256
+"""The same at least, where there are few programs: two for each thread."""
 ELEMENTS = 4096
 """Elements of a tile of short rows, or of one row too long for a tile as a whole."""
 THREAD = 32

@@ -190,6 +190,8 @@ class Builder:
         self._stack: list[Block] = []
         self._depth: dict[str, int] = {}
         """Loop variables and values to the position in the stack of the body that has them."""
+        self._whole: dict[str, Value] = {}
+        """Floating point values that are integers, of ``BYTES``, by name."""
         self._count = 0
         self._request: Request | None = None
         self._mask: Value | None = None
@@ -463,13 +465,18 @@ class Builder:
         """``value`` in another dtype; nothing when it has it already."""
         if value.dtype == dtype:
             return value
+        if dtype.is_floating_point and value.name in self._whole:
+            return self.convert(self._whole[value.name], dtype)
         known = (*ACCEPTS["any"], *HALVES)
         for d in (value.dtype, dtype):
             if d not in known:
                 raise self.fail(f"values of {d}")
         if value.dtype in HALVES and dtype not in FLOAT_FROM_HALF:
             value = self.convert(value, torch.float32)
-        return self.compute("convert", value, dtype=dtype)
+        made = self.compute("convert", value, dtype=dtype)
+        if value.dtype in BYTES and dtype.is_floating_point:
+            self._whole[made.name] = value
+        return made
 
     # Memory
 
@@ -671,6 +678,8 @@ def _place(symbol: Symbol) -> tuple[int, str]:
     return (len(symbol.name), symbol.name) if symbol.role == "seed" else (0, symbol.name)
 
 
+BYTES = (torch.int8, torch.uint8)
+"""Integers that every floating point type of loops holds exactly."""
 FLOAT_FROM_HALF = (torch.float32,)
 
 
