@@ -174,6 +174,7 @@ def _product(text: KernelText, c: contraction.Contraction) -> str:
     arguments = "int64_t row, int64_t rows, int64_t column, int64_t columns"
     _open(text, finish, f"int64_t batch, {arguments}, const {kind} *sums, int64_t pitch")
     _split(text, "batch", c.batch)
+    _begin(text, c.columns, "column")
     with_row = _Walk(text, c.rows, "row", "rows", "sums += pitch")
     with_row.open()
     _runs(text, c.columns, "column", "columns", _results(text, c, c.columns))
@@ -196,6 +197,7 @@ def _vector(text: KernelText, c: contraction.Contraction) -> None:
     _open(text, finish, f"int64_t batch, int64_t first, int64_t count, const {kind} *sums")
     _split(text, "batch", c.batch)
     results = c.rows if c.m else c.columns
+    _begin(text, results, "first")
     _runs(text, results, "first", "count", _results(text, c, results))
     _close(text)
     product = text.fresh("product")
@@ -222,6 +224,7 @@ def _fill(text: KernelText, c: contraction.Contraction, f: contraction.Factor, k
     _split(text, "batch", c.batch)
     free, reduced = _Block(f.free, "first", "count"), _Block(f.reduced, "from", "depth")
     outer, inner = (free, reduced) if along else (reduced, free)
+    _begin(text, inner.ranges, inner.first)
     window = interval.split(f.body, f.value, inner.ranges[-1].var) if inner.ranges else None
     if window is not None and _copies(window, outer, inner):
         _copy(text, window, outer, inner)
@@ -443,9 +446,16 @@ class _Walk:
         self.text.out.close()
 
 
+def _begin(text: KernelText, ranges: Sequence[loop.Range], first: str) -> None:
+    """Says where the stretches from ``first`` on begin, outside of the loops around ``_runs``: where sizes are symbols, that
+    takes divisions, which compilers leave inside."""
+    if len(ranges) >= 2:
+        _split(text, first, ranges, "_begin")
+
+
 def _runs(text: KernelText, ranges: Sequence[loop.Range], first: str, count: str, run: Run) -> None:
-    """Stretches along the last of ``ranges`` over ``count`` row-major positions from ``first``. ``run`` writes one, given its
-    place within the count and its length; it declares the last range's variable from ``VAR_from``."""
+    """Stretches along the last of ``ranges`` over ``count`` row-major positions from ``first``, as told to ``_begin``. ``run``
+    writes one, given its place within the count and its length; it declares the last range's variable from ``VAR_from``."""
     if len(ranges) < 2:
         if ranges:
             text.out(f"const int64_t {ranges[0].var}_from = {first};")
@@ -453,7 +463,7 @@ def _runs(text: KernelText, ranges: Sequence[loop.Range], first: str, count: str
         return
     last = ranges[-1]
     done, length = text.fresh("done"), text.fresh("length")
-    _split(text, first, ranges, "_from")
+    text.out(f"int64_t {', '.join(f'{r.var}_from = {r.var}_begin' for r in ranges)};")
     text.out.open(f"for (int64_t {done} = 0; {done} < {count};)")
     for r in ranges[:-1]:
         text.out(f"const int64_t {r.var} = {r.var}_from;")
