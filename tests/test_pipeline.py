@@ -199,6 +199,12 @@ def test_placement_reasons(make: Callable[..., str]) -> None:
     }
 
 
+def test_a_compiled_graph_is_printed_in_a_line(make: Callable[..., str]) -> None:
+    name = make({"neg": torch.neg})
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(lambda x: -x, [torch.ones(3)]), backend=name)
+    assert repr(compiled) == f"<CompiledGraph for {name}: 1 prims, 1 launches>"
+
+
 def test_decomposition_is_used_only_when_all_of_it_is_native(make: Callable[..., str]) -> None:
     graph = vendor_sdk.trace(torch.sigmoid, [torch.randn(3)])
     some, all_parts = {"neg": torch.neg}, {"neg": torch.neg, "exp": torch.exp, "add": torch.add, "reciprocal": torch.reciprocal}

@@ -48,7 +48,7 @@ class Refusal(Protocol):
 Run = Callable[[list[Any]], list[Any]]
 
 
-@dataclass
+@dataclass(repr=False)
 class CompiledGraph:
     """An executable graph.
 
@@ -73,18 +73,21 @@ class CompiledGraph:
     backend: str
     frames: Frames
     memory: DeviceMemory | None = None
-    loops: Mapping[fx.Node, LoopKernel] = field(default_factory=dict, repr=False)
-    refusals: Sequence[Refusal] = field(default=(), repr=False)
+    loops: Mapping[fx.Node, LoopKernel] = field(default_factory=dict)
+    refusals: Sequence[Refusal] = ()
     not_recorded: str | None = None
-    recorded: Callable[[Run], Recorded] | None = field(default=None, repr=False)
-    examined: Callable[[Run], Run] = field(default=lambda run: run, repr=False)
-    tell: Callable[[Exception], None] = field(default=lambda error: None, repr=False)
-    _run: Run = field(init=False, repr=False)
+    recorded: Callable[[Run], Recorded] | None = None
+    examined: Callable[[Run], Run] = lambda run: run
+    tell: Callable[[Exception], None] = lambda error: None
+    _run: Run = field(init=False)
 
     def __post_init__(self) -> None:
         self._run = self.examined(self.wrapper.compile(self._failed))
         if self.recorded is not None:
             self._run = self.recorded(self._run)
+
+    def __repr__(self) -> str:
+        return f"<CompiledGraph for {self.backend}: {len(self.placements)} prims, {self.wrapper.launches[0]} launches>"
 
     @property
     def launching(self) -> str:
