@@ -223,6 +223,8 @@ PEERS: dict[str, Contestant] = {
     "inductor-max": Compiled("inductor-max", keywords={"backend": "inductor", "mode": "max-autotune"}),
     "onnxruntime": OnnxRuntime("onnxruntime"),
     "openvino": OpenVino("openvino"),
+    # What runtimes that take an exported model do: weights are packed once, until something tells that they changed.
+    "cpp_cpu-kept": Compiled("cpp_cpu-kept", keywords={"backend": "cpp_cpu", "options": {"keep": True}}),
 }
 
 
