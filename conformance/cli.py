@@ -18,7 +18,7 @@ Exit status:
 """
 
 
-@click.command("conformance", epilog=EXIT_STATUS)
+@click.command("conformance", epilog=EXIT_STATUS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--backend", required=True, metavar="NAME", help="A vendor_sdk backend, or torch:NAME for one of torch.compile.")
 @click.option("--effort", type=click.Choice(["quick", "standard", "full"]), default="standard", show_default=True)
 @click.option("--prims", default="", metavar="GLOB,...", help="Only prims that match; * and ? are wildcards.")

@@ -19,7 +19,7 @@ MARK = "<!-- runs side by side -->\n"
 """Where tables begin in a page."""
 
 
-@click.group("report")
+@click.group("report", context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Merge, compare, verify and show conformance reports. A REPORT is a report.json or the folder that holds it."""
 
@@ -85,7 +85,7 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
 @click.argument("report", type=REPORT)
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 def extract(report: Path, output: Path) -> None:
-    """Write what of a report is worth keeping in a repository: the run, counts, means, and each case that failed."""
+    """Write what of a report is worth keeping. In a repository: the run, counts, means, and each case that failed."""
     from conformance import extract as extracts
 
     extracts.write(output, extracts.extract(_read(report)))
@@ -131,7 +131,7 @@ def page(report: Path, output: Path | None) -> None:
 @click.option("--plugin", multiple=True, metavar="FILE", help="In place of the plugins that the report names.")
 @click.option("-n", "--workers", type=click.IntRange(min=1), default=min(2, os.cpu_count() or 1), help="Processes.")
 def verify(report: Path, rerun: int, plugin: tuple[str, ...], workers: int) -> None:
-    """Check a report: schema, digests, completeness, and a random sample of its cases again on this machine.
+    """Check a report, and run some of its cases again. Schema, digests, completeness; cases at random, on this machine.
 
     Status 1: the report was changed, is incomplete, or a case comes out differently.
     """

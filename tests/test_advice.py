@@ -97,3 +97,10 @@ def test_next_on_the_command_line(install: Any, tmp_path: Path, monkeypatch: pyt
     nothing = CliRunner().invoke(main, ["next", "--backend", "small", "--script", str(script)])
     assert nothing.exit_code == 1
     assert "compiled no graph for 'small'" in nothing.stderr
+    script.write_text("import torch\n1 / 0")
+    broken = CliRunner().invoke(main, ["next", "--backend", "small", "--script", str(script)])
+    assert broken.exit_code == 1
+    assert f"{script} ended with ZeroDivisionError\n  where: {script}:2 in <module>\n  why: division by zero" in broken.stderr
+    script.write_text("import os\nos._exit(9)")
+    gone = CliRunner().invoke(main, ["next", "--backend", "small", "--script", str(script)])
+    assert f"{script} ended with exit status 9" in gone.stderr

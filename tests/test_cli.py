@@ -175,6 +175,48 @@ def test_files_that_cannot_be_used_are_said_without_a_traceback(arguments: tuple
     assert "Traceback" not in result.output
 
 
+def test_wrong_usage_of_minify_is_told_before_torch_is_imported() -> None:
+    program = """if True:
+        import sys
+        from vendor_sdk.cli import main
+        try:
+            main(sys.argv[1:])
+        except SystemExit as done:
+            assert done.code == 2
+        assert "torch" not in sys.modules
+    """
+    for line in ("minify", "minify --case exp[float32]", "profile {file} --trace no/folder/trace.json"):
+        words = line.format(file=__file__).split()
+        subprocess.run([sys.executable, "-c", program, *words], check=True, timeout=60, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "import torch\ndef mine():\n    raise ValueError('no file')\nmine()",
+            "ended with ValueError\n  where: {file}:3 in mine\n",
+        ),
+        ("def (", "ended with SyntaxError\n  where: {file}:1\n"),
+        ("print('no model')", "ran no compiled graph\n  fix: Let it call"),
+    ],
+)
+def test_what_a_program_raises_is_no_defect_of_the_sdk(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(text)
+    result = run("profile", str(file))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ") or text.startswith("print")
+    assert said.format(file=file) in result.stderr
+    assert "Traceback" not in result.output
+    if "raise" in text:
+        assert "why: no file" in result.stderr
+        assert "Traceback" in run("--debug", "profile", str(file)).stderr
+    before = list(sys.argv)
+    assert run("profile", str(file), "--", "--its-own").exit_code == 1
+    assert sys.argv == before
+
+
 def test_a_report_goes_to_a_folder_that_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(pytest.UsageError, match=r"--output .*/file/out: Not a directory"):
@@ -261,6 +303,18 @@ def test_the_first_commands_of_a_vendor_import_no_torch(tmp_path: Path) -> None:
     lines += ["completion bash", "cache info", "next --help", "minify --help", "profile --help", "doctor --help"]
     subprocess.run([sys.executable, "-c", program, *lines], check=True, timeout=60)
     assert (tmp_path / "freshchip" / "pyproject.toml").is_file()
+
+
+@pytest.mark.parametrize("group", [(), ("cache",), ("report",)])
+def test_every_command_is_listed_with_a_whole_sentence(group: tuple[str, ...]) -> None:
+    commands = run(*group, "--help").stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    assert len(commands) >= 3
+    assert not [line for line in commands if not line.endswith((".", ")")) or line.endswith("...")]
+    assert run(*group, "-h").stdout == run(*group, "--help").stdout
+
+
+def test_help_of_the_suite_is_short_too() -> None:
+    assert "--effort" in run("conformance", "-h").stdout
 
 
 def completions(*words: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,13 +123,32 @@ def test_several_results_and_integers_stay_together(tmp_path: Path) -> None:
 
 def test_what_does_not_fail_is_said(tmp_path: Path) -> None:
     path = written(traced(torch.sin, torch.ones(3)), tmp_path / "whole")
-    with Imagined(lambda prims, graph: False) as pool:
-        with pytest.raises(OptionError, match="none of 1 compiled graphs fails"):
-            minify.find([path], pool)
-        with pytest.raises(OptionError, match="compiled no graph"):
-            minify.find([], pool)
+    with Imagined(lambda prims, graph: False) as pool, pytest.raises(OptionError, match="none of 1 compiled graphs fails"):
+        minify.find([path], pool)
     with pytest.raises(OptionError, match="names no case"):
         minify.case_command("exp", "badchip", (), 1, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds", "said"),
+    [
+        ("pass", 60, "the program compiled no graph"),
+        ("import sys; sys.exit(3)", 60, "ended with exit status 3 and compiled no graph"),
+        ("import time; time.sleep(60)", 1, "did not end in 1 seconds and compiled no graph"),
+    ],
+)
+def test_a_program_without_graphs_is_said(program: str, seconds: float, said: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=said):
+        minify.dumped([sys.executable, "-c", program], tmp_path, seconds)
+
+
+def test_what_is_no_program_of_a_dump_is_said(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text("import torch")
+    with pytest.raises(OptionError, match=r"is no repro\.py of a dump"):
+        repro.read(tmp_path / "model.py")
+    (tmp_path / "model.py").write_text("1 / 0")
+    with pytest.raises(OptionError, match="ended with ZeroDivisionError"):
+        repro.read(tmp_path / "model.py")
 
 
 def test_crashes_hangs_and_wrong_numbers_in_one_worker_after_the_other(tmp_path: Path) -> None:

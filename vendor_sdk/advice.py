@@ -6,10 +6,8 @@ is counted while it runs.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import runpy
 import subprocess
 import sys
 import tempfile
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vendor_sdk import pipeline, torch_private
+from vendor_sdk import script as programs
 from vendor_sdk.contract import defaults
 from vendor_sdk.contract.discovery import suggestion
 from vendor_sdk.contract.hookspecs import hookimpl
@@ -221,6 +220,8 @@ def count(backend: str, script: Path, arguments: Sequence[str] = ()) -> tuple[Us
         if not answer.is_file():
             raise OptionError(f"{script} ended with exit status {status}", fix=f"Mend it until `python {script}` works.")
         counted = json.loads(answer.read_text())
+    if "failed" in counted:
+        raise OptionError(**counted["failed"])
     if not counted["graphs"]:
         raise OptionError(
             f"{script} compiled no graph for {backend!r}",
@@ -248,10 +249,13 @@ def _child(answer: str, backend: str, script: str, *arguments: str) -> None:
         extend(backend, counter)
     except VendorSDKError as error:
         sys.exit(f"error: {error}")
-    sys.argv = [script, *arguments]
-    sys.path[0] = str(Path(script).resolve().parent)
-    with pipeline.recording(compiled), contextlib.suppress(SystemExit):
-        runpy.run_path(script, run_name="__main__")
+    try:
+        with pipeline.recording(compiled):
+            programs.run(Path(script), arguments)
+    except OptionError as error:
+        failed = {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
+        Path(answer).write_text(json.dumps({"failed": failed}))
+        return
     uses = {prim: use.to_json() for prim, use in counter.uses.items()}
     Path(answer).write_text(json.dumps({"graphs": graphs, "uses": uses, "reasons": reasons}))
 

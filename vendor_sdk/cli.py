@@ -74,7 +74,7 @@ def main(debug: bool) -> None:
 @click.option("--check", is_flag=True, help="Load each plugin, in a process of its own: ready, or broken and why.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_backends(check: bool, as_json: bool) -> None:
-    """Show every installed backend, from metadata alone; --check loads them."""
+    """Show every installed backend. From metadata alone; --check loads them."""
     from vendor_sdk.contract import discovery, probe
 
     installed = discovery.installed()
@@ -106,7 +106,7 @@ def list_backends(check: bool, as_json: bool) -> None:
 @click.option("--backend", type=BACKEND, help="Add what this backend does with each prim.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ops(patterns: Sequence[str], families: Sequence[str], backend: str | None, as_json: bool) -> None:
-    """Show the prims whose names match PATTERNS (globs; all by default)."""
+    """Show the prims whose names match PATTERNS. These are globs; all by default."""
     from vendor_sdk.prims.opset import OPSET
     from vendor_sdk.prims.row import Family
 
@@ -170,7 +170,7 @@ def conformance(arguments: Sequence[str]) -> None:
 
 @_elsewhere
 def report(arguments: Sequence[str]) -> None:
-    """Merge, compare, verify, show conformance reports (`vendor-sdk report --help`)."""
+    """Merge, compare, verify and show conformance reports."""
     _of_suite("report").main(args=list(arguments), prog_name="vendor-sdk report")
 
 
@@ -201,7 +201,7 @@ def cache_info(as_json: bool) -> None:
 @cache.command("prune")
 @click.option("--size", help="Bytes to leave (500M, 2G); by default the limit, VENDOR_SDK_CACHE_SIZE.")
 def cache_prune(size: str | None) -> None:
-    """Delete what was not used for longest until the rest is within the limit."""
+    """Delete what was not used for longest. The rest is within the limit then."""
     from vendor_sdk.contract.cache import prune, size_limit
 
     gone = prune(size_limit(size))

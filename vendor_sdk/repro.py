@@ -6,7 +6,6 @@ Nothing here is meant to be called by hand; ``docs/debugging.md`` tells how to u
 from __future__ import annotations
 
 import argparse
-import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +14,11 @@ from typing import Any
 
 import torch
 
-from vendor_sdk import debug, pipeline, torch_private
+from vendor_sdk import debug, pipeline, script, torch_private
 from vendor_sdk.capture.graph import to_prim_graph
 from vendor_sdk.check import interpret, largest, random_nodes
 from vendor_sdk.dump.program import CONSTANTS
-from vendor_sdk.errors import VendorSDKError
+from vendor_sdk.errors import OptionError, VendorSDKError
 from vendor_sdk.ir.primgraph import OutputLayout, PrimGraph
 
 
@@ -152,10 +151,16 @@ class Program:
 
 
 def read(path: Path) -> Program:
-    """The program in a file, which is imported and not run."""
+    """The program in a file, which is imported and not run. Raises ``OptionError`` where it is no ``repro.py``."""
     _readers.append([])
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        script.run(path)
+        if not _readers[-1]:
+            raise OptionError(
+                f"{path} is no repro.py of a dump",
+                why="it rebuilds no graph",
+                fix="Run a program under VENDOR_SDK_DEBUG=dir and take dir/*/repro.py, or give your program with --script.",
+            )
         return _readers[-1][0]
     finally:
         _readers.pop()

@@ -16,7 +16,7 @@ STARTUP = {
 @click.argument("shell", type=click.Choice(list(STARTUP)))
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    """Print the completion script of a SHELL; its startup file reads it."""
+    """Print the completion script of a SHELL. Its startup file reads it."""
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(context.find_root().command, {}, "vendor-sdk", "_VENDOR_SDK_COMPLETE").source())

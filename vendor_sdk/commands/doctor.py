@@ -15,7 +15,7 @@ from vendor_sdk.terminal import BACKEND, coloured, console, plain, print_json, t
 @click.option("--backend", type=BACKEND, help="This backend must be ready; others may lack what they need.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(fast: bool, backend: str | None, as_json: bool) -> None:
-    """Look at versions, compilers, backends, caches and devices: each in order, or with its mend."""
+    """Look whether this machine is in order. Versions, compilers, backends, caches, devices: each is, or its mend."""
     found = list(doctor.examine(fast=fast, backend=backend))
     failed = sum(each.state == "failed" for each in found)
     if as_json:

@@ -45,17 +45,18 @@ def command(
     as_json: bool,
     arguments: tuple[str, ...],
 ) -> None:
-    """Shorten what fails: a model's program (ARGUMENTS are its own), a conformance case, or one dumped graph.
+    """Shorten what fails to the smallest graph that still does.
 
-    Graphs run in a process of their own, on random inputs, with every stage checked: crashes and hangs are failures too.
+    What fails is a model's program (ARGUMENTS are its own), a conformance case, or one dumped graph. Graphs run in a process
+    of their own, on random inputs, with every stage checked: crashes and hangs are failures too.
     """
-    from vendor_sdk import minify
-    from vendor_sdk.minify.worker import Pool
-
     if sum(given is not None for given in (script, case, program)) != 1:
         raise click.UsageError("give one of --script, --case and --repro")
     if case is not None and backend is None:
-        raise click.UsageError("--case wants --backend")
+        raise click.UsageError("--case needs --backend: whose case it is")
+    from vendor_sdk import minify
+    from vendor_sdk.minify.worker import Pool
+
     with tempfile.TemporaryDirectory() as folder, Pool(plugins, timeout) as pool:
         dumps, candidates = Path(folder) / "dumps", Path(folder) / "candidates"
         dumps.mkdir()

@@ -23,7 +23,7 @@ from vendor_sdk.terminal import print_json
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="What to make; ./NAME by default.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(name: str, route: scaffold.Route, memory: scaffold.Memory, folder: Path | None, as_json: bool) -> None:
-    """Write a package that makes the chip NAME a backend of torch.compile; it installs and passes the suite as it is."""
+    """Write a package that makes NAME a backend. It installs, serves torch.compile and passes the suite as it is."""
     folder = folder or Path(name)
     written = scaffold.write(scaffold.Scaffold(name, route, memory), folder)
     if as_json:

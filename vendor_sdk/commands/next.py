@@ -19,7 +19,7 @@ from vendor_sdk.terminal import BACKEND, console, plain, print_json, table
 @click.option("--all", "everything", is_flag=True, help="Every step, not only the first 20.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(backend: str, models: str, script: Path | None, training: bool, everything: bool, as_json: bool) -> None:
-    """Rank what a backend should implement by the models that it unlocks, and by what it costs on the host."""
+    """Rank what a backend should implement next. By the models that it unlocks, and by what it costs on the host."""
     from vendor_sdk import advice
 
     names = [name.strip() for name in models.split(",") if name.strip()]
@@ -62,4 +62,4 @@ def _bytes(count: int) -> str:
         if size < 1024 or unit == "GiB":
             break
         size /= 1024
-    return f"{size:.3g} {unit}"
+    return f"{size:.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"

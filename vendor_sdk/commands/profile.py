@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import runpy
 import sys
 from pathlib import Path
 
 import click
 
+from vendor_sdk import script as program
+from vendor_sdk.errors import OptionError
 from vendor_sdk.terminal import console
 
 
@@ -20,19 +21,21 @@ from vendor_sdk.terminal import console
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(script: Path, arguments: tuple[str, ...], trace: Path | None, as_json: bool) -> None:
-    """Run SCRIPT (ARGUMENTS are its own) and show every kernel of what it compiles: time, bytes, share of the peak.
+    """Run SCRIPT and show every kernel of what it compiles. ARGUMENTS are its own; shown are time, bytes, share of the peak.
 
     Kernels run one at a time, each awaited: their times add up to more than the program takes without this.
     """
+    if trace is not None and not trace.parent.is_dir():
+        raise click.BadParameter(f"{str(trace.parent)!r} is no folder", param_hint="--trace")
     from vendor_sdk.profiling import profile
 
-    before = sys.argv, sys.path[0]
-    sys.argv, sys.path[0] = [str(script), *arguments], str(script.resolve().parent)
-    try:
-        with contextlib.redirect_stdout(sys.stderr), profile() as seen, contextlib.suppress(SystemExit):
-            runpy.run_path(str(script), run_name="__main__")
-    finally:
-        sys.argv, sys.path[0] = before
+    with contextlib.redirect_stdout(sys.stderr), profile() as seen:
+        program.run(script, arguments)
+    if not seen.events:
+        raise OptionError(
+            f"{script} ran no compiled graph",
+            fix="Let it call torch.compile(model, backend=...) with a backend of `vendor-sdk list`, and then the model.",
+        )
     if trace is not None:
         seen.chrome_trace(trace)
     if as_json:

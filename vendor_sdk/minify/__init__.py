@@ -59,16 +59,29 @@ class Minified:
 
 
 def dumped(command: Sequence[str], folder: Path, seconds: float) -> list[Path]:
-    """Programs of all graphs that ``command`` compiles, the last first: what it died of is there. Its output goes to stderr."""
+    """Programs of all graphs that ``command`` compiles, the last first: what it died of is there. Its output goes to stderr.
+
+    Raises:
+        OptionError: it compiled none.
+    """
     environment = {**os.environ, "VENDOR_SDK_DEBUG": str(folder)}
     search = [os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, search))
     with subprocess.Popen(command, stdout=2, env=environment) as child:
         try:
-            child.wait(seconds)
+            status = child.wait(seconds)
+            ended = f"ended with exit status {status} and " if status else ""
         except subprocess.TimeoutExpired:
             child.kill()
-    return sorted(folder.glob("*/repro.py"), reverse=True)
+            ended = f"did not end in {seconds:g} seconds and "
+    found = sorted(folder.glob("*/repro.py"), reverse=True)
+    if not found:
+        raise OptionError(
+            f"the program {ended}compiled no graph",
+            why="graphs are looked for that it compiles with a backend of vendor_sdk before it fails",
+            fix=f"{'Mend that. ' if ended else ''}It must call torch.compile(model, backend=...), and then the model.",
+        )
+    return found
 
 
 def find(programs: Sequence[Path], pool: Pool, seeds: Sequence[int] = (0, 1, 2)) -> tuple[Path, int, Failure]:
@@ -79,13 +92,9 @@ def find(programs: Sequence[Path], pool: Pool, seeds: Sequence[int] = (0, 1, 2))
             if failure is not None:
                 return path, seed, failure
     raise OptionError(
-        f"none of {len(programs)} compiled graphs fails with random inputs" if programs else "the program compiled no graph",
-        why="a graph is run on random inputs of the same shapes; the program's own values may be what matters"
-        if programs
-        else "a program is looked through for the graphs that it compiles with a backend of vendor_sdk",
-        fix="Edit `high=` or the values in the repro.py of a dump (VENDOR_SDK_DEBUG=dir), and give it with --repro."
-        if programs
-        else "Let it call torch.compile(model, backend=...), and then the model.",
+        f"none of {len(programs)} compiled graphs fails with random inputs",
+        why="a graph is run on random inputs of the same shapes; the program's own values may be what matters",
+        fix="Edit `high=` or the values in the repro.py of a dump (VENDOR_SDK_DEBUG=dir), and give it with --repro.",
     )
 
 
