@@ -280,6 +280,31 @@ def test_partitions_are_maximal_and_acyclic(make: Callable[..., str]) -> None:
     assert kinds(compiled)["erf"] is Kind.HOST
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_partitions_receive_contiguous_tensors_where_the_backend_wants_them(make: Callable[..., str], wanted: bool) -> None:
+    lying = []
+
+    class Whole(Recorder):
+        prims = frozenset({"add", "mul"})
+
+        def compile(self, graph: PrimGraph) -> Callable[[Sequence[Any]], Sequence[Any]]:
+            def run(values: Sequence[Any]) -> Sequence[Any]:
+                lying.extend(value.is_contiguous() for value in values)
+                return graph.interpret(*values)
+
+            return run
+
+    def f(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return x.t() * y + z.erf().expand(4, 3)  # a view, an argument that lies otherwise, a view of the host's
+
+    values = [torch.randn(3, 4), torch.randn(3, 4).t(), torch.randn(3)]
+    name = make({}, compiler=Whole(), legalize=Legalization(contiguous_inputs=wanted))
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(f, values), backend=name)
+    torch.testing.assert_close(compiled(*values), [f(*values)])
+    assert len(lying) == 3
+    assert all(lying) == wanted
+
+
 def test_partitioning_is_linear(make: Callable[..., str]) -> None:
     import time
 

@@ -97,6 +97,13 @@ def test_new_packages_train_like_torch(registered: Callable[..., Any], scaffold:
         compiled = torch.compile(lambda v: (v + v.transpose(0, 1).transpose(0, 1) * 2).relu(), backend=scaffold.name)
         torch.testing.assert_close(compiled(values), (values * 3).relu())
 
+    def turned(v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        doubled, more = v * 2, w + 1
+        return (doubled.t() * more + w) @ v  # what the chip made, in another order, and spread out
+
+    v, w = torch.randn(5, 3), torch.randn(5)
+    torch.testing.assert_close(torch.compile(turned, backend=scaffold.name)(v, w), turned(v, w))
+
 
 def test_padding_needs_no_more_than_the_table_has(registered: Callable[..., Any]) -> None:
     """Alone, padding is made of copies; inside another kernel it would compare positions, for which the table has no rows."""

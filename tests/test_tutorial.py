@@ -48,8 +48,6 @@ def follow(page: str, folder: Path) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a" if more else "w") as stream:
                 stream.write(text)
-            if path.parent != folder:
-                (path.parent / "__init__.py").touch()
         elif language == "console":
             for command, expected in commands(text):
                 line = install if command == "pip install -e ." else command

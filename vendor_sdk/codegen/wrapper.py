@@ -40,7 +40,7 @@ class Runtime(Protocol):
     """What the writer must know of the functions that wrapper text calls as ``RT`` (``vendor_sdk/run/steps.py`` lists them)."""
 
     contiguous_operands: bool
-    """whether kernels take row-major contiguous operands only"""
+    """whether kernels and partitions take row-major contiguous operands only"""
     allocate: Callable[..., Any] | None
     """what makes a tensor of sizes and strides that are known, where that is quicker than ``RT.empty``"""
 
@@ -600,7 +600,7 @@ class _Writer:
 
     def _native(self, node: fx.Node) -> None:
         if node.meta["placement"].route is Route.GRAPH:
-            inputs = ", ".join(self._value(argument) for argument in node.args)
+            inputs = self.text.arguments(node.args, {}, self._dense)
             self._line(f"{node.name} = {self.text.constant(node.target)}({inputs})", node)
         else:
             self._kernel(node)
@@ -610,7 +610,7 @@ class _Writer:
         name = self.text.constant(kernel.call)
         kwargs = {key: value for key, value in node.kwargs.items() if key not in STORAGE_ARGUMENTS}
         # ``clone`` is the one kernel that takes any strides: it is how operands become contiguous.
-        operand = self._dense if prim_name(node) != "clone" and self.runtime.contiguous_operands else lambda _: None
+        operand = self._dense if prim_name(node) != "clone" else lambda _: None
         arguments = self.text.arguments(node.args, kwargs, operand)
         several = not isinstance(node.meta["val"], torch.Tensor)
         if kernel.destination:
@@ -634,6 +634,9 @@ class _Writer:
             self._own(node)
 
     def _dense(self, value: fx.Node) -> str | None:
+        """A contiguous copy of what may lie otherwise, for a backend that wants that."""
+        if not self.runtime.contiguous_operands:
+            return None
         other = value.op == "placeholder" or is_view(value) or order_of(value) is not None
         return f"RT.contiguous({self.values.name(value)})" if other else None
 

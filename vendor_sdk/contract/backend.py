@@ -20,7 +20,7 @@ class Legalization:
         explicit_broadcast: operands of one pointwise prim have equal shapes (the SDK inserts ``expand``).
         explicit_promotion: operands of one pointwise prim have equal dtypes (the SDK inserts ``_to_copy``).
         no_scalars: no Python number stands where a tensor can (the SDK inserts ``full``).
-        contiguous_inputs: kernels receive row-major contiguous tensors with no gaps (the SDK copies others first).
+        contiguous_inputs: kernels and partitions receive row-major contiguous tensors, no gaps (the SDK copies others first).
             ``clone`` alone receives any strides: a backend's ``clone`` kernel is what makes operands contiguous on the device;
             without one, short runs of elements go through the host.
         no_float64: no float64 tensor reaches the device. Float64 arithmetic runs on the host.

@@ -27,7 +27,7 @@ class Runtime(Protocol):
     """The functions that wrapper text refers to as ``RT``."""
 
     contiguous_operands: bool
-    """whether kernels take row-major contiguous operands only"""
+    """whether kernels and partitions take row-major contiguous operands only"""
     allocate: Callable[[Shape, Shape, torch.dtype], Any] | None
     """what makes a tensor of sizes and strides that are known, where that is quicker than ``empty``"""
 
