@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -179,6 +180,11 @@ def test_minify_on_the_command_line(tmp_path: Path) -> None:
     assert (answer["before"], answer["after"], answer["failure"]) == (3, 1, "WrongResultError at stage 'kernel'")
     assert [prim_name(node) for node in repro.read(output).graph().calls()] == ["tanh"]
     assert CliRunner().invoke(main, ["minify", "--case", "exp[float32]"]).exit_code == 2
+    told = CliRunner().invoke(main, given[:-1]).stdout.partition("run it:  python ")[2].split()
+    assert told == [str(output), "--plugin", str(plugin)]
+    ran = subprocess.run([sys.executable, *told], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "WrongResultError" in ran.stdout
 
 
 def test_minify_of_a_case_leaves_one_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

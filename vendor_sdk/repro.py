@@ -185,8 +185,11 @@ def main(module: torch.nn.Module, inputs: Described, outputs: Described, **rest:
     parser = argparse.ArgumentParser(description="Rebuilds one compiled graph and looks for the first stage that is wrong.")
     parser.add_argument("--backend", help=f"instead of {program.backend}, with its default options")
     parser.add_argument("--seed", type=int, default=0, help="of the inputs")
+    parser.add_argument("--plugin", action="append", default=[], metavar="FILE", help="of a backend that is not installed")
     given = parser.parse_args()
     try:
+        for plugin in given.plugin:
+            script.load_plugin(plugin)
         reference, found, expected = program.run(given.seed, given.backend)
     except VendorSDKError as error:
         print(f"{type(error).__name__}: {error}")

@@ -1,13 +1,15 @@
-"""A user's program, run inside of a command."""
+"""Files of a user, run inside of a command: programs, and plugins that are not installed."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import runpy
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 from vendor_sdk.errors import OptionError
 
@@ -33,6 +35,22 @@ def run(script: Path, arguments: Sequence[str] = ()) -> None:
         ) from error
     finally:
         sys.argv, sys.path[0] = before
+
+
+def load_plugin(plugin: str) -> None:
+    """Registers a plugin that is not installed: a module, or a ``.py`` file, that registers itself or has the hooks."""
+    from vendor_sdk.contract import loader
+
+    before = set(loader._registered)
+    if plugin.endswith(".py"):
+        sys.path.insert(0, str(Path(plugin).resolve().parent))
+        scope = runpy.run_path(plugin, run_name=Path(plugin).stem)
+        if set(loader._registered) == before and "backend" in scope:
+            loader.register(SimpleNamespace(**{name: value for name, value in scope.items() if not name.startswith("__")}))
+        return
+    module = importlib.import_module(plugin)
+    if set(loader._registered) == before:
+        loader.register(module)
 
 
 def _where(error: Exception, script: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -81,4 +82,5 @@ def command(
         )  # fmt: skip
         return
     click.echo(f"{found.before} operators became {found.after} in {found.tries} tries: {found.failure}")
-    click.echo(f"written: {output}\nrun it:  python {output}{f' --seed {seed}' if seed else ''}")
+    needed = [*(("--seed", str(seed)) if seed else ()), *(word for name in plugins for word in ("--plugin", name))]
+    click.echo(f"written: {output}\nrun it:  {shlex.join(['python', str(output), *needed])}")

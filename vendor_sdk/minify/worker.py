@@ -7,10 +7,8 @@ worker -> here    {"ready"} once; then {} | {"kind", "stage"} | {"refused"} for 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -18,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import TracebackType
 from typing import IO, Any
 
 from vendor_sdk.errors import BackendNameCollisionError, BackendNotFoundError, OptionError, PluginLoadError, WrongResultError
@@ -138,10 +136,10 @@ def _main(plugins: Sequence[str]) -> None:
     # Answers go where stdout was; what a vendor's code prints goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    from vendor_sdk import repro
+    from vendor_sdk import repro, script
 
     for plugin in plugins:
-        _load(plugin)
+        script.load_plugin(plugin)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         task, answer = json.loads(line), {}
@@ -155,23 +153,6 @@ def _main(plugins: Sequence[str]) -> None:
             answer = {"kind": type(error).__name__}
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
         print(json.dumps(answer), file=answers, flush=True)
-
-
-def _load(plugin: str) -> None:
-    """A module that registers itself, or is a plugin."""
-    from vendor_sdk.contract import loader
-
-    if plugin.endswith(".py"):
-        sys.path.insert(0, str(Path(plugin).resolve().parent))
-        before = set(loader._registered)
-        scope = runpy.run_path(plugin, run_name=Path(plugin).stem)
-        if set(loader._registered) == before and "backend" in scope:
-            loader.register(SimpleNamespace(**{name: value for name, value in scope.items() if not name.startswith("__")}))
-        return
-    before = set(loader._registered)
-    module = importlib.import_module(plugin)
-    if set(loader._registered) == before:
-        loader.register(module)
 
 
 if __name__ == "__main__":
