@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Option,
         Support,
         Supported,
+        Target,
         TensorInfo,
     )
     from vendor_sdk.contract.cache import cache_dir
@@ -86,7 +87,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "vendor_sdk.contract.backend": (
-        "CONTRACT_VERSION Backend Decline Legalization MemoryPolicy NodeContext Option Support Supported TensorInfo"
+        "CONTRACT_VERSION Backend Decline Legalization MemoryPolicy NodeContext Option Support Supported Target TensorInfo"
     ),
     "vendor_sdk.contract.artifacts": "Artifacts",
     "vendor_sdk.contract.cache": "cache_dir",
@@ -213,6 +214,7 @@ __all__ = [
     "Support",
     "Supported",
     "TableEmitter",
+    "Target",
     "TensorInfo",
     "TorchDevice",
     "Ulp",

@@ -37,8 +37,8 @@ def compile_dynamo(
     module: fx.GraphModule, example_inputs: Sequence[Any], *, backend: str, options: Options | None = None
 ) -> Callable[..., Any]:
     """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
-    session = load(backend).session(options)
-    keep_attention(module)
+    session = load(backend, options).session(options)
+    keep_attention(module, everywhere=session.target is not None)
     if session.emitter is not None:
         session.emitter.foresee(foreseen(module))
     key = _stored_key(session) if _worth_storing(module, example_inputs) else None
@@ -145,7 +145,7 @@ def _store(decided: pipeline.Decided, session: Session) -> str | None:
 
 def _restore(backend: str, options: Options, key: str) -> Callable[..., Any] | None:
     """The function of a stored graph; None when its artefact is gone."""
-    session = load(backend).session(options)
+    session = load(backend, options).session(options)
     content = _artifacts(session.loaded).read(key, _ENTRY)
     if content is None:
         return None

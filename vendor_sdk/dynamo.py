@@ -29,7 +29,7 @@ def _compile_with(name: str) -> Callable[..., Any]:
     ) -> Callable[..., Any]:
         from vendor_sdk import aot
 
-        merged = loader.load(name).with_mode(options, mode)
+        merged = loader.load(name, options).with_mode(options, mode)
         compiled: Callable[..., Any] = aot.compile_dynamo(gm, example_inputs, backend=name, options=merged)
         return compiled
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from vendor_sdk import pipeline, terminal, torch_private
 from vendor_sdk.contract.graph import GraphCompiler
 from vendor_sdk.contract.loader import load
 from vendor_sdk.contract.placement import Kind, NodePlacement
+from vendor_sdk.errors import MachineError
 from vendor_sdk.ir.primgraph import tensors_of
 from vendor_sdk.ir.transfer import to_device, to_host
 from vendor_sdk.kernel_report import Kernels, kernels_of
@@ -69,7 +70,9 @@ class Explanation:
         graphs: compiled graphs in order.
         graph_breaks: reason of each graph break, in order.
         recompiles: reason of each recompilation (a guard that failed), in order.
-        measured: bytes that really crossed during the explained call, ``None`` on torch's own devices.
+        measured: bytes that really crossed during the explained call, ``None`` on torch's own devices and for a target.
+        target: the device elsewhere for which all was compiled (``Target``), ``""``: none. For one nothing ran, and of a model
+            with graph breaks the graphs are those before the first.
     """
 
     backend: str
@@ -78,6 +81,7 @@ class Explanation:
     recompiles: tuple[str, ...]
     measured: Traffic | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    target: str = ""
 
     def placements(self) -> list[NodePlacement]:
         """All graphs' placements in one list."""
@@ -88,6 +92,7 @@ class Explanation:
         return json.dumps(
             {
                 "backend": self.backend,
+                "target": self.target,
                 "counts": self.counts,
                 "graph_breaks": self.graph_breaks,
                 "recompiles": self.recompiles,
@@ -141,6 +146,8 @@ class Explanation:
         for graph in self.graphs:
             if graph.launching:
                 console.print(f"Launches of {graph.name}: {graph.launching}", markup=False, highlight=False)
+        if self.target:
+            console.print(f"Compiled for {self.target}; nothing ran.", markup=False, highlight=False)
         for title, lines in (("Graph breaks", self.graph_breaks), ("Recompilations", self.recompiles)):
             console.print(f"{title}: {len(lines)}")
             for line in lines:
@@ -226,7 +233,7 @@ class Observed:
         return tuple(self._events.recompiles)
 
 
-@contextmanager
+@contextlib.contextmanager
 def observe() -> Iterator[Observed]:
     """Watches what is compiled meanwhile, by any thread."""
     with torch_private.dynamo_events() as events:
@@ -241,7 +248,8 @@ def explain(
     """Compiles ``model`` for ``backend``, runs it once on ``inputs`` (backward too when an output wants gradients), and tells
     what ran where, which kernels there are, what each fuses and moves, and why neighbours were not fused.
 
-    Parameters, gradients and buffers of the model are left as they were.
+    Parameters, gradients and buffers of the model are left as they were. Where ``options`` name a device that this machine may
+    lack (``Target``), all is compiled for that and nothing runs.
 
     Args:
         model: a module or function.
@@ -256,12 +264,14 @@ def explain(
     buffers = [(buffer, buffer.detach().clone()) for buffer in owned.buffers()]
     memory = pipeline.device_memory(backend, options)
     before = memory.stats if memory is not None else None
+    session = load(backend, options).session(options)
     with observe() as observed:
         compiled: Any = torch.compile(model, backend=backend, options=options)
-        outputs = compiled(*inputs, **kwargs)
-        wanted = [t for t in _leaves(outputs) if t.requires_grad]
-        if wanted and leaves:
-            torch.autograd.grad(wanted, leaves, [torch.ones_like(t) for t in wanted], allow_unused=True)
+        with contextlib.suppress(MachineError) if session.target is not None else contextlib.nullcontext():
+            outputs = compiled(*inputs, **kwargs)
+            wanted = [t for t in _leaves(outputs) if t.requires_grad]
+            if wanted and leaves:
+                torch.autograd.grad(wanted, leaves, [torch.ones_like(t) for t in wanted], allow_unused=True)
     with torch.no_grad():
         for buffer, value in buffers:
             buffer.copy_(value)
@@ -269,8 +279,7 @@ def explain(
     if memory is not None and before is not None:
         after = memory.stats
         measured = Traffic(after.uploaded_bytes - before.uploaded_bytes, after.downloaded_bytes - before.downloaded_bytes)
-    compiler = load(backend).session(options).graph_compiler
-    reports = tuple(_report(graph, index, compiler) for index, graph in enumerate(observed.graphs))
+    reports = tuple(_report(graph, index, session.graph_compiler) for index, graph in enumerate(observed.graphs))
     counts = collections.Counter(str(p.placement.kind) for report in reports for p in report.placements)
     explanation = Explanation(
         backend=backend,
@@ -279,6 +288,7 @@ def explain(
         recompiles=observed.recompiles,
         measured=measured,
         counts=dict(counts),
+        target="" if session.target is None else str(session.target),
     )
     if show:
         explanation.print()
@@ -315,10 +325,11 @@ def _traffic(graph: CompiledGraph) -> Traffic:
 
 def _kernel_table(graph: GraphReport) -> Table:
     table = Table(title=f"{graph.name}: kernels")
-    numbers = ("count", "reads", "writes", "scratch")
+    groups = graph.kernels.grouped()
+    taken = list(dict.fromkeys(name for _, kernel in groups for name in kernel.resources))
+    numbers = ("count", "reads", "writes", "scratch", *taken)
     for column in ("count", "kernel", "route", "prims", *numbers[1:], "at"):
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    groups = graph.kernels.grouped()
     for count, kernel in groups[:ROWS]:
         lines = [_short(where) for where in kernel.where]
         more = f" and {len(lines) - 2} more" if len(lines) > 2 else ""
@@ -330,11 +341,13 @@ def _kernel_table(graph: GraphReport) -> Table:
             _bytes(kernel.read),
             _bytes(kernel.written),
             _bytes(kernel.scratch) if kernel.scratch != 0 else "",
+            *(f"{kernel.resources[name]:,}" if name in kernel.resources else "" for name in taken),
             ", ".join(lines[:2]) + more,
         )
     if len(groups) > ROWS:
         rest = sum(count for count, _ in groups[ROWS:])
-        table.add_row(f"x{rest}", "...", "", f"{len(groups) - ROWS} more sorts of kernels, which to_json() lists", *[""] * 4)
+        more = f"{len(groups) - ROWS} more sorts of kernels, which to_json() lists"
+        table.add_row(f"x{rest}", "...", "", more, *[""] * len(numbers))
     return table
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,6 +55,8 @@ class KernelReport:
         read, written: bytes of its operands and results as planned (with the sizes of the trace where those are symbolic); an
             operand counts whole, whatever part of it is read. None where only data tells.
         scratch: bytes of buffers that an emitted kernel has to itself during a launch, beyond the plan.
+        resources: what the compiled kernel takes of the device, by name, where the backend says so (``Emitter.resources``,
+            ``Kernel.ahead``).
     """
 
     name: str
@@ -64,6 +66,7 @@ class KernelReport:
     read: int | None
     written: int | None
     scratch: int | None = 0
+    resources: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,11 @@ class Kernels:
         return None if None in parts else sum(part for part in parts if part is not None)
 
     def grouped(self) -> list[tuple[int, KernelReport]]:
-        """Kernels that fuse the same prims and move as much, with how many there are; in the order of the first."""
+        """Kernels that fuse the same prims, move and take as much, with how many there are; in the order of the first."""
         groups: dict[Any, list[KernelReport]] = {}
         for kernel in self.kernels:
-            groups.setdefault((kernel.route, kernel.prims, kernel.read, kernel.written), []).append(kernel)
+            taken = tuple(kernel.resources.items())
+            groups.setdefault((kernel.route, kernel.prims, kernel.read, kernel.written, taken), []).append(kernel)
         return [(len(group), group[0]) for group in groups.values()]
 
 
@@ -165,6 +169,7 @@ def _kernel(compiled: CompiledGraph, node: fx.Node, sizes: Mapping[str, int]) ->
         read,
         written,
         scratch,
+        dict(compiled.resources.get(node, {})),
     )
 
 

@@ -92,14 +92,15 @@ def _session(suffix: str, backend: str | None, options: Mapping[str, Any] | None
     endings: set[str] = set()
     for name in [backend] if backend is not None else discovery.installed().names:
         try:
-            session = load(name).session(options if backend is not None else None)
+            chosen = options if backend is not None else None
+            session = load(name, chosen).session(chosen)
         except VendorSDKError as error:
             if backend is not None:
                 raise
             problems.append(f"{name}: {error.what}")
             continue
         if session.graph_compiler is not None and suffix in session.graph_compiler.suffixes:
-            return session if options is None else load(name).session(options)
+            return session if options is None else load(name, options).session(options)
         endings |= set() if session.graph_compiler is None else session.graph_compiler.suffixes
         problems.append(f"{name} writes none")
     raise OptionError(

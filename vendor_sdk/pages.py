@@ -37,6 +37,7 @@ CLASSES = (
     backend.Backend,
     backend.Legalization,
     backend.Option,
+    backend.Target,
     backend.NodeContext,
     backend.TensorInfo,
     backend.Supported,

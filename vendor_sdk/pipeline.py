@@ -32,12 +32,14 @@ from torch import fx
 from vendor_sdk import debug, torch_private
 from vendor_sdk.capture.graph import trace as trace_function
 from vendor_sdk.check import Compiled
+from vendor_sdk.codegen.ahead import ahead
 from vendor_sdk.codegen.values import Values
 from vendor_sdk.codegen.wrapper import STORAGE_ARGUMENTS, EmittedCall, NativeLaunch, Wrapper, generate
+from vendor_sdk.contract.backend import Target
 from vendor_sdk.contract.device import Device, TorchDevice
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
-from vendor_sdk.errors import UnsupportedPrimError
+from vendor_sdk.errors import MachineError, UnsupportedPrimError
 from vendor_sdk.ir import loop_print
 from vendor_sdk.ir.fused import Fused
 from vendor_sdk.ir.loop import LoopKernel
@@ -101,7 +103,7 @@ def compile_graph(graph: PrimGraph, *, backend: str, options: Options | None = N
         the errors of ``vendor_sdk.load``; ``UnsupportedPrimError`` under ``options={"fallback": "error"}``;
         ``CompilerError`` when the backend's compiler fails.
     """
-    return compile_prim_graph(graph.copy(), load(backend).session(options))
+    return compile_prim_graph(graph.copy(), load(backend, options).session(options))
 
 
 def compile_prim_graph(
@@ -161,7 +163,9 @@ def decide(graph: PrimGraph, session: Session, watch: Watch, activations: Activa
 def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
     """Compiles the kernels, which the backend may have from before, and writes the wrapper."""
     state = _state(session)
-    wrapper, frames, loops = _wrap(decided, session, state, watch)
+    wrapper, frames, loops, resources = _wrap(decided, session, state, watch)
+    if session.target is not None:
+        resources |= ahead(decided.graph, session.loaded.kernels, session.target, STORAGE_ARGUMENTS)
     not_recorded, recorded = _recording(decided, session, state, watch, wrapper)
     compiled = CompiledGraph(
         decided.graph,
@@ -174,6 +178,8 @@ def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
         refusals=decided.refusals,
         not_recorded=not_recorded,
         recorded=recorded,
+        resources=resources,
+        elsewhere=None if session.target is None else functools.partial(_elsewhere, session),
         examined=watch.examined,
         tell=watch.tell,
     )
@@ -182,11 +188,25 @@ def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
     return compiled
 
 
+def _elsewhere(session: Session) -> MachineError:
+    """Why a graph that was compiled for a target cannot be called."""
+    backend, target = session.loaded.backend, session.target
+    ((name, option),) = [each for each in backend.options.items() if isinstance(each[1], Target)]
+    here = backend.requires()
+    return MachineError(
+        f"{backend.name}: this graph was compiled for {target!r}, and is not run on this machine"
+        + (f", which lacks what that needs: {here}" if here else ""),
+        why=f"option {name!r} {option.help}",
+        fix=f"Look at the kernels with vendor_sdk.explain(model, *inputs, backend={backend.name!r}, options={{{name!r}: "
+        f"{target!r}}}); on a machine with such a device leave the option out.",
+    )
+
+
 def _recording(
     decided: Decided, session: Session, state: _State, watch: Watch, wrapper: Wrapper
 ) -> tuple[str | None, Callable[[Run], Recorded] | None]:
     """Why launches are not recorded (None: the device does not record), and what records them."""
-    if state.recorder is None:
+    if state.recorder is None or session.target is not None:
         return None, None
     assert isinstance(state.runtime, TorchRuntime)
     graph = decided.graph
@@ -249,8 +269,10 @@ def _observed(session: Session, name: str, kind: str, function: Callable[..., An
 
 
 def device_memory(backend: str, options: Options | None = None) -> DeviceMemory | None:
-    """The device memory that graphs compiled for ``backend`` with ``options`` share; ``None`` on torch's own devices."""
-    return _state(load(backend).session(options)).memory
+    """The device memory that graphs compiled for ``backend`` with ``options`` share; ``None`` on torch's own devices,
+    and on one that is elsewhere."""
+    session = load(backend, options).session(options)
+    return None if session.target is not None else _state(session).memory
 
 
 def static_support(loaded: LoadedBackend, options: Options | None = None) -> Mapping[str, Placement]:
@@ -482,15 +504,20 @@ def _plan(
     return Decided(graph, placements, refusals, steps.order, loops, texts, text_of, in_place, plan, lowered, native)
 
 
-def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tuple[Wrapper, Frames, dict[fx.Node, LoopKernel]]:
-    """Compiles the kernels and writes the wrapper; the kernels come with it."""
+def _wrap(
+    decided: Decided, session: Session, state: _State, watch: Watch
+) -> tuple[Wrapper, Frames, dict[fx.Node, LoopKernel], dict[fx.Node, Mapping[str, int]]]:
+    """Compiles the kernels and writes the wrapper; the kernels come with it, and what each takes of the device."""
     loaded, graph, plan, emitter = session.loaded, decided.graph, decided.plan, session.emitter
     emitted: dict[fx.Node, EmittedCall] = {}
+    resources: dict[fx.Node, Mapping[str, int]] = {}
     if decided.texts:
         assert emitter is not None
         launches = emitter.compile(decided.texts)
         for node, (kernel, inputs) in decided.kernels.items():
-            launch = _observed(session, kernel.name, "kernel", launches[decided.text_of[node]])
+            made = launches[decided.text_of[node]]
+            resources[node] = emitter.resources(made)
+            launch = _observed(session, kernel.name, "kernel", made)
             emitted[node] = EmittedCall(launch, kernel, inputs)
     native = _native_calls(graph, session) if decided.native is None else decided.native
     # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
@@ -534,7 +561,7 @@ def _wrap(decided: Decided, session: Session, state: _State, watch: Watch) -> tu
         emitter,
     )
     watch.compiled(compiled, wrapper.source, wrapper.namespace)
-    return wrapper, frames, {node: call.kernel for node, call in emitted.items()}
+    return wrapper, frames, {node: call.kernel for node, call in emitted.items()}, resources
 
 
 def _saved(graph: PrimGraph, shares: Aliases) -> dict[Slot, int]:

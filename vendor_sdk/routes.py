@@ -11,7 +11,7 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.contract.backend import Decline, NodeContext, Support
-from vendor_sdk.contract.device import Device, TorchDevice
+from vendor_sdk.contract.device import Device
 from vendor_sdk.contract.emitter import Emitter
 from vendor_sdk.contract.kernel import Kernel
 from vendor_sdk.contract.loader import LoadedBackend, Session
@@ -63,10 +63,10 @@ class Routes:
         self.table = table_of(session.loaded)
         self._layout = functools.partial(layout_of, own_memory=isinstance(session.device, Device))
         self._probed: dict[str, Route | Decline] = {}
-        self.device_type = session.device.type if isinstance(session.device, TorchDevice) else ""
+        self.device_type = session.tensors_on
 
     def supports(self, node: NodeContext) -> Support:
-        return self.session.loaded.supports(node)
+        return self.session.loaded.supports(node, self.session.options)
 
     def decomposition(self, target: Any) -> Callable[..., Any] | None:
         return self.session.loaded.decomposition(target)

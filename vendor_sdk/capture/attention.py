@@ -21,15 +21,20 @@ _OPERATOR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _CHAIN = torch.ops.aten._scaled_dot_product_attention_math.default
 
 
-def keep_attention(module: fx.GraphModule) -> None:
-    """Rewrites attention calls of a graph of Dynamo in place. Calls on CPU stay: torch itself does the same there."""
+def keep_attention(module: fx.GraphModule, *, everywhere: bool = False) -> None:
+    """Rewrites attention calls of a graph of Dynamo in place. Calls on CPU stay: torch itself does the same there, up to the
+    form of masks.
+
+    Args:
+        everywhere: rewrite those on CPU too, which stand for another device (``Target``).
+    """
     found = False
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target is not torch.nn.functional.scaled_dot_product_attention:
             continue
         query = node.args[0] if node.args else node.kwargs["query"]
         value = query.meta.get("example_value") if isinstance(query, fx.Node) else None
-        if not isinstance(value, torch.Tensor) or value.device.type == "cpu":
+        if not isinstance(value, torch.Tensor) or (value.device.type == "cpu" and not everywhere):
             continue
         given = _arguments(*node.args, **node.kwargs)
         if given is not None:

@@ -132,6 +132,26 @@ class Option:
     choices: tuple[Any, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Target(Option):
+    """The option under which a backend compiles for a device that this machine may lack (``options={"target": "rev B"}``).
+
+    Where a user gives it, ``Backend.requires`` is not asked. Users pass tensors of the host; graphs go through all stages and
+    are compiled as for the ``device`` hook's answer, which may say ``TorchDevice("cuda")`` where there is none, and then a
+    call raises ``MachineError``. So nothing runs, and hooks must not touch the device under this option. What becomes of the
+    machine code is the backend's affair (its compiler's cache); ``Emitter.resources`` and ``Kernel.ahead`` tell
+    ``vendor_sdk.explain`` of it. At most one of ``Backend.options`` is a target.
+
+    Attributes:
+        default: None, for this machine's own device; nothing else.
+        requires: what compiling needs in place of ``Backend.requires`` (a compiler, but no device): ``""`` when this machine
+            has it, else what is missing.
+    """
+
+    default: Any = None
+    requires: Callable[[], str] = lambda: ""
+
+
 def _no_counters() -> Mapping[str, int]:
     return {}
 
@@ -148,7 +168,8 @@ class Backend:
         dtypes: dtypes the device computes in; nodes with others go to the host, with that reason.
         legalize: what the SDK removes from graphs first.
         requires: called at load; returns ``""`` when the machine has what the backend needs, else what is missing and how to
-            install it (``"no C++ compiler on PATH: install g++"``). ``vendor-sdk list --check`` shows it.
+            install it (``"no C++ compiler on PATH: install g++"``). ``vendor-sdk list --check`` shows it. A backend with a
+            ``Target`` among its options can then still be loaded for that.
         options: the backend's own compile options, beside the SDK's.
         composites: composites the backend wants whole; each still passes through ``supports``.
         deterministic: whether two runs on equal inputs give equal bits.

@@ -120,6 +120,15 @@ class Emitter(abc.ABC):
         """
         return Supported()
 
+    def resources(self, launch: Launch) -> Mapping[str, int]:
+        """What a compiled kernel takes of the device, by name, for ``vendor_sdk.explain`` (``{"registers": 40, "stack bytes":
+        0, "shared bytes": 1024}``). Of several functions that it launches, the most. Empty where that is not known.
+
+        Args:
+            launch: what ``compile`` returned for it.
+        """
+        return {}
+
     def link(self, program: Program) -> Entry | None:
         """One native call for a run of launches (those of ``compile``), or ``None``: then Python launches them one by one."""
         return None

@@ -39,10 +39,10 @@ def device(options: Mapping[str, Any]) -> Device | TorchDevice:
 
 
 @hookspec(firstresult=True)
-def supports(node: NodeContext) -> Support | None:
+def supports(node: NodeContext, options: Mapping[str, Any]) -> Support | None:
     """Whether the backend takes this prim in this context: ``Supported()`` or ``Decline("reason")``; ``None`` passes the
-    question on. Asked once per node while a graph is compiled, and only for prims that a route below offers. Default:
-    ``Supported()``."""
+    question on. Asked once per node while a graph is compiled under ``options``, and only for prims that a route below offers.
+    Default: ``Supported()``."""
 
 
 @hookspec

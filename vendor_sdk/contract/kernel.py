@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,6 +65,10 @@ class Kernel:
             images and weights of two-dimensional convolutions, that way where torch's own operator has them so, by its
             operands' strides (``Legalization.channels_last``). A result that lies otherwise is copied.
         fresh: whether what a kernel returns is never an operand or a view of one, so that the SDK need not look at every call.
+        ahead: for backends with a ``Target``: ``ahead(target, *args, **kwargs)`` compiles for ``target`` (the option's value)
+            what ``call`` would launch for such arguments, and answers what that takes, like ``Emitter.resources``. Tensors are
+            of torch's ``meta`` device, with the shapes and strides of a call (sizes that only the call knows are those of the
+            trace). None: there is nothing to compile, as in a library's kernels.
         yields: for backends with an emitter that lowers the prim too: whether a fused kernel may run it instead, where
             ``Emitter.takes_over`` says so. (A library's matrix product, against a template that has the epilogue.)
     """
@@ -74,6 +78,7 @@ class Kernel:
     dtypes: frozenset[torch.dtype] | None = None
     native: Callable[..., NativeCall | None] | None = None
     fresh: bool = False
+    ahead: Callable[..., Mapping[str, int]] | None = None
     yields: bool = False
     orders: tuple[tuple[int, ...] | None, ...] | Literal["channels_last"] = ()
 

@@ -22,7 +22,7 @@ import pluggy
 import torch
 
 from vendor_sdk.contract import defaults, discovery, hookspecs, options
-from vendor_sdk.contract.backend import CONTRACT_VERSION, Backend, Decline, NodeContext, Option, Support, Supported
+from vendor_sdk.contract.backend import CONTRACT_VERSION, Backend, Decline, NodeContext, Option, Support, Supported, Target
 from vendor_sdk.contract.device import Device, TorchDevice
 from vendor_sdk.contract.discovery import suggestion
 from vendor_sdk.contract.hookspecs import HOOKS, PROJECT
@@ -75,6 +75,18 @@ class Session:
     graph_compiler: GraphCompiler | None
     options: Mapping[str, Any]
 
+    @property
+    def target(self) -> Any:
+        """The device for which graphs are compiled though this machine may lack it (``Target``); None: its own."""
+        return next((self.options[name] for name in _targets(self.loaded.backend)), None)
+
+    @property
+    def tensors_on(self) -> str:
+        """The type of torch's device on which tensors are; ``""``: in memory that the host cannot address."""
+        if not isinstance(self.device, TorchDevice):
+            return ""
+        return self.device.type if self.target is None else "cpu"
+
 
 @dataclass(frozen=True, eq=False)
 class LoadedBackend:
@@ -101,6 +113,7 @@ class LoadedBackend:
     _passes: Mapping[str, tuple[Pass, ...]] = field(repr=False)
     _sessions: dict[str, Session] = field(default_factory=dict, repr=False)
     _fallbacks: dict[str, Callable[..., Any] | None] = field(default_factory=dict, repr=False)
+    _met: set[Callable[[], str]] = field(default_factory=set, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @property
@@ -132,9 +145,11 @@ class LoadedBackend:
         """Passes to run after ``stage`` (one of ``STAGES``): the backend's, then those of user extensions."""
         return self._passes[stage]
 
-    def supports(self, node: NodeContext) -> Support:
-        """Whether the backend takes ``node``. Raises ``ContractError`` for an answer that is neither, or gives no reason."""
-        answer = self._hooks.first("supports", (Supported, Decline), node=node)
+    def supports(self, node: NodeContext, given: Mapping[str, Any] | None = None) -> Support:
+        """Whether the backend takes ``node`` under options ``given``.
+
+        Raises ``ContractError`` for an answer that is neither, or gives no reason."""
+        answer = self._hooks.first("supports", (Supported, Decline), node=node, options=given or {})
         if isinstance(answer, Decline) and not answer.reason.strip():
             raise self._hooks.error("supports", f"declined {node.prim!r} without a reason", 'Return Decline("k > 4096").')
         return answer  # type: ignore[no-any-return]
@@ -153,9 +168,26 @@ class LoadedBackend:
         """``given`` options with torch.compile's ``mode``. Raises ``OptionError`` for a mode the backend does not declare."""
         return options.with_mode(self.backend.name, self.declared_options, given, mode)
 
+    def require(self, given: Mapping[str, Any] | None = None) -> None:
+        """Raises ``MachineError`` when this machine lacks what the backend needs under options ``given``.
+
+        That is its device, or what compiles for a target."""
+        asked = self.backend.requires
+        for name, target in _targets(self.backend).items():
+            if given and given.get(name) is not None:
+                options.validate(self.backend.name, {name: target}, {name: given[name]})
+                asked = target.requires
+        if asked not in self._met:
+            missing = _missing(self.backend, asked)
+            if missing:
+                raise _lacking(self.backend, missing)
+            self._met.add(asked)
+
     def session(self, given: Mapping[str, Any] | None = None) -> Session:
-        """The backend under compile options ``given``; made once for each distinct set. Raises ``OptionError``."""
+        """The backend under compile options ``given``; made once for each distinct set. Raises ``OptionError``, and
+        ``MachineError`` as ``require`` does."""
         values = MappingProxyType(options.validate(self.backend.name, self.declared_options, given))
+        self.require(values)
         key = repr(sorted(values.items()))
         with self._lock:
             if key not in self._sessions:
@@ -175,15 +207,26 @@ class LoadedBackend:
         )
 
 
-def load(name: str) -> LoadedBackend:
+def load(name: str, options: Mapping[str, Any] | None = None) -> LoadedBackend:
     """The backend called ``name``, loaded and checked; the same object at every call in a process.
+
+    Args:
+        options: as in ``torch.compile``. Where they name a target (``Target``), this machine may lack the backend's device.
 
     Raises:
         BackendNotFoundError, BackendNameCollisionError: nothing, or more than one distribution, offers the name.
         PluginLoadError: the plugin raised at import, or this machine lacks what it needs.
         VersionMismatchError: it was written for another contract or opset.
         ContractError: anything else a plugin can get wrong.
+        OptionError: a target that the backend does not know.
     """
+    loaded = _load(name)
+    loaded.require(options)
+    return loaded
+
+
+def _load(name: str) -> LoadedBackend:
+    """The backend, for whatever this machine can do: compile for its own device, or for a target."""
     with _lock:
         if name not in _loaded:
             extensions = _extensions.get(name, [])
@@ -259,7 +302,7 @@ def extend(name: str, plugin: object) -> None:
         previous = _loaded.pop(name, None)
         _extensions.setdefault(name, []).append(plugin)
         try:
-            load(name)
+            _load(name)
         except Exception:
             _extensions[name].remove(plugin)
             if not _extensions[name]:
@@ -394,7 +437,7 @@ def _check(name: str | None, plugin: object, extensions: Sequence[object], distr
     backend = hooks.first("backend", (Backend,))
     _check_backend(hooks, backend, name, distribution)
     hooks.label = backend.name
-    _check_machine(backend)
+    met = _check_machine(backend)
     kernels = hooks.merged("kernels")
     _check_names(hooks, "kernels", kernels, [*OPSET, *backend.composites])
     unclaimed = sorted(set(kernels) & (set(COMPOSITES) - backend.composites - set(OPSET)))
@@ -424,6 +467,7 @@ def _check(name: str | None, plugin: object, extensions: Sequence[object], distr
         plugins=(plugin, *extensions),
         _hooks=hooks,
         _passes={stage: _passes(hooks, stage) for stage in STAGES},
+        _met={met},
     )
 
 
@@ -467,6 +511,11 @@ def _check_backend(hooks: _Hooks, backend: Backend, name: str | None, distributi
     taken = sorted(set(backend.options) & set(options.SDK_OPTIONS))
     if taken:
         raise hooks.error("backend", f"declares options that the SDK has already: {', '.join(taken)}", "Rename them.")
+    targets = _targets(backend)
+    if len(targets) > 1:
+        raise hooks.error("backend", f"declares several targets: {', '.join(targets)}", "Make them one option.")
+    if any(target.default is not None for target in targets.values()):
+        raise hooks.error("backend", f"has a target of its own accord: {', '.join(targets)}", "Leave Target(default=...) out.")
     _check_names(hooks, "backend", backend.composites, COMPOSITES, "composites")
 
 
@@ -487,18 +536,38 @@ def _check_orders(hooks: _Hooks, kernels: Mapping[str, Any]) -> None:
         raise hooks.error("kernels", f"the kernel of {name} {problem}: {kernel.orders}", "Mend Kernel(orders=...), or drop it.")
 
 
-def _check_machine(backend: Backend) -> None:
+def _targets(backend: Backend) -> dict[str, Target]:
+    return {name: option for name, option in backend.options.items() if isinstance(option, Target)}
+
+
+def _check_machine(backend: Backend) -> Callable[[], str]:
+    """Which of its needs this machine meets: the backend's own, or else a target's. Raises ``MachineError`` for neither."""
+    missing = _missing(backend, backend.requires)
+    if not missing:
+        return backend.requires
+    for target in _targets(backend).values():
+        if not _missing(backend, target.requires):
+            return target.requires
+    raise _lacking(backend, missing)
+
+
+def _missing(backend: Backend, requires: Callable[[], str]) -> str:
     try:
-        missing = backend.requires()
+        return requires()
     except Exception as error:
+        whose = "Backend" if requires is backend.requires else "Target"
         raise ContractError(
-            f"{backend.name}: Backend.requires raised {type(error).__name__}: {error}",
+            f"{backend.name}: {whose}.requires raised {type(error).__name__}: {error}",
             fix='It must return "" or say, as text, what is missing.',
         ) from error
-    if missing:
-        raise MachineError(
-            f"{backend.name}: this machine lacks what the backend needs: {missing}", fix="Install it, then try again."
-        )
+
+
+def _lacking(backend: Backend, missing: str) -> MachineError:
+    fix = "Install it, then try again."
+    for name, target in _targets(backend).items():
+        example = next((choice for choice in target.choices if choice is not None), "...")
+        fix = f"Install it, then try again; to compile for a device that is elsewhere, pass options={{{name!r}: {example!r}}}."
+    return MachineError(f"{backend.name}: this machine lacks what the backend needs: {missing}", fix=fix)
 
 
 def _check_functions(label: str, title: str, plugin: object, manager: pluggy.PluginManager) -> None:

@@ -63,6 +63,9 @@ class CompiledGraph:
         refusals: neighbours that the scheduler kept apart.
         not_recorded: why its launches are not recorded; None: nobody asked for that.
         recorded: makes of the function that runs the graph one that replays its launches, where they can be recorded.
+        resources: what each compiled kernel takes of the device, by node, where the backend says so.
+        elsewhere: the error that a call raises, since the graph was compiled for a device that this machine may lack; None: it
+            can be called.
         examined: what debugging makes of the function that runs the graph.
         tell: what debugging adds to errors.
     """
@@ -77,11 +80,16 @@ class CompiledGraph:
     refusals: Sequence[Refusal] = ()
     not_recorded: str | None = None
     recorded: Callable[[Run], Recorded] | None = None
+    resources: Mapping[fx.Node, Mapping[str, int]] = field(default_factory=dict)
+    elsewhere: Callable[[], VendorSDKError] | None = None
     examined: Callable[[Run], Run] = lambda run: run
     tell: Callable[[Exception], None] = lambda error: None
     _run: Run = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.elsewhere is not None:
+            self._run = _raising(self.elsewhere)
+            return
         self._run = self.examined(self.wrapper.compile(self._failed))
         if self.recorded is not None:
             self._run = self.recorded(self._run)
@@ -129,6 +137,7 @@ class CompiledGraph:
 
         Raises:
             KernelError: a vendor kernel raised, or returned something else than the prim's rule says.
+            MachineError: it was compiled for a device that is elsewhere.
         """
         return self._run(list(inputs))
 
@@ -193,6 +202,13 @@ class CompiledGraph:
             fix=f"run {'each prim' if len(prims) > 1 else 'that prim'} alone with `vendor-sdk conformance --backend "
             f"{self.backend} --prims {','.join(prims)}`, or decline this case in the `supports` hook",
         ) from error
+
+
+def _raising(error: Callable[[], VendorSDKError]) -> Run:
+    def run(inputs: list[Any]) -> list[Any]:
+        raise error()
+
+    return run
 
 
 def _at(node: fx.Node) -> str:
