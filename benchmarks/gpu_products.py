@@ -241,12 +241,13 @@ def product(p: Product, peers: Sequence[str], rounds: int, tiles: bool) -> dict[
 def _tilings(p: Product, inputs: Sequence[Tensor]) -> dict[str, Callable[[], Any]]:
     """The fused function with each size of tiles."""
     from reference_backends.triton_gpu import compiler, products
+    from reference_backends.triton_gpu.machine import machine
 
     found = {}
-    for t in products.candidates(1, p.rows, p.columns, p.terms, "halves"):
+    for t in products.candidates(1, p.rows, p.columns, p.terms, "halves", machine()):
         for stages in {t.stages, t.stages + 1, max(t.stages - 1, 2)}:
             chosen = products.Tiles(t.x, t.y, t.k, t.warps, stages, t.rate)
-            if chosen.shared(2) > products.machine().shared or 8 * t.x * t.y < min(p.rows, 128) * 128:
+            if chosen.shared(2) > machine().shared or 8 * t.x * t.y < min(p.rows, 128) * 128:
                 continue
             compiler.load.cache_clear()  # launchers keep their plans
             with fusing(), mock.patch.object(products, "candidates", return_value=[chosen]):

@@ -22,9 +22,10 @@ SAYS = {
     "export_onnx": "model.onnx: input ['batch', 3, 32, 32]",
     "explain_and_profile": "_linalg_eigh",
     "choosing_a_backend": "no backend named 'mychp' is installed",
+    "gpu_elsewhere": "registers, 0 stack bytes, ",
     "attention_chip": "native: {'scaled_dot_product_attention'}",
 }
-NEEDS: dict[str, tuple[str, ...]] = {"export_onnx": ("onnxruntime",), "attention_chip": ()}
+NEEDS: dict[str, tuple[str, ...]] = {"export_onnx": ("onnxruntime",), "gpu_elsewhere": ("triton_gpu",), "attention_chip": ()}
 """Backends of those that do not use cpp_cpu."""
 
 
@@ -42,6 +43,8 @@ def test_an_example_does_what_it_says(
 ) -> None:
     if name == "export_onnx":
         pytest.importorskip("onnxruntime")
+    if name == "gpu_elsewhere":
+        pytest.importorskip("triton")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [name])
     runpy.run_path(str(ROOT / "examples" / f"{name}.py"), run_name="__main__")

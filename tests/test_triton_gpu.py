@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import vendor_sdk
-from reference_backends.triton_gpu import compiler, launch, plugin
+from reference_backends.triton_gpu import launch, plugin
 from reference_backends.triton_gpu.analysis import late
-from reference_backends.triton_gpu.emitter import OPS, TritonEmitter, divided
+from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, divided
 from vendor_sdk import ALL, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -455,8 +455,7 @@ def test_values_and_their_places_are_reduced_in_one_order(
 
     monkeypatch.setattr(triton, "compile", spied)
     function, inputs = KERNELS[name]
-    for kernel, text in emitted(function, *inputs):
-        compiler.compile_offline(kernel, text, "cuda:90")
+    TritonEmitter(target="cuda:90").compile(emitted(function, *inputs))
     assert any("tt.reduce" in module for module in modules)
     assert not [operands for module in modules for operands in unordered(module)]
 
@@ -496,8 +495,9 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     function, inputs = KERNELS[name]
     kernels = emitted(function, *inputs)
     assert kernels
-    for kernel, text in kernels:
-        binaries = compiler.compile_offline(kernel, text, target)
+    for (kernel, _), made in zip(kernels, TritonEmitter(target=target).compile(kernels), strict=True):
+        assert isinstance(made, Elsewhere)
+        binaries = made.binaries
         assert [b.name for b in binaries] == [f"{kernel.name}_{n}" for n in range(len(divided(kernel).body))]
         for binary in binaries:
             assert binary.cubin.startswith(b"\x7fELF")

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 
 import vendor_sdk
-from reference_backends.triton_gpu import attention, compiler, flash_launch, plugin, products, tuning
+from reference_backends.triton_gpu import attention, flash_launch, machine_code, plugin, products, tuning
+from reference_backends.triton_gpu.emitter import Elsewhere, TritonEmitter
+from reference_backends.triton_gpu.machine import TARGETS, machine
 from tests.test_triton_gpu import OnPaper
 from vendor_sdk import ALL, COMPOSITES, Backend, Decline, Kernel, Supported, hookimpl
 from vendor_sdk.run.compiled import CompiledGraph
@@ -149,7 +151,7 @@ def test_products_fill_what_was_planned() -> None:
 @pytest.mark.parametrize("factors", ["halves", "computed", "mixed", "float32"])
 @needs_triton
 def test_tiles_fit(sizes: tuple[int, int, int, int], factors: products.Factors) -> None:
-    tiles = products.candidates(*sizes, factors)
+    tiles = products.candidates(*sizes, factors, machine())
     assert tiles
     for t in tiles:
         assert all(n & (n - 1) == 0 and n >= 16 for n in (t.x, t.y, t.k))
@@ -168,15 +170,15 @@ def test_the_model_knows_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    found = products.machine.__wrapped__()
+    found = machine.__wrapped__()
     assert found.flops == pytest.approx(1.07e15, rel=0.01)
     assert found.bytes == pytest.approx(4.18e12, rel=0.01)
     assert found.shared == 232448
 
 
 def test_large_products_have_large_tiles_and_few_rows_small_ones() -> None:
-    assert products.candidates(1, 8192, 8192, 8192, "halves")[0].rate == 1
-    assert products.candidates(1, 8, 4096, 4096, "halves")[0].x <= 32
+    assert products.candidates(1, 8192, 8192, 8192, "halves", machine())[0].rate == 1
+    assert products.candidates(1, 8, 4096, 4096, "halves", machine())[0].x <= 32
 
 
 @needs_triton
@@ -202,7 +204,7 @@ def test_what_is_measured_decides_and_is_remembered(
     chip.recorder.tune = False
     assert routes(compile_for(chip, gelu, *inputs)) == {"addmm": "emitter" if library > 2 else "kernel"}
     assert len(calls) == made
-    assert products.best_tiles((1, 8192, 3072, 768), "halves") == variants[0]
+    assert products.best_tiles((1, 8192, 3072, 768), "halves", machine()) == variants[0]
     tuning.remembered.cache_clear()
 
 
@@ -234,34 +236,43 @@ def test_products_compile_without_spills(
     function, inputs = PROGRAMS[name]
     assert compile_for(chip, function, *inputs).launches == 1
     ((kernel, text),) = chip.recorder.kernels
-    (binary,) = compiler.compile_offline(kernel, text, target)
+    (made,) = TritonEmitter(target=target).compile([(kernel, text)])
+    assert isinstance(made, Elsewhere)
+    (binary,) = made.binaries
     assert binary.cubin.startswith(b"\x7fELF")
     assert binary.stack_bytes == 0
-    assert binary.shared_bytes <= products.Machine().shared
+    assert binary.shared_bytes <= TARGETS[target].shared
+
+
+def _attention(width: int, *, causal: bool, masked: bool, backward: bool) -> list[flash_launch.Call]:
+    """Launches for operands that are nowhere, with their heads beside each other."""
+
+    def heads(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
+        return torch.empty(4, 4096, *shape, dtype=dtype, device="meta").transpose(1, 2)
+
+    query, key, value = (heads(16, width) for _ in range(3))
+    mask = torch.empty(4, 1, 1 if width == 64 else 4096, 4096, dtype=torch.bool, device="meta") if masked else None
+    if not backward:
+        return flash_launch.forward_calls(query, key, value, causal, mask, None)[1]
+    saved = torch.empty(4, 16, 4096, device="meta")
+    return flash_launch.backward_calls(heads(16, width), query, key, value, heads(16, width), saved, causal, mask, None)[1]
 
 
 @needs_triton
-@pytest.mark.parametrize(("target", "shared"), [("cuda:80", 163 * 1024), ("cuda:90", 227 * 1024)])
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
 @pytest.mark.parametrize(
-    ("width", "causal", "mask", "backward"),
-    [(64, True, 0, False), (64, False, 1, True), (128, True, 0, True), (128, False, 1, False)],
+    ("width", "causal", "masked", "backward"),
+    [(64, True, False, False), (64, False, True, True), (128, True, False, True), (128, False, True, False)],
 )
-def test_attention_compiles_without_spills(
-    width: int, causal: bool, mask: int, backward: bool, target: str, shared: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(flash_launch, "machine", lambda: products.Machine(shared=shared))
-    form = flash_launch.Form(HALF, width, width, causal, mask, alike=width == 64, scale=width**-0.5)
-    for launcher in flash_launch.backward_launchers(form) if backward else [flash_launch.forward_launcher(form)]:
-        names = launcher.kernel.arg_names
-        names = names[: names.index("FACTOR")]
-        buffers = {"mask": "*i1" if mask else "*bf16", "logsumexp": "*fp32", "inner": "*fp32"}
-        types = [buffers.get(name, "*bf16" if i < names.index("heads") else "i32") for i, name in enumerate(names)]
-        ones = {i for i, name in enumerate(names) if name.endswith("_step") or name == "mask_column"}
-        sizes = {"rows", "keys", "width", "depth"}
-        even = {i for i, name in enumerate(names) if name in sizes or name.endswith(("_batch", "_head", "_row"))}
-        binary = compiler.machine_code(launcher.kernel, types, launcher.plan(64, 4096, (4096,), 0), target, even, ones)
+def test_attention_compiles_without_spills(width: int, causal: bool, masked: bool, backward: bool, target: str) -> None:
+    calls = _attention(width, causal=causal, masked=masked, backward=backward)
+    assert len(calls) == 2 if backward else 1
+    for call in calls:
+        begun = call.ahead(TARGETS[target])
+        assert begun is not None
+        binary = machine_code.binary(begun.result())
         assert binary.stack_bytes == 0, binary.name
-        assert binary.shared_bytes <= shared
+        assert binary.shared_bytes <= TARGETS[target].shared
 
 
 # Who computes attention

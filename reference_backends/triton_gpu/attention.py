@@ -20,6 +20,8 @@ import torch
 
 from reference_backends.triton_gpu import flash_launch
 from reference_backends.triton_gpu.flash_launch import HALVES, WIDEST
+from reference_backends.triton_gpu.machine import TARGETS
+from reference_backends.triton_gpu.machine_code import binary, resources
 from vendor_sdk import COMPOSITES, Decline, Kernel, NodeContext, TensorInfo
 
 Tensor = torch.Tensor
@@ -110,6 +112,15 @@ def _first(p: Problem, calls: Mapping[Way, Callable[[], Any]]) -> Any:
     raise AssertionError("scores in memory are always possible")
 
 
+def _ahead(p: Problem, target: str, calls: Callable[[], list[flash_launch.Call]]) -> Mapping[str, int]:
+    """Has generated functions compiled for a GPU that is elsewhere, where they are the best way there; what they take."""
+    gpu = TARGETS[target]
+    if ways(p, gpu.capability[0])[0] != "triton":
+        return {}
+    begun = [call.ahead(gpu) for call in calls()]
+    return resources([binary(each.result()) for each in begun if each is not None])
+
+
 # Forward
 
 
@@ -133,6 +144,21 @@ def _forward(
     }
     out, logsumexp = _first(p, calls)
     return out, logsumexp
+
+
+def _forward_ahead(
+    target: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Mapping[str, int]:
+    p = problem(query, key, value, is_causal, attn_mask, backward=False)
+    return _ahead(p, target, lambda: flash_launch.forward_calls(query, key, value, is_causal, attn_mask, scale)[1])
 
 
 def _cudnn(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -217,6 +243,25 @@ def _backward(
     return by_query, by_key, by_value
 
 
+def _backward_ahead(
+    target: str,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Mapping[str, int]:
+    p = problem(query, key, value, is_causal, attn_mask, backward=True)
+    given = grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale
+    return _ahead(p, target, lambda: flash_launch.backward_calls(*given)[1])
+
+
 def declined(node: NodeContext) -> Decline | None:
     """Why these kernels don't take ``node``, or None."""
     if node.prim not in COMPOSITE_NAMES:
@@ -244,7 +289,7 @@ def _without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
 BESIDE = (0, 2, 1, 3)
 """How results lie: (batch, rows, heads, width), as the layers around attention have them and as the libraries return them."""
 KERNELS: Mapping[str, Kernel] = {
-    FORWARD: Kernel(_without_gradients(_forward), fresh=True, orders=(BESIDE,)),
-    BACKWARD: Kernel(_without_gradients(_backward), fresh=True, orders=(BESIDE, BESIDE, BESIDE)),
+    FORWARD: Kernel(_without_gradients(_forward), fresh=True, ahead=_forward_ahead, orders=(BESIDE,)),
+    BACKWARD: Kernel(_without_gradients(_backward), fresh=True, ahead=_backward_ahead, orders=(BESIDE, BESIDE, BESIDE)),
 }
 """Composite to kernel."""

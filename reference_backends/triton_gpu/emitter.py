@@ -5,7 +5,8 @@ Nests are in ``nest.py``, those that are matrix products in ``contraction.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from reference_backends.triton_gpu.contraction import ProductText, template
 from reference_backends.triton_gpu.copies import copied
 from reference_backends.triton_gpu.functions import arguments_text, symbol_name
 from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Fixed, Kind, Several, parts
+from reference_backends.triton_gpu.machine import TARGETS, machine
+from reference_backends.triton_gpu.machine_code import Binary, binary, resources
 from reference_backends.triton_gpu.nest import NestText
 from reference_backends.triton_gpu.statements import Writer
 from reference_backends.triton_gpu.table import OPS, TYPES
@@ -144,6 +147,7 @@ class TritonEmitter(Emitter):
 
     Args:
         tune: whether products are measured, rather than modelled, to decide who computes them (``tuning.py``).
+        target: the GPU elsewhere for which kernels are compiled, a key of ``machine.TARGETS``; None: this machine's.
     """
 
     ops = OPS
@@ -158,21 +162,41 @@ class TritonEmitter(Emitter):
     )
     seeds_in_memory = True
     tune = False
+    target: str | None = None
 
-    def __init__(self, *, tune: bool = False) -> None:
-        self.tune = tune
+    def __init__(self, *, tune: bool = False, target: str | None = None) -> None:
+        self.tune, self.target = tune and target is None, target
 
     def emit(self, kernel: LoopKernel) -> str:
         return kernel_text(kernel)
 
     def takes_over(self, node: NodeContext, saved_bytes: int, saved_launches: int) -> Support:
-        return products.takes_over(node, saved_bytes, saved_launches, tune=self.tune)
+        gpu = machine() if self.target is None else TARGETS[self.target]
+        return products.takes_over(node, saved_bytes, saved_launches, gpu, tune=self.tune)
 
     def compile(self, kernels: Sequence[tuple[LoopKernel, str]]) -> list[Launch]:
         if not kernels:
             return []
         module = compiler.load("\n\n".join([HEADER, *(text for _, text in kernels)]))
-        return [_launch(kernel, getattr(module, kernel.name)) for kernel, _ in kernels]
+        if self.target is None:
+            return [_launch(kernel, getattr(module, kernel.name)) for kernel, _ in kernels]
+        begun = [compiler.elsewhere(module, kernel, TARGETS[self.target]) for kernel, _ in kernels]
+        for each in (each for functions in begun for each in functions):
+            each.wait()
+        return [Elsewhere([binary(each.result()) for each in functions]) for functions in begun]
+
+    def resources(self, launch: Launch) -> Mapping[str, int]:
+        return resources(launch.binaries) if isinstance(launch, Elsewhere) else {}
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What stands for the launch of a kernel on a GPU that is elsewhere: its functions' machine code."""
+
+    binaries: Sequence[Binary]
+
+    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
+        raise AssertionError("graphs that were compiled for a target are not called")
 
 
 def _launch(kernel: LoopKernel, function: Any) -> Launch:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from reference_backends.triton_gpu.launch import Launcher, Plan
-from reference_backends.triton_gpu.products import machine
+from reference_backends.triton_gpu.launch import Begun, Launcher, Plan
+from reference_backends.triton_gpu.machine import Machine
+from reference_backends.triton_gpu.machine_code import number, pointer
 
 Tensor = torch.Tensor
 HALVES = (torch.bfloat16, torch.float16)
@@ -56,9 +58,9 @@ class FlashLauncher(Launcher):
         super().__init__(kernel, "fixed", 0)
         self.form, self.blocks, self.along = form, blocks, along
 
-    def plan(self, leads: int, count: int, lengths: Any, largest: int) -> Plan:
+    def plan(self, leads: int, count: int, lengths: Any, largest: int, gpu: Machine) -> Plan:
         f = self.form
-        *sizes, warps, stages = self.blocks(f, count, machine().shared)
+        *sizes, warps, stages = self.blocks(f, count, gpu.shared)
         # Products of float32 on the tensor cores, as exact as without: three of TF32.
         precision = "ieee" if f.dtype in HALVES or self.kernel.__name__ == "forward" else "tf32x3"
         values = (
@@ -160,24 +162,44 @@ def _steps(mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[int, ...]:
     return tuple(0 if own != size else step for own, size, step in zip(mask.shape, wanted, mask.stride(), strict=True))
 
 
-def forward(
+@dataclass(frozen=True)
+class Call:
+    """A launch that is to be: of ``count`` rows or keys for each of ``leads`` matrices."""
+
+    launcher: FlashLauncher
+    buffers: tuple[Tensor, ...]
+    numbers: tuple[int, ...]
+    leads: int
+    count: int
+
+    def launch(self) -> None:
+        self.launcher(self.buffers, self.numbers, self.leads, self.count, (), 0)
+
+    def ahead(self, gpu: Machine) -> Begun | None:
+        """Begins to compile for a GPU that is elsewhere; the buffers may be of the ``meta`` device."""
+        given = [pointer(b.dtype, aligned=b.storage_offset() * b.itemsize % 16 == 0) for b in self.buffers]
+        return self.launcher.ahead([*given, *map(number, self.numbers)], (self.leads, self.count, (), 0), gpu)
+
+
+def forward_calls(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    """Attention, with the heads beside each other in memory, and the logarithms that its gradients need, contiguous."""
+) -> tuple[tuple[Tensor, Tensor], list[Call]]:
+    """Attention, with the heads beside each other in memory, and the logarithms that its gradients need, contiguous; and the
+    launches that fill them."""
     sizes = _sizes(query, key, value)
     batch, heads, rows, _ = query.shape
-    keys, depth = key.shape[2], value.shape[3]
+    depth = value.shape[3]
     out = torch.empty((batch, rows, heads, depth), dtype=query.dtype, device=query.device).transpose(1, 2)
     saved = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
     if not out.numel() and not saved.numel():
-        return out, saved
+        return (out, saved), []
     numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *_steps(mask, query, key)
-    launch = forward_launcher(form_of(query, value, causal, mask, scale))
-    launch((query, key, value, query if mask is None else mask, out, saved), numbers, batch * heads, rows, (keys,), 0)
-    return out, saved
+    launcher = forward_launcher(form_of(query, value, causal, mask, scale))
+    buffers = query, key, value, query if mask is None else mask, out, saved
+    return (out, saved), [Call(launcher, buffers, numbers, batch * heads, rows)]
 
 
-def backward(
+def backward_calls(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -187,8 +209,9 @@ def backward(
     causal: bool,
     mask: Tensor | None,
     scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients by query, key and value, with the heads beside each other in memory."""
+) -> tuple[tuple[Tensor, Tensor, Tensor], list[Call]]:
+    """Gradients by query, key and value, with the heads beside each other in memory; and the launches that fill them, in
+    order."""
     sizes = _sizes(query, key, value)
     batch, heads, rows, _ = query.shape
     shared, keys = key.shape[1], key.shape[2]
@@ -199,6 +222,26 @@ def backward(
     given = query, key, value, query if mask is None else mask, grad
     saved = logsumexp.contiguous(), inner
     numbers = *sizes, *operands, *out.stride(), *ends
-    over_queries((*given, out, *saved, by_query), numbers, batch * heads, rows, (), 0)
-    over_keys((*given, *saved, by_key, by_value), (*sizes, *operands, *ends), batch * shared, keys, (), 0)
-    return by_query.transpose(1, 2), by_key.transpose(1, 2), by_value.transpose(1, 2)
+    calls = [
+        Call(over_queries, (*given, out, *saved, by_query), numbers, batch * heads, rows),
+        Call(over_keys, (*given, *saved, by_key, by_value), (*sizes, *operands, *ends), batch * shared, keys),
+    ]
+    return (by_query.transpose(1, 2), by_key.transpose(1, 2), by_value.transpose(1, 2)), calls
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """What ``forward_calls`` promises, computed."""
+    results, calls = forward_calls(query, key, value, causal, mask, scale)
+    for call in calls:
+        call.launch()
+    return results
+
+
+def backward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """What ``backward_calls`` promises for the same arguments, computed."""
+    results, calls = backward_calls(*given)
+    for call in calls:
+        call.launch()
+    return results

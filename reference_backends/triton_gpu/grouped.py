@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from reference_backends.triton_gpu.machine import Machine
 from vendor_sdk import Decline, NodeContext, TensorInfo
 
 Tensor = torch.Tensor
@@ -16,14 +17,14 @@ CAPABILITY = (9, 0)
 """From which on its kernel reads the offsets on the GPU."""
 
 
-def declined(node: NodeContext) -> Decline | None:
-    """Why the kernel doesn't take ``node``, or None."""
+def declined(node: NodeContext, gpu: Machine) -> Decline | None:
+    """Why the kernel doesn't take ``node`` on a GPU, or None."""
     if node.prim != NAME:
         return None
     self, mat2, _ = (v for v in node.args if isinstance(v, TensorInfo))
     if self.dtype != torch.bfloat16:
         return Decline("torch's kernel for groups of rows that stays on the GPU is for bfloat16 alone")
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < CAPABILITY:
+    if gpu.capability < CAPABILITY:
         return Decline("before Hopper, torch's operator for groups of rows waits for the offsets on the host")
     edges = (self.shape[0] if len(mat2.shape) == 2 else self.shape[1], mat2.shape[-1])
     if not all(isinstance(edge, int) and edge and edge * self.dtype.itemsize % ALIGNMENT == 0 for edge in edges):

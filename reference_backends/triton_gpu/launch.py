@@ -7,15 +7,17 @@ import functools
 import os
 import struct
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
-from vendor_sdk import CompilerError, split
+from reference_backends.triton_gpu.machine import Machine, machine
+from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of
+from vendor_sdk import split
 
 Kind = Literal["row", "fixed", "whole", "along", "lean", "again", "costly", "across", "spread"]
 """How a nest's inner loops become tiles: all iterations at once, as the text says (with one iteration of the nest in a program,
@@ -158,7 +160,7 @@ class Launcher:
         self.planned = functools.lru_cache(PLANS)(self._planned)
         self.compiled: dict[Any, dict[tuple[Any, ...], _Compiled]] = {}
         """By constants and settings, which sizes with equal blocks share; then by device and what Triton specializes for."""
-        self.compiling: list[Future[None]] = []
+        self.compiling: list[Begun] = []
 
     def __call__(
         self, buffers: tuple[Any, ...], numbers: tuple[int, ...], leads: int, count: int, lengths: tuple[int, ...], largest: int
@@ -191,10 +193,10 @@ class Launcher:
         self, leads: int, count: int, lengths: tuple[int, ...], largest: int
     ) -> tuple[Plan, dict[tuple[Any, ...], _Compiled]]:
         """A plan, and what is compiled for plans like it."""
-        plan = self.plan(leads, count, lengths, largest)
+        plan = self.plan(leads, count, lengths, largest, machine())
         return plan, self.compiled.setdefault((plan.values, tuple(plan.settings.items())), {})
 
-    def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int) -> Plan:
+    def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int, gpu: Machine) -> Plan:
         """How the function is launched for these sizes."""
         x, blocks, warps = tile(count, lengths, self.kind, self.thread)
         while self.kind == "across" and x > NARROW and leads * -(-count // x) < PROGRAMS // 2:
@@ -203,35 +205,62 @@ class Launcher:
         settings = {"num_warps": warps, **options(self.thread)}
         return Plan(programs, constants(count, lengths, x, blocks, largest), settings)
 
-    def ahead(self, dtypes: Sequence[torch.dtype], sizes: tuple[Any, ...]) -> None:
-        """Begins to compile what a launch for ``sizes`` will need, on the current device, with buffers of ``dtypes`` that begin
-        with a vector."""
-        if self.settings.interpret or not torch.cuda.is_available():
-            return
-        plan, known = self.planned(*sizes)
-        if plan.programs and not known:
-            self.compiling.append(_threads().submit(self._compile, torch.cuda.current_device(), plan, dtypes))
+    def ahead(self, arguments: Sequence[Argument], sizes: Sizes, gpu: Machine | None = None) -> Begun | None:
+        """Begins to compile what a launch for ``sizes`` with such arguments needs, if that is not known.
 
-    def _compile(self, device: int, plan: Plan, dtypes: Sequence[torch.dtype]) -> None:
-        """Leaves the function in Triton's own caches. What fails here fails again at its launch, and is reported there."""
-        if threading.main_thread().is_alive():
-            with contextlib.suppress(Exception), torch.cuda.device(device):
-                self.kernel.warmup(*dtypes, *plan.values, grid=(1, 1, 1), **plan.settings)
+        Args:
+            gpu: one that is elsewhere; None: the current one, whose first launch then waits for it.
+        """
+        if gpu is not None:
+            plan = self.plan(*sizes, gpu)
+            return self._begun(plan, arguments, target_of(gpu.capability)) if plan.programs else None
+        if self.settings.interpret or not torch.cuda.is_available():
+            return None
+        plan, known = self.planned(*sizes)
+        if not plan.programs or known:
+            return None
+        begun = self._begun(plan, arguments, self.driver.active.get_current_target())
+        self.compiling.append(begun)
+        return begun
+
+    def _begun(self, plan: Plan, arguments: Sequence[Argument], target: Any) -> Begun:
+        return Begun(functools.partial(compiled, self.kernel, arguments, plan.values, plan.settings, target))
 
     def first(self, plan: Plan, arguments: tuple[Any, ...]) -> Any:
-        for future in self.compiling:
-            future.result()
+        """Launches as Triton does, which finds in its cache what ``ahead`` left there. What failed there fails again, and is
+        reported."""
+        for begun in self.compiling:
+            begun.wait()
+        self.compiling = []
         try:
             return self.kernel[(plan.programs, 1, 1)](*arguments, **plan.settings)
         except Exception as error:
             if not type(error).__module__.startswith("triton."):
                 raise
-            raise CompilerError(
-                f"triton_gpu: Triton cannot compile {self.kernel.__name__}",
-                why=str(error),
-                where=self.kernel.fn.__code__.co_filename,
-                fix="report this with the source file: it is a defect of the emitter",
-            ) from error
+            raise refused(self.kernel, error) from error
+
+
+class Begun:
+    """A function that a thread compiles."""
+
+    def __init__(self, compile_: Callable[[], Any]) -> None:
+        self.compile = compile_
+        self.future = _threads().submit(self._try)
+
+    def _try(self) -> Any:
+        if threading.main_thread().is_alive():
+            with contextlib.suppress(Exception):
+                return self.compile()
+        return None
+
+    def wait(self) -> Any:
+        """What the thread made; None where it failed."""
+        return self.future.result()
+
+    def result(self) -> Any:
+        """The ``CompiledKernel``. What failed in the thread is tried again here, for its reason; and Python 3.11 counts depths
+        of syntax trees for all threads together, and complains."""
+        return self.wait() or self.compile()
 
 
 class _Compiled:
@@ -261,13 +290,14 @@ class Fixed:
     __slots__ = ("constants", "device", "direct", "driver", "function", "grid", "launcher", "sizes")
 
     def __init__(self, launcher: Launcher, *sizes: Any) -> None:
-        self.launcher, self.sizes = launcher, sizes
+        self.launcher, self.sizes = launcher, cast("Sizes", sizes)
         self.device = -1
         """of which the rest is; -1: nothing is known yet"""
 
-    def ahead(self, dtypes: Sequence[torch.dtype]) -> None:
-        """Begins to compile for buffers of ``dtypes``."""
-        self.launcher.ahead(dtypes, self.sizes)
+    def ahead(self, dtypes: Sequence[torch.dtype], gpu: Machine | None = None) -> list[Begun]:
+        """Begins to compile for buffers of ``dtypes`` that begin with a vector."""
+        begun = self.launcher.ahead([*map(pointer, dtypes)], self.sizes, gpu)
+        return [] if begun is None else [begun]
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
         bits, pointers = 0, []
@@ -328,10 +358,10 @@ class Several:
             self.places.append((self.nbytes, count, dtype))
             self.nbytes += -(-count * dtype.itemsize // LINE) * LINE
 
-    def ahead(self, dtypes: Sequence[torch.dtype]) -> None:
-        """Begins to compile for buffers of ``dtypes``."""
-        for launch in self.launches:
-            launch.ahead((*dtypes, *(dtype for _, _, dtype in self.places)))
+    def ahead(self, dtypes: Sequence[torch.dtype], gpu: Machine | None = None) -> list[Begun]:
+        """Begins to compile for buffers of ``dtypes`` that begin with a vector."""
+        all_ = *dtypes, *(dtype for _, _, dtype in self.places)
+        return [begun for launch in self.launches for begun in launch.ahead(all_, gpu)]
 
     def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
         memory = torch.empty(self.nbytes, dtype=torch.uint8, device=buffers[-1].device)
@@ -348,6 +378,8 @@ class Several:
                 launch.first((*buffers, *parts), bits)
 
 
+Sizes = tuple[int, int, tuple[int, ...], int]
+"""Iterations that programs have one of, those along the axis x, lengths of inner loops; elements of the largest buffer."""
 THREADS = 16
 """That compile, at most: Triton's frontend runs in one at a time, the rest of its compiler in all."""
 

@@ -13,6 +13,7 @@ from reference_backends.triton_gpu.emitter import TritonEmitter
 from reference_backends.triton_gpu.graphs import CudaRecorder
 from reference_backends.triton_gpu.kernels import KERNELS
 from reference_backends.triton_gpu.library import COMPLEX, TAKES_COMPLEX
+from reference_backends.triton_gpu.machine import TARGETS, machine
 from vendor_sdk import (
     ALL,
     Backend,
@@ -23,6 +24,7 @@ from vendor_sdk import (
     NodeContext,
     Option,
     Support,
+    Target,
     TensorInfo,
     TorchDevice,
     hookimpl,
@@ -45,7 +47,13 @@ def backend() -> Backend:
                 choices=("default", "reduce-overhead", "max-autotune"),
                 help="reduce-overhead records a graph's launches as a CUDA graph and replays them; max-autotune "
                 "measures each shape of matrix products that could be fused, and remembers it on disk",
-            )
+            ),
+            "target": Target(
+                choices=(None, *TARGETS),
+                help="compiles for a GPU that this machine need not have (cuda:90: compute capability 9.0): nothing runs, and "
+                "Triton's cache keeps the machine code",
+                requires=compiler.compiles,
+            ),
         },
         deterministic=False,
         notes={
@@ -69,11 +77,12 @@ def device(options: Mapping[str, Any]) -> TorchDevice:
 
 
 @hookimpl
-def supports(node: NodeContext) -> Support | None:
+def supports(node: NodeContext, options: Mapping[str, Any]) -> Support | None:
     tensors = [v for v in (*node.args, *node.kwargs.values(), *node.outputs) if isinstance(v, TensorInfo)]
     if any(t.dtype in COMPLEX for t in tensors) and node.prim not in TAKES_COMPLEX:
         return Decline("complex numbers are not computed with here")
-    return attention.declined(node) or grouped.declined(node)
+    target = options.get("target")
+    return attention.declined(node) or grouped.declined(node, TARGETS[target] if target else machine())
 
 
 @hookimpl
@@ -92,7 +101,7 @@ def kernels() -> Mapping[str, Kernel | Callable[..., Any]]:
 
 @hookimpl
 def emitter(options: Mapping[str, Any]) -> Emitter:
-    return TritonEmitter(tune=options.get("mode") == "max-autotune")
+    return TritonEmitter(tune=options.get("mode") == "max-autotune", target=options.get("target"))
 
 
 @hookimpl

@@ -9,7 +9,6 @@ by ``SURE``: with few rows and computed weights, and for logits of a vocabulary 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from reference_backends.triton_gpu.launch import OPTIONS, Launcher, Plan
+from reference_backends.triton_gpu.machine import Machine
 from vendor_sdk import Decline, NodeContext, Support, Supported, TensorInfo
 
 Factors = Literal["halves", "computed", "mixed", "float32"]
@@ -35,45 +35,10 @@ H200 with bfloat16: 8,192 x 768 x 50,257 7.4, 16,384 x 768 x 30,522 2.9, 128 x 7
 LINE = 16
 REACHED = 0.72
 """Part of the peak that large products of the library reach."""
-PER_CLOCK = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192}
-"""Operations of dense products of halves that a multiprocessor does in a clock, by compute capability; the others' are GPUs for
-graphics."""
 LAUNCH = 2e-6
 """Seconds between two kernels that wait for each other."""
 START = 2e-6
 """Seconds until a program's first product, and from its last to its end."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What the model knows of a GPU.
-
-    Attributes:
-        processors: multiprocessors.
-        flops: of dense products of halves in a second.
-        bytes: moved in a second.
-        shared: bytes of shared memory that one program may have.
-    """
-
-    processors: int = 132
-    flops: float = 9.9e14
-    bytes: float = 4.0e12
-    shared: int = 160 * 1024
-
-
-@functools.cache
-def machine() -> Machine:
-    """The current GPU; one like an H100 where there is none. Rates are the peaks of its clocks, of memory what copies reach."""
-    if not torch.cuda.is_available():
-        return Machine()
-    import triton
-
-    found = triton.runtime.driver.active.utils.get_device_properties(torch.cuda.current_device())
-    per_clock = PER_CLOCK.get(torch.cuda.get_device_capability(), 1024)
-    count = found["multiprocessor_count"]
-    flops = count * found["sm_clock_rate"] * 1e3 * per_clock
-    moved = 2 * found["mem_clock_rate"] * 1e3 * found["mem_bus_width"] / 8
-    return Machine(count, flops, 0.85 * moved, found["max_shared_mem"])
 
 
 @dataclass(frozen=True)
@@ -146,9 +111,8 @@ def _traffic(batches: int, rows: int, columns: int, terms: int) -> int:
     return HALF * batches * (rows * terms + terms * columns + rows * columns)
 
 
-def candidates(batches: int, rows: int, columns: int, terms: int, factors: Factors) -> list[Tiles]:
+def candidates(batches: int, rows: int, columns: int, terms: int, factors: Factors, m: Machine) -> list[Tiles]:
     """Tiles that fit, the fastest by the model first."""
-    m = machine()
     itemsize, table = (2, HALVES) if factors in ("halves", "computed") else (4, WIDE)
     fitting = [t for t in table if t.shared(itemsize) <= m.shared and not (t.halved and factors == "computed")]
     return sorted(fitting, key=lambda t: seconds(batches, rows, columns, terms, t, m))
@@ -168,16 +132,16 @@ class ProductLauncher(Launcher):
         self.tiles: Tiles | None = None
         """Those to take, whatever the shape; for measurements."""
 
-    def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int) -> Plan:
+    def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int, gpu: Machine) -> Plan:
         columns, terms = lengths
         if leads * count * columns == 0:
             return Plan(0)
         sizes = leads, count, columns, terms
-        tiles = self.tiles or best_tiles(sizes, self.factors)
+        tiles = self.tiles or best_tiles(sizes, self.factors, gpu)
         return plan_for(tiles, sizes, largest, self.factors)
 
 
-def best_tiles(sizes: tuple[int, int, int, int], factors: Factors) -> Tiles:
+def best_tiles(sizes: tuple[int, int, int, int], factors: Factors, gpu: Machine) -> Tiles:
     """Tiles for ``sizes``: batch, rows, columns and terms. What was measured comes before what the model says."""
     from reference_backends.triton_gpu import tuning
 
@@ -185,10 +149,10 @@ def best_tiles(sizes: tuple[int, int, int, int], factors: Factors) -> Tiles:
         shapes = [
             tuning.Product(*sizes, dtype, turned) for dtype in (torch.bfloat16, torch.float16) for turned in (True, False)
         ]
-        found = next((known for p in shapes if (known := tuning.remembered(p))), None)
+        found = next((known for p in shapes if (known := tuning.remembered(p, gpu))), None)
         if found is not None:
             return found.tiles
-    return candidates(*sizes, factors)[0]
+    return candidates(*sizes, factors, gpu)[0]
 
 
 def plan_for(t: Tiles, sizes: tuple[int, int, int, int], largest: int, factors: Factors) -> Plan:
@@ -204,11 +168,12 @@ def plan_for(t: Tiles, sizes: tuple[int, int, int, int], largest: int, factors: 
     return Plan(programs, values, {"num_warps": t.warps, "num_stages": t.stages, **OPTIONS})
 
 
-def takes_over(node: NodeContext, saved_bytes: int, saved_launches: int, *, tune: bool = False) -> Support:
+def takes_over(node: NodeContext, saved_bytes: int, saved_launches: int, gpu: Machine, *, tune: bool = False) -> Support:
     """Whether a matrix product is computed by a fused kernel rather than by the library.
 
     Args:
-        tune: whether to measure both, where something is saved.
+        gpu: on which.
+        tune: whether to measure both on the current GPU, where something is saved.
     """
     left, right = [a for a in node.args if isinstance(a, TensorInfo)][-2:]
     (result,) = node.outputs
@@ -220,21 +185,20 @@ def takes_over(node: NodeContext, saved_bytes: int, saved_launches: int, *, tune
     sizes = (batch[0] if batch else 1), rows, right.shape[-1], terms
     if not math.prod(sizes):
         return Decline("there is nothing to multiply")
-    gain = saved_bytes / machine().bytes + saved_launches * LAUNCH
-    own, library = times(sizes, result.dtype, turned=not right.contiguous, tune=tune and gain > 0)
+    gain = saved_bytes / gpu.bytes + saved_launches * LAUNCH
+    own, library = times(sizes, result.dtype, gpu, turned=not right.contiguous, tune=tune and gain > 0)
     if SURE * own < library + gain:
         return Supported()
     both = f"the library's product {1e6 * library:.1f} us and what fusing saves {1e6 * gain:.1f} us"
     return Decline(f"fused takes {1e6 * own:.1f} us, {both}")
 
 
-def times(sizes: tuple[int, int, int, int], dtype: torch.dtype, *, turned: bool, tune: bool) -> tuple[float, float]:
+def times(sizes: tuple[int, int, int, int], dtype: torch.dtype, m: Machine, *, turned: bool, tune: bool) -> tuple[float, float]:
     """Seconds of a product of halves with the best tiles, and by the library: measured where it was or is to be."""
     from reference_backends.triton_gpu import tuning
 
     p = tuning.Product(*sizes, dtype, turned)
-    found = tuning.measured(p) if tune else tuning.remembered(p)
+    found = tuning.measured(p) if tune else tuning.remembered(p, m)
     if found is not None:
         return found.own, found.library
-    m = machine()
     return min(seconds(*sizes, t, m) for t in HALVES if t.shared(2) <= m.shared), library_seconds(*sizes, m)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from reference_backends.triton_gpu import compiler, products
+from reference_backends.triton_gpu.machine import Machine, machine
 from vendor_sdk import Artifacts, CompilerError, LoopKernel, index, loop
 
 _ENTRY = ".product"
@@ -62,8 +63,10 @@ def _key(p: Product) -> str:
 
 
 @functools.lru_cache(4096)
-def remembered(p: Product) -> Measured | None:
-    """What was measured of a shape, in this process or before; None: nothing."""
+def remembered(p: Product, gpu: Machine) -> Measured | None:
+    """What was measured of a shape, in this process or before; None: nothing, as for any GPU but the current one."""
+    if gpu != machine():
+        return None
     content = _artifacts().read(_key(p), _ENTRY)
     if content is None:
         return None
@@ -73,7 +76,7 @@ def remembered(p: Product) -> Measured | None:
 
 def measured(p: Product) -> Measured:
     """A shape's measurement, made now where there is none."""
-    found = remembered(p)
+    found = remembered(p, machine())
     if found is None:
         found = measure(p, seconds)
         _artifacts().keep(_key(p), json.dumps(dataclasses.asdict(found)).encode(), _ENTRY)
@@ -111,8 +114,8 @@ def operands(p: Product, device: str) -> tuple[torch.Tensor, torch.Tensor, torch
 
 
 def _variants(p: Product) -> list[products.Tiles]:
-    shared = products.machine().shared
-    tiles = products.candidates(*p.sizes, "halves")[:CANDIDATES]
+    shared = machine().shared
+    tiles = products.candidates(*p.sizes, "halves", machine())[:CANDIDATES]
     found = [dataclasses.replace(t, stages=t.stages + more) for t in tiles for more in (0, 1)]
     return [t for t in found if t.shared(2) <= shared]
 

@@ -1,0 +1,271 @@
+"""``options={"target": "cuda:90"}`` of the Triton backend: a GPU that is elsewhere, its kernels compiled here and kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import vendor_sdk
+from reference_backends.triton_gpu import compiler, flash_launch, grouped, launch, machine_code
+from reference_backends.triton_gpu.machine import TARGETS
+from reference_backends.triton_gpu.machine_code import Argument
+from vendor_sdk import Decline, MachineError, NodeContext, OptionError, TensorInfo
+
+ROOT = Path(__file__).resolve().parent.parent
+HALF = torch.bfloat16
+Tensor = torch.Tensor
+H100 = {"target": "cuda:90"}
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Triton's cache, empty, and ours."""
+    torch._dynamo.reset()
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path / "ours"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "tritons"))
+    yield tmp_path / "tritons"
+    torch._dynamo.reset()
+
+
+def entries(cache: Path) -> set[str]:
+    """Machine code in Triton's cache."""
+    return {path.parent.name for path in cache.glob("*/*.cubin")}
+
+
+def kernels(found: vendor_sdk.Explanation) -> list[Any]:
+    return [kernel for graph in found.graphs for kernel in graph.kernels.kernels]
+
+
+class Block(torch.nn.Module):
+    """Projections, attention under a mask (which no library computes), a layer norm; or a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.join, self.norm = torch.nn.Linear(64, 192, dtype=HALF), torch.nn.LayerNorm(64, dtype=HALF)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(2, (2, 32)).transpose(1, 2) for part in self.join(x).chunk(3, 2))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        return self.norm(x + mixed.transpose(1, 2).flatten(2)).tanh()
+
+
+def block() -> tuple[Block, tuple[Tensor, Tensor]]:
+    return Block(), (torch.randn(2, 80, 64, dtype=HALF), torch.rand(1, 1, 80, 80) > 0.3)
+
+
+# What a user does
+
+
+@needs_triton
+def test_a_model_is_explained_and_compiled_with_no_gpu(cache: Path) -> None:
+    model, inputs = block()
+    found = vendor_sdk.explain(model, *inputs, backend="triton_gpu", options=H100, show=False)
+    assert [graph.name for graph in found.graphs] == ["forward (0)", "backward (1)"]
+    names = {"registers", "stack bytes", "shared bytes"}
+    emitted = [kernel for kernel in kernels(found) if kernel.route == "emitter"]
+    attention = [kernel for kernel in kernels(found) if "attention" in kernel.name]
+    assert len(emitted) >= 4
+    assert len(attention) == 2
+    for kernel in (*emitted, *attention):
+        assert kernel.resources.keys() == names
+        assert 8 <= kernel.resources["registers"] <= 255
+        assert kernel.resources["stack bytes"] == 0
+    assert all(kernel.resources["shared bytes"] > 0 for kernel in attention), "operands of tensor cores"
+    assert all(not kernel.resources for kernel in kernels(found) if kernel.name in ("mm", "addmm")), "the library's"
+    made = entries(cache)
+    assert len(made) >= len(emitted) + 3
+    torch._dynamo.reset()
+    with pytest.raises(MachineError, match=r"compiled for 'cuda:90'.*\n.*Triton's cache"):
+        torch.compile(model, backend="triton_gpu", options=H100)(*inputs)
+    assert entries(cache) == made, "the second time all is there"
+
+
+@needs_triton
+def test_convolutions_are_the_librarys_and_what_follows_is_compiled() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).eval()
+    with torch.no_grad():
+        found = vendor_sdk.explain(model, torch.randn(2, 3, 16, 16), backend="triton_gpu", options=H100, show=False)
+    taken = {kernel.route: kernel.resources for kernel in kernels(found) if kernel.name != "clone"}
+    assert taken["kernel"] == {}
+    assert taken["emitter"]["registers"] >= 8
+
+
+@needs_triton
+def test_sizes_and_seeds_that_only_a_call_knows_are_compiled(cache: Path) -> None:
+    def function(x: Tensor) -> Tensor:
+        return F.dropout(x.softmax(1), 0.5)
+
+    compiled = torch.compile(function, backend="triton_gpu", options=H100, dynamic=True)
+    with pytest.raises(MachineError):
+        compiled(torch.randn(30, 40))
+    assert len(entries(cache)) >= 2, "rows that fit in a tile, and others"
+
+
+@needs_triton
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_target_can_be_compiled_for(target: str) -> None:
+    def function(x: Tensor, w: Tensor, s: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x @ (w.to(x.dtype) * s).t()).relu()
+        q = y.view(1, 64, 2, 1024).transpose(1, 2)[..., :64]
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=seen), y.float().softmax(1)
+
+    weights = torch.randint(-9, 9, (2048, 512), dtype=torch.int8), torch.randn(2048, 1, dtype=HALF)
+    inputs = torch.randn(64, 512, dtype=HALF), *weights, torch.rand(64, 64) > 0.3
+    options = {"target": target}
+    found = vendor_sdk.explain(function, *inputs, backend="triton_gpu", options=options, show=False)
+    taken = [kernel.resources for kernel in kernels(found) if kernel.resources]
+    assert len(taken) == len(kernels(found)) == 3, "product, attention, rows"
+    assert all(each["shared bytes"] <= TARGETS[target].shared for each in taken)
+
+
+@pytest.mark.parametrize("target", ["cuda:9x", "rocm", "cuda:70", "", "cuda"])
+@needs_triton
+def test_what_is_no_target_is_refused_with_those_that_are(target: str) -> None:
+    with pytest.raises(OptionError, match=r"legal values: None, 'cuda:80', .*'cuda:90'"):
+        vendor_sdk.load("triton_gpu", {"target": target})
+
+
+def test_targets_are_not_older_than_what_runs() -> None:
+    assert min(gpu.capability for gpu in TARGETS.values()) == compiler.OLDEST
+    assert [f"cuda:{10 * major + minor}" for major, minor in (gpu.capability for gpu in TARGETS.values())] == [*TARGETS]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@needs_triton
+def test_the_list_says_that_there_is_no_gpu_and_the_error_how_to_do_without() -> None:
+    with pytest.raises(MachineError, match=r"no CUDA device.*\n.*options={'target': 'cuda:80'}"):
+        vendor_sdk.load("triton_gpu")
+    command = [sys.executable, "-m", "vendor_sdk.cli", "list", "--check", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
+    (state,) = [each for each in json.loads(done.stdout)["backends"] if each["name"] == "triton_gpu"]
+    assert state["state"] == "unavailable"
+    assert "no CUDA device" in state["reason"]
+
+
+def test_without_triton_no_target_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert compiler.compiles() == "triton is not installed: pip install 'triton>=3.6'"
+
+
+def test_the_target_says_what_its_libraries_take() -> None:
+    def node() -> NodeContext:
+        infos = TensorInfo((32, 64), HALF), TensorInfo((4, 64, 64), HALF), TensorInfo((4,), torch.int64)
+        return NodeContext(prim=grouped.NAME, args=infos, kwargs={}, outputs=(TensorInfo((32, 64), HALF),), backward=False)
+
+    assert grouped.declined(node(), TARGETS["cuda:90"]) is None
+    assert isinstance(grouped.declined(node(), TARGETS["cuda:80"]), Decline)
+
+
+# Triton's cache
+
+
+class Driver:
+    """A driver of Triton's with a GPU that is none."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+
+class Buffer:
+    """A tensor as Triton's binder sees it."""
+
+    def __init__(self, argument: Argument) -> None:
+        (self.dtype,) = [dtype for dtype, name in machine_code.SIGNATURE.items() if name == argument.type]
+        self.address = 32 if argument.even else 8
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def passed(argument: Argument) -> Any:
+    """What a call might pass for an argument."""
+    if argument.type.startswith("*"):
+        return Buffer(argument)
+    return 1 if argument.one else (0 if argument.type == "i32" else 1 << 40) + (32 if argument.even else 7)
+
+
+@needs_triton
+def test_a_launch_finds_what_was_compiled_for_its_gpu(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's own way to a launch asks for the same entries: kernels with seeds, asserts, numbers; attention."""
+    import triton
+
+    asked: list[tuple[Any, ...]] = []
+
+    def noted(*arguments: Any) -> Any:
+        asked.append(arguments)
+        return machine_code.compiled(*arguments)
+
+    monkeypatch.setattr(launch, "compiled", noted)
+    model, inputs = block()
+    vendor_sdk.explain(model, *inputs, backend="triton_gpu", options=H100, show=False)
+
+    def rest(x: Tensor, i: Tensor) -> Tensor:
+        return F.dropout(x[i].softmax(1), 0.5) * x.shape[1]
+
+    torch._dynamo.reset()
+    with pytest.raises(MachineError):
+        torch.compile(rest, backend="triton_gpu", options=H100, dynamic=True)(torch.randn(30, 40), torch.arange(7))
+    query, key, value = (torch.empty(1, 1, 33, 24, dtype=HALF, device="meta")[..., 1:] for _ in "qkv")
+    for one in flash_launch.forward_calls(query, key, value, True, None, None)[1]:
+        begun = one.ahead(TARGETS["cuda:90"])
+        assert begun is not None
+        begun.result()
+
+    arguments = {argument for _, given, *_ in asked for argument in given}
+    assert {argument.even for argument in arguments if argument.type.startswith("*")} == {True, False}
+    assert any(argument.one for argument in arguments)
+    assert any(function.debug for function, *_ in asked), "an index is checked"
+    made = entries(cache)
+    assert len(made) >= 10
+    monkeypatch.setattr(triton.runtime.driver, "_active", Driver())
+    for function, given, values, settings, _ in asked:
+        try:
+            function.warmup(*map(passed, given), *values, grid=(1, 1, 1), **settings)
+        finally:
+            function.device_caches.clear()
+    assert entries(cache) == made
+
+
+@needs_triton
+@pytest.mark.parametrize("number", [0, 1, 7, 16, -16, 2**31 - 1, 2**31, -(2**31), 2**40])
+def test_numbers_are_what_triton_takes_them_for(number: int) -> None:
+    from triton._C.libtriton import native_specialize_impl
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    kind, special = native_specialize_impl(CUDABackend(Driver().get_current_target()), number, False, True, True)
+    ours = machine_code.number(number)
+    assert (kind, special) == (("constexpr", 1) if ours.one else (ours.type, "D" if ours.even else ""))
+
+
+@needs_triton
+def test_what_fails_in_a_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def compile_() -> str:
+        calls.append(1)
+        if len(calls) == 1:
+            raise SystemError("AST constructor recursion depth mismatch")
+        return "made"
+
+    begun = launch.Begun(compile_)
+    assert begun.wait() is None
+    assert begun.result() == "made"
