@@ -26,6 +26,7 @@ from vendor_sdk import (
     TorchDevice,
     hookimpl,
 )
+from vendor_sdk.explanation import Traffic
 
 Tensor = torch.Tensor
 REV_B = {"target": "rev B"}
@@ -236,3 +237,56 @@ def test_a_compiled_graph_that_is_called_directly_refuses_too(chip: Absent) -> N
     assert compiled.launches == 1
     with pytest.raises(MachineError, match="'rev B'"):
         compiled(torch.ones(3))
+
+
+class Unreachable(vendor_sdk.Device):
+    """Memory of a chip that is not here: whoever touches it fails."""
+
+    def allocate(self, nbytes: int) -> Any:
+        raise AssertionError("touched")
+
+    def free(self, buffer: Any) -> None:
+        raise AssertionError("touched")
+
+    def copy_in(self, source: memoryview, target: Any, offset: int) -> None:
+        raise AssertionError("touched")
+
+    def copy_out(self, source: Any, offset: int, target: memoryview) -> None:
+        raise AssertionError("touched")
+
+    def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, nbytes: int) -> None:
+        raise AssertionError("touched")
+
+    def synchronize(self) -> None:
+        raise AssertionError("touched")
+
+    def memory_stats(self) -> vendor_sdk.MemoryStats:
+        raise AssertionError("touched")
+
+    def properties(self) -> vendor_sdk.DeviceProperties:
+        raise AssertionError("touched")
+
+
+class AbsentWithMemory(Absent):
+    """The same chip with memory of its own."""
+
+    @hookimpl
+    def device(self) -> vendor_sdk.Device:  # type: ignore[override]
+        return Unreachable()
+
+
+def test_a_chip_with_memory_of_its_own_is_not_touched(register: Callable[..., str]) -> None:
+    torch._dynamo.reset()
+    register(AbsentWithMemory())
+    found = vendor_sdk.explain(lambda x: x.tanh() + 1, torch.ones(3), backend="absentchip", options=REV_B, show=False)
+    assert [kernel.route for kernel in found.graphs[0].kernels.kernels] == ["emitter"]
+    assert found.graphs[0].traffic == Traffic(12, 12)
+    assert found.measured is None
+
+
+def test_debugging_writes_the_stages(chip: Absent, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENDOR_SDK_DEBUG", str(tmp_path))
+    monkeypatch.setenv("VENDOR_SDK_DEBUG_CHECK", "1")
+    found = vendor_sdk.explain(lambda x: x.tanh() + 1, torch.ones(3), backend="absentchip", options=REV_B, show=False)
+    assert len(found.graphs) == 1
+    assert [*tmp_path.glob("*/*emitted*")]
