@@ -98,7 +98,8 @@ class _Table:
         values = self.function((centres[:, None] + nodes * width / 2).reshape(-1)).reshape(self.pieces, -1)
         assert np.isfinite(values).all()
         fits = chebyshev.chebfit(nodes, values.T, self.degree)
-        return np.stack([chebyshev.cheb2poly(fit) for fit in fits.T], axis=1)
+        found = [chebyshev.cheb2poly(fit) for fit in fits.T]  # which drops last coefficients of zero
+        return np.stack([np.pad(polynomial, (0, self.degree + 1 - len(polynomial))) for polynomial in found], axis=1)
 
     def at(self, b: Builder, x: Value) -> Value:
         """The function, that at the ends beyond them."""
