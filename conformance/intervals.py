@@ -46,11 +46,12 @@ def monotone(function: Callable[..., Tensor], inexact: bool = True) -> Rule:
 
 def _floating(value: Any, dtype: torch.dtype) -> Span:
     """An operand as torch promotes it to the dtype of a floating result. A scalar tensor of a wider dtype is rounded to it, or
-    to float32, or not at all."""
+    to float32, or not at all; an integer to it, or to the float32 that halves are computed in."""
     if not isinstance(value, Span):
         return exactly(torch.tensor(float(value), dtype=torch.float64))
     if not value.dtype.is_floating_point:
-        return converted(value, dtype)
+        found = [converted(value, each) for each in dict.fromkeys((dtype, torch.promote_types(dtype, torch.float32)))]
+        return Span(least([each.low for each in found]), most([each.high for each in found]), found[0].free, dtype)
     if value.dtype.itemsize <= dtype.itemsize:
         return value
     narrower = (dtype, torch.float32 if value.dtype == torch.float64 else dtype)

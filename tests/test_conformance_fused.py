@@ -287,6 +287,17 @@ def test_a_scalar_of_float64_may_be_rounded_to_the_dtype_it_meets(function: Call
     assert spans.errors(span, function(x, scalar + 0.01)).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_integer_may_meet_a_half_in_float32(dtype: torch.dtype) -> None:
+    """Fused, it is not rounded to the half first: a difference from infinity is NaN or infinite then."""
+    x = torch.tensor([3, 2049, -70001, 2147483646], dtype=torch.int32)
+    half = torch.tensor([1.5, 2048, -7, float("inf")]).to(dtype)
+    (span,) = fused.spans_of(vendor_sdk.trace(torch.sub, [x, half]).module, [x, half])
+    for found in (x - half, (x.float() - half.float()).to(dtype)):
+        assert not spans.errors(span, found).any()
+    assert spans.errors(span, (x - half + 1)[:2].repeat(2)).any()
+
+
 def test_spans_hold_every_conforming_result() -> None:
     """By definition: any value within the bound of a prim, at any place in a chain, stays within the chain's span."""
     x = torch.linspace(-2, 2, 33)
