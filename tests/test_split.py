@@ -11,7 +11,8 @@ import torch
 
 from tests import fusing
 from vendor_sdk.contract.emitter import Limits
-from vendor_sdk.ir.loop import Load, LoopKernel, Reduce, Symbol, loop_variables, makes, walk
+from vendor_sdk.ir.loop import Load, LoopKernel, Reduce, Store, Symbol, loop_variables, makes, walk
+from vendor_sdk.ir.loop_interpreter import interpret
 from vendor_sdk.ir.loop_verify import verify
 from vendor_sdk.lower.split import split
 
@@ -145,3 +146,35 @@ def test_moments_of_equal_and_of_few_values(apart: bool) -> None:
     assert variance.max() <= (0.1 * 2**-22) ** 2  # that of a mean which is rounded
     mean, variance = moments(x := torch.randn(3, 5), 16, apart)  # parts without values
     torch.testing.assert_close((mean, variance), (x.mean(1), x.var(1, unbiased=False)))
+
+
+@pytest.mark.parametrize("parts", [4, 7])
+def test_a_result_may_take_the_place_of_what_others_read(parts: int) -> None:
+    """``y`` lies over ``b``, which the rows read too: they are computed from the old ``b``, whichever nest stores ``y``."""
+
+    def function(x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.sum(1) + b
+        return y, x * y.unsqueeze(1) + b.unsqueeze(1)
+
+    x, b = torch.randn(3, 40), torch.randn(3)
+    (lowered,) = fusing.compiled(function, [x, b], Limits()).kernels.values()
+    kernel = lowered.kernel
+    (place,) = (p.name for p in kernel.params if p.role == "in" and p.size.value == 3)
+    (result,) = (p.name for p in kernel.params if p.role == "out" and p.size.value == 3)
+    params = tuple(replace(p, role="inout") if p.name == place else p for p in kernel.params if p.name != result)
+    kernel = divided(replace(kernel, params=params, body=tuple(_over(s, result, place) for s in kernel.body)), parts)
+    memory = {p.name: torch.full((120,), float("nan")) if p.size.value == 120 else b.clone() for p in kernel.params}
+    (given,) = (p.name for p in kernel.params if p.role == "in")
+    memory[given] = x.reshape(-1).clone()
+    interpret(kernel, list(memory.values()), [])
+    (rows,) = (p.name for p in kernel.params if p.role == "out")
+    expected = function(x, b)
+    torch.testing.assert_close(memory[place], expected[0])
+    torch.testing.assert_close(memory[rows].view(3, 40), expected[1])
+
+
+def _over(s: Any, old: str, new: str) -> Any:
+    """A statement that stores into another param."""
+    if hasattr(s, "body"):
+        return replace(s, body=tuple(_over(each, old, new) for each in s.body))
+    return replace(s, param=new) if isinstance(s, Store) and s.param == old else s

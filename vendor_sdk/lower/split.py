@@ -138,13 +138,15 @@ class _Split:
         # One row's are read side by side, by all lanes at once.
         if self.count == 1 or not found.keys() & _read(rest[:1]):
             return before, stores
-        read = [name for name in found if name in _read(rest)]
+        # What is stored over an operand waits: later nests may load that again.
+        waiting: list[Stmt] = [s for s in stores if isinstance(s, Store) and self.kernel.param(s.param).role != "out"]
+        read = [name for name in found if name in _read((*rest, *waiting))]
         own = [Param(self.fresh("found"), found[name], self.count, "scratch") for name in read]
         self.scratch += own
         kept = [Store(param.name, self.outer, name) for param, name in zip(own, read, strict=True)]
-        self.add(self.nest.ranges, (*before, *stores, *kept))
+        self.add(self.nest.ranges, (*before, *(s for s in stores if s not in waiting), *kept))
         loads = [Load(name, param.name, self.outer, param.dtype) for param, name in zip(own, read, strict=True)]
-        return [*(each for each in before if not found.keys() & {*makes(each)}), *loads], []
+        return [*(each for each in before if not found.keys() & {*makes(each)}), *loads], waiting
 
     def part_of(self, ranges: Sequence[Range], body: Sequence[Stmt]) -> tuple[Range, Range, list[Stmt], str | None]:
         """The range of parts, that of a part's iterations, the body there, and the value that says whether one counts."""
