@@ -85,7 +85,7 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
 @click.argument("report", type=REPORT)
 @click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
 def extract(report: Path, output: Path) -> None:
-    """Write what of a report is worth keeping. In a repository: the run, counts, means, and each case that failed."""
+    """Write an extract for a repository. It holds the run, counts, means, and each case that failed."""
     from conformance import extract as extracts
 
     extracts.write(output, extracts.extract(_read(report)))
