@@ -117,10 +117,10 @@ def test_sizes_and_seeds_that_only_a_call_knows_are_compiled(cache: Path) -> Non
 def test_each_target_can_be_compiled_for(target: str) -> None:
     def function(x: Tensor, w: Tensor, s: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
         y = (x @ (w.to(x.dtype) * s).t()).relu()
-        q = y.view(1, 64, 2, 1024).transpose(1, 2)[..., :64]
+        q = y.view(1, 64, 2, 4096).transpose(1, 2)[..., :64]
         return F.scaled_dot_product_attention(q, q, q, attn_mask=seen), y.float().softmax(1)
 
-    weights = torch.randint(-9, 9, (2048, 512), dtype=torch.int8), torch.randn(2048, 1, dtype=HALF)
+    weights = torch.randint(-9, 9, (8192, 512), dtype=torch.int8), torch.randn(8192, 1, dtype=HALF)
     inputs = torch.randn(64, 512, dtype=HALF), *weights, torch.rand(64, 64) > 0.3
     options = {"target": target}
     found = vendor_sdk.explain(function, *inputs, backend="triton_gpu", options=options, show=False)
