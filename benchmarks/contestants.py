@@ -118,15 +118,19 @@ class OnnxRuntime(Contestant):
 
     requires: tuple[str, ...] = ("onnx", "onnxscript", "onnxruntime")
 
+    def export(self, program: Program, path: Path) -> None:
+        """Writes the model's file."""
+        exported = torch.onnx.export(_exportable(program), program.inputs, dynamo=True, verbose=False)
+        assert exported is not None
+        exported.save(str(path))
+
     def prepare(self, program: Program) -> Entry:
         import onnx
         import onnxruntime
 
-        exported = torch.onnx.export(_exportable(program), program.inputs, dynamo=True, verbose=False)
-        assert exported is not None
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.onnx"
-            exported.save(str(path))
+            self.export(program, path)
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = torch.get_num_threads()
             options.log_severity_level = 3
@@ -151,6 +155,23 @@ class OnnxRuntime(Contestant):
             return [_view(value.numpy(), dtype).clone() for value, dtype in zip(binding.get_outputs(), dtypes, strict=True)]
 
         return Entry(call, fetch)
+
+
+@dataclass(frozen=True)
+class Exported(OnnxRuntime):
+    """The same of a file that ``vendor_sdk.export`` writes.
+
+    Attributes:
+        backend: whose lowering and format.
+    """
+
+    backend: str = "onnxruntime"
+
+    def export(self, program: Program, path: Path) -> None:
+        try:
+            vendor_sdk.export(_exportable(program), program.inputs, path, backend=self.backend)
+        except vendor_sdk.OptionError as error:
+            raise Unsupported(error.what) from error
 
 
 @dataclass(frozen=True)
@@ -236,6 +257,12 @@ def name_of(backend: str) -> str:
 def contestants(backend: str, peers: Sequence[str]) -> list[Contestant]:
     """The backend, then its peers by name."""
     return [Compiled(name_of(backend), keywords={"backend": backend}), *(PEERS[name] for name in peers)]
+
+
+def exporters(backend: str, peers: Sequence[str]) -> list[Contestant]:
+    """The backend as a writer of files, then those of its peers that run files."""
+    runtimes = [PEERS[name] for name in peers if isinstance(PEERS[name], OnnxRuntime | OpenVino)]
+    return [Exported(name_of(backend), backend=backend), *runtimes]
 
 
 def is_sdk_backend(name: str) -> bool:

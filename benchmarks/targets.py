@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.results import Results, RowResult, geometric_mean
 from benchmarks.sections import dynamic, memory, overhead, training
-from benchmarks.sections.compile_time import COLD, WARM
+from benchmarks.sections.compile_time import COLD, FILE, WARM
 
 BEST_OF = ("eager", "inductor", "onnxruntime")
 """Peers among which the best counts, where a target speaks of the best."""
@@ -107,6 +107,7 @@ def _dynamic(results: Results) -> float | None:
 
 
 AT_LEAST, AT_MOST = operator.ge, operator.le
+_EXPORTED = _ending("compile", f"{FILE}, {COLD}")
 _COMPILED = _ending("training", training.COMPILED_OPTIMIZER)
 TARGETS = (
     Target("kernels, 64 MiB: mean against Inductor", mean_over("inductor", _kernels(64)), AT_LEAST, 2.0, "x"),
@@ -117,6 +118,7 @@ TARGETS = (
     Target("training step, compiled optimizer: mean against Inductor", mean_over("inductor", _COMPILED), AT_LEAST, 1.5, "x"),
     Target("compilation, cold: mean against Inductor", mean_over("inductor", _ending("compile", COLD)), AT_LEAST, 6.0, "x"),
     Target("compilation, warm: mean against Inductor", mean_over("inductor", _ending("compile", WARM)), AT_LEAST, 4.0, "x"),
+    Target("export and session: mean against torch's export", mean_over("onnxruntime", _EXPORTED), AT_LEAST, 2.0, "x"),
     Target("inside the backend, with a kernel over eight numbers: worst", _inside, AT_MOST, 0.6, " us"),
     Target("peak memory: worst against eager", _memory(_of_eager), AT_MOST, 1.0, "x"),
     Target("peak memory: worst against the lower bound", _memory(_of_bound), AT_MOST, 1.02, "x"),

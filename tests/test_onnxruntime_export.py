@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ LENGTH = Dim("length", max=16)
 DYNAMIC = {"ids": {0: "batch", 1: LENGTH}, "mask": {0: "batch", 1: LENGTH}}
 
 
-def check(path: Path, model: nn.Module, *inputs: torch.Tensor) -> None:
+def check(path: Path, model: Callable[..., Any], *inputs: torch.Tensor) -> None:
     session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     found = session.run(None, {name: value.numpy() for name, value in zip(names, inputs, strict=True)})
@@ -209,3 +210,35 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(tied: Any, tmp_path: 
         vendor_sdk.export(torch.sin, X, path)
     assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
     assert path.read_text() == "old"
+
+
+class _Counting(nn.Module):
+    """Torch's kernels write to the running statistics by operators whose schemas do not say so."""
+
+    def __init__(self, *, track: bool) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, track_running_stats=track)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(x)
+        return y
+
+
+def test_batch_norms_are_whole_in_inference_and_refused_where_they_count(tmp_path: Path) -> None:
+    x = torch.randn(6, 4)
+    path = vendor_sdk.export(_Counting(track=True).eval(), (x,), tmp_path / "model.onnx")
+    assert [node.op_type for node in onnx.load(str(path)).graph.node].count("BatchNormalization") == 1
+    check(path, _Counting(track=True).eval(), x)
+    check(vendor_sdk.export(_Counting(track=False), (x,), tmp_path / "own.onnx"), _Counting(track=False), x)
+    with pytest.raises(CaptureError, match=r"writes to norm\.running_mean, norm\.running_var"):
+        vendor_sdk.export(_Counting(track=True).train(), (x,), tmp_path / "not.onnx")
+
+
+def test_what_writes_to_its_own_values_is_made_functional(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        y[:, 1:].mul_(2).relu_()
+        return y.masked_fill_(y > 3, 0.0)
+
+    x = torch.randn(6, 4)
+    check(vendor_sdk.export(function, (x,), tmp_path / "model.onnx"), function, x)

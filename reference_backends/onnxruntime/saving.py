@@ -6,7 +6,7 @@
                 assertion, so what fails is a Gather from one element
     parameters  in the file, or in ``<file>.data`` beside it where they are more than a protobuf message may hold
 
-The files are written and checked in a directory of their own and then renamed.
+The files are written in a directory of their own and then renamed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import onnx
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Builder, Operand, Untranslatable, Value, elsewhere
+from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Builder, Operand, Untranslatable, Value, elsewhere, value_info
 from reference_backends.onnxruntime.translate import outline, run
 from vendor_sdk import CompilerError, LoweringError, ModelFile, PrimGraph
 
@@ -212,36 +212,72 @@ def _name_sizes(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def _write(model: onnx.ModelProto, parameters: Parameters, file: ModelFile) -> None:
+    _check(model, parameters)
     folder = Path(tempfile.mkdtemp(dir=file.path.parent, prefix=f".{file.path.name}."))
     try:
         names = [file.path.name]
+        whole = folder / file.path.name
         if sum(value.nbytes for value in parameters.values()) > MOST_INLINE:
             names.insert(0, f"{file.path.name}.data")
             model.graph.initializer.extend(_beside(folder / names[0], parameters, file))
+            whole.write_bytes(model.SerializeToString())
         else:
-            _put_inline(model.graph, parameters, file)
-        whole = folder / file.path.name
-        with open(whole, "wb") as stream:
-            stream.write(model.SerializeToString())
-        try:
-            onnx.checker.check_model(str(whole))
-        except onnx.checker.ValidationError as error:
-            raise CompilerError("onnxruntime: the exported model is not valid ONNX", why=str(error)) from error
+            _inline(whole, model, parameters, file)
         for name in names:  # the model last: who finds it finds its parameters
             os.replace(folder / name, file.path.parent / name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _bytes(value: torch.Tensor) -> bytes:
-    return bytes(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+def _check(model: onnx.ModelProto, parameters: Parameters) -> None:
+    """Of the model with inputs in the place of parameters, whose values no rule is about."""
+    outlined = onnx.ModelProto()
+    outlined.CopyFrom(model)
+    outlined.graph.input.extend(value_info(name, value.dtype, value.shape) for name, value in parameters.items())
+    try:
+        onnx.checker.check_model(outlined)
+    except onnx.checker.ValidationError as error:
+        raise CompilerError("onnxruntime: the exported model is not valid ONNX", why=str(error)) from error
 
 
-def _put_inline(graph: onnx.GraphProto, parameters: Parameters, file: ModelFile) -> None:
+def _raw(value: torch.Tensor) -> Any:
+    """The bytes of ``value`` in row-major order, where it lies so without a copy."""
+    return value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _inline(path: Path, model: onnx.ModelProto, parameters: Parameters, file: ModelFile) -> None:
+    """The model with the values of its parameters, which are written from where they are: a message that held them would be
+    a copy, and its encoding another.
+
+    A message is a sequence of fields in any order; one that holds bytes is a tag, their number and the bytes
+    (https://protobuf.dev/programming-guides/encoding).
+    """
+    heads = []
     for name, value in parameters.items():
-        # Made in place: a message that is appended is copied.
-        graph.initializer.add(name=name, data_type=ELEMENT_TYPES[value.dtype], dims=value.shape, raw_data=_bytes(value))
-        file.wrote(value.nbytes)
+        tensor = onnx.TensorProto(name=name, data_type=ELEMENT_TYPES[value.dtype], dims=value.shape).SerializeToString()
+        tensor += _field(onnx.TensorProto, "raw_data", value.nbytes)
+        heads.append(_field(onnx.GraphProto, "initializer", len(tensor) + value.nbytes) + tensor)
+    nodes = model.graph.SerializeToString()
+    size = len(nodes) + sum(map(len, heads)) + sum(value.nbytes for value in parameters.values())
+    model.ClearField("graph")
+    with open(path, "wb") as stream:
+        stream.write(model.SerializeToString() + _field(onnx.ModelProto, "graph", size) + nodes)
+        for head, value in zip(heads, parameters.values(), strict=True):
+            stream.write(head)
+            stream.write(_raw(value))
+            file.wrote(value.nbytes)
+
+
+def _field(message: Any, name: str, size: int) -> bytes:
+    """What precedes the ``size`` bytes of a field."""
+    tag = message.DESCRIPTOR.fields_by_name[name].number << 3 | 2
+    return _variable(tag) + _variable(size)
+
+
+def _variable(number: int) -> bytes:
+    """Seven bits a byte, the lowest first; all bytes but the last have the highest bit set."""
+    count = max(1, -(-number.bit_length() // 7))
+    return bytes(number >> 7 * place & 0x7F | (place < count - 1) << 7 for place in range(count))
 
 
 def _beside(path: Path, parameters: Parameters, file: ModelFile) -> Iterator[onnx.TensorProto]:
@@ -249,6 +285,6 @@ def _beside(path: Path, parameters: Parameters, file: ModelFile) -> Iterator[onn
         for name, value in parameters.items():
             stream.write(bytes(-stream.tell() % ALIGNMENT))
             place: dict[str, str | int] = {"location": path.name, "offset": stream.tell(), "length": value.nbytes}
-            stream.write(_bytes(value))
+            stream.write(_raw(value))
             yield elsewhere(name, value.dtype, value.shape, **place)
             file.wrote(value.nbytes)

@@ -17,7 +17,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from vendor_sdk import torch_private
 from vendor_sdk.capture.graph import to_prim_graph
 from vendor_sdk.errors import CaptureError
-from vendor_sdk.ir.primgraph import PrimGraph
+from vendor_sdk.ir.primgraph import PrimGraph, mutates
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -48,7 +48,8 @@ def capture_exported(
 
     Args:
         dynamic: as ``dynamic_shapes`` of ``torch.export.export``, where a string names a size (``{"x": {0: "batch"}}``).
-        first, table: decompositions of the two stages, see ``capture/graph.py``.
+        first, table: decompositions of the two stages, see ``capture/graph.py``; a model that writes to nothing takes the
+            second only.
 
     Raises:
         CaptureError: torch.export cannot capture the model, its sizes are not as ``dynamic`` says, it writes to what it reads,
@@ -60,14 +61,25 @@ def capture_exported(
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # what torch.export itself uses of torch
             program = torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=_dims(dynamic, named), strict=False)
-            program = program.run_decompositions(dict(first))
+            if _writes(program.graph_module):
+                program = program.run_decompositions(dict(first))
     except Exception as error:
         raise CaptureError(
             f"{type(model).__name__} cannot be exported: {str(error).strip().splitlines()[0]}",
             why="torch.export raised the exception above",
             fix="Where it names a size that is not as `dynamic` says, leave that size out or correct its range.",
         ) from error
-    return _captured(program, table)
+    captured = _captured(program, table)
+    if _writes(captured.graph.module):  # torch's own kernels of composite operators do, to what they make
+        captured = _captured(program.run_decompositions(dict(first)), table)
+    return captured
+
+
+def _writes(module: fx.GraphModule) -> bool:
+    """Whether ``module`` needs torch to make it functional, which takes as long as everything else of a capture. Models for
+    inference mostly write to nothing."""
+    graphs = (part.graph for part in module.modules() if isinstance(part, fx.GraphModule))
+    return any(mutates(node.target) for graph in graphs for node in graph.nodes)
 
 
 class _Function(nn.Module):

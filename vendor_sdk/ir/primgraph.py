@@ -138,7 +138,7 @@ class PrimGraph:
                     f"node {node.name} ({node.target}) has no meta['val']",
                     fix="a pass that makes a node must record the fake value it computes",
                 )
-            if node.op == "call_function" and _mutates(node.target):
+            if node.op == "call_function" and mutates(node.target):
                 raise GraphError(
                     f"node {node.name} calls {node.target}, which writes to its argument", fix="use the functional overload"
                 )
@@ -146,7 +146,8 @@ class PrimGraph:
             raise GraphError(f"{len(self.outputs)} outputs but {len(self.output_layouts)} output layouts")
 
 
-def _mutates(target: Any) -> bool:
+def mutates(target: Any) -> bool:
+    """Whether a call of ``target`` writes to an argument."""
     schema = getattr(target, "_schema", None)
     return schema is not None and schema.is_mutable
 

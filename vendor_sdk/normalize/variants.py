@@ -662,6 +662,17 @@ def baddbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any =
     return _blend(bias, aten.bmm.default, a, b, beta, alpha)
 
 
+@rule(aten.native_batch_norm.default)
+def native_batch_norm(
+    x: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, eps: float
+) -> Any:
+    if mean is None:
+        return aten._native_batch_norm_legit.no_stats(x, weight, bias, training, momentum, eps)
+    if training:
+        return aten._native_batch_norm_legit.default(x, weight, bias, mean, variance, training, momentum, eps)
+    return aten._native_batch_norm_legit_no_training.default(x, weight, bias, mean, variance, momentum, eps)
+
+
 @rule(aten.addbmm.default)
 def addbmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
     # the batch joins the contracted dimension: one matrix product
