@@ -305,6 +305,50 @@ def test_partitions_receive_contiguous_tensors_where_the_backend_wants_them(make
     assert all(lying) == wanted
 
 
+def test_results_of_partitions_lie_as_others_read_them(make: Callable[..., str]) -> None:
+    class Turned(Recorder):
+        prims = frozenset({"add"})
+
+        def compile(self, graph: PrimGraph) -> Callable[[Sequence[Any]], Sequence[Any]]:
+            return lambda values: [value.t().contiguous().t() for value in graph.interpret(*values)]
+
+    lying = []
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        lying.append(x.is_contiguous())
+        return x.sin()
+
+    name = make({"sin": kernel}, compiler=Turned(), legalize=Legalization(contiguous_inputs=True))
+    x = torch.randn(3, 4)
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(lambda x: ((x + 1).sin(), (x + 2)), [x]), backend=name)
+    sine, two = compiled(x)
+    torch.testing.assert_close([sine, two], [(x + 1).sin(), x + 2])
+    assert lying == [True]
+    assert two.is_contiguous()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: [x[:1]], r"returned torch.float32 \(1,\) on cpu.*result here is torch.float32 \(3,\)"),
+        (lambda x: [x.half()], "returned torch.float16"),
+        (lambda x: [x, x], "returned 2 instead of 1 results"),
+        (lambda x: None, "returned NoneType instead of 1 results"),
+    ],
+)
+def test_a_bad_partition_is_reported(make: Callable[..., str], change: Callable[..., Any], message: str) -> None:
+    class Wrong(Recorder):
+        def compile(self, graph: PrimGraph) -> Callable[[Sequence[Any]], Sequence[Any]]:
+            return lambda values: change(*graph.interpret(*values))
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).sin()
+
+    name = make({}, compiler=Wrong())
+    with pytest.raises(KernelError, match=f"(?s){name}: .*add and sin.*{message}"):
+        torch.compile(model, backend=name)(torch.randn(3))
+
+
 def test_partitioning_is_linear(make: Callable[..., str]) -> None:
     import time
 

@@ -602,6 +602,7 @@ class _Writer:
         if node.meta["placement"].route is Route.GRAPH:
             inputs = self.text.arguments(node.args, {}, self._dense)
             self._line(f"{node.name} = {self.text.constant(node.target)}({inputs})", node)
+            self._check(node)
         else:
             self._kernel(node)
 
@@ -612,12 +613,18 @@ class _Writer:
         # ``clone`` is the one kernel that takes any strides: it is how operands become contiguous.
         operand = self._dense if prim_name(node) != "clone" else lambda _: None
         arguments = self.text.arguments(node.args, kwargs, operand)
-        several = not isinstance(node.meta["val"], torch.Tensor)
         if kernel.destination:
             self._allocate_and_call(node, lambda outs: f"{name}({', '.join([*outs, arguments] if arguments else outs)})")
             return
         self._line(f"{node.name} = {name}({arguments})", node)
+        self._check(node)
+        if not kernel.fresh:
+            self._own(node)
+
+    def _check(self, node: fx.Node) -> None:
+        """What the backend's code returned is what was promised, and lies as others read it."""
         self._bind_data_dependent(node)
+        several = not isinstance(node.meta["val"], torch.Tensor)
         results = node.meta["val"] if several else (node.meta["val"],)
         orders = {user.args[1]: order_of(user) for user in node.users if user.target is operator.getitem}
         if not several:
@@ -630,8 +637,6 @@ class _Writer:
         ]
         check = f"checked_several({node.name}, ({', '.join(expected)},))" if several else f"checked({node.name}, {expected[0]})"
         self._line(f"{node.name} = RT.{check}", node)
-        if not kernel.fresh:
-            self._own(node)
 
     def _dense(self, value: fx.Node) -> str | None:
         """A contiguous copy of what may lie otherwise, for a backend that wants that."""

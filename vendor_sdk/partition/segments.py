@@ -21,7 +21,7 @@ from vendor_sdk.prims.opset import BY_TARGET
 
 
 class Partition:
-    """A compiled partition, callable as a node's target: its inputs' values in order, a tuple of values out."""
+    """A compiled partition, callable as a node's target: its inputs' values in order, the values of its outputs out."""
 
     def __init__(self, name: str, graph: PrimGraph, run: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
         self.__name__ = name
@@ -32,8 +32,8 @@ class Partition:
     def __str__(self) -> str:
         return self.__name__
 
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        return tuple(self.run(inputs))
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        return self.run(inputs)
 
 
 def join_segments(graph: PrimGraph, compiler: GraphCompiler) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from vendor_sdk.contract.placement import Kind, NodePlacement
+from vendor_sdk.contract.placement import Kind, NodePlacement, Route
 from vendor_sdk.contract.program import StepError
 from vendor_sdk.errors import KernelError, VendorSDKError
 from vendor_sdk.ir.fused import members
@@ -179,8 +179,11 @@ class CompiledGraph:
             return
         name = prim_name(node)
         operands = ", ".join(describe(n.meta.get("val")) for n in node.all_input_nodes)
-        prims = list(dict.fromkeys(map(prim_name, members(node))))
-        fused = f"kernel {name!r}, which fuses {' and '.join(prims)}," if len(prims) > 1 else f"the kernel of prim {name!r}"
+        whole = node.meta["placement"].route is Route.GRAPH
+        inside = node.target.graph.calls() if whole else members(node)  # type: ignore[union-attr]
+        prims = [each for each in dict.fromkeys(map(prim_name, inside)) if each != "getitem"]
+        kind = "the partition of" if whole else f"kernel {name!r}, which fuses"
+        fused = f"{kind} {_listed(prims)}," if whole or len(prims) > 1 else f"the kernel of prim {name!r}"
         on = f"on ({operands}) -> {describe(node.meta['val'])}"
         call = f"prim {name!r} {on}"
         if node.meta["placement"].kind is not Kind.NATIVE:
@@ -202,6 +205,11 @@ class CompiledGraph:
             fix=f"run {'each prim' if len(prims) > 1 else 'that prim'} alone with `vendor-sdk conformance --backend "
             f"{self.backend} --prims {','.join(prims)}`, or decline this case in the `supports` hook",
         ) from error
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    shown = [*names[:most], f"{len(names) - most} more"] if len(names) > most else names
+    return " and ".join(shown)
 
 
 def _raising(error: Callable[[], VendorSDKError]) -> Run:
