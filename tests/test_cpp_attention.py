@@ -348,20 +348,26 @@ def test_compiled_functions(name: str, graphs: list[CompiledGraph]) -> None:
         assert (mine - wanted).abs().max().item() <= allowed
 
 
-def test_repeated_heads_are_read_where_they_lie(graphs: list[CompiledGraph]) -> None:
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_repeated_heads_are_read_where_they_lie(dynamic: bool, graphs: list[CompiledGraph]) -> None:
     """As transformers repeats the keys and values of a group."""
 
     def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        repeated = [x[:, :, None].expand(2, 2, 3, 40, 16).reshape(2, 6, 40, 16) for x in (k, v)]
+        batch, heads, rows, width = k.shape
+        repeated = [x[:, :, None, :, :].expand(batch, heads, 3, rows, width).reshape(batch, 6, rows, width) for x in (k, v)]
         return F.scaled_dot_product_attention(q, *repeated, is_causal=True)
 
     operands = [torch.randn(2, 40, n, 16).transpose(1, 2) for n in (6, 2, 2)]
-    ours = torch.compile(grouped, backend="cpp_cpu")(*operands)
+    for operand in operands:
+        torch._dynamo.mark_static(operand, (1, 3))
+    ours = torch.compile(grouped, backend="cpp_cpu", dynamic=dynamic)(*operands)
     torch.testing.assert_close(ours, grouped(*operands))
     assert kept(graphs) == BOTH[:1]
     (graph,) = graphs
     assert graph.native_calls == 1
     assert graph.launches == 2, "attention, and its result in the order of memory that torch promises"
+    (attention,) = (node for node in graph.graph.calls() if prim_name(node) == "scaled_dot_product_attention")
+    assert [each.meta["val"].shape[1] for each in attention.args[:3]] == [6, 2, 2]
 
 
 def test_without_gradients(graphs: list[CompiledGraph]) -> None:

@@ -48,7 +48,7 @@ from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.rewrite import erase, inline
 from vendor_sdk.lower import Lowered, lower, lower_group
 from vendor_sdk.lower.native import LoweredCall, native_call
-from vendor_sdk.normalize.canonicalize import canonicalize, drop_dead
+from vendor_sdk.normalize.canonicalize import canonicalize, drop_copies, drop_dead
 from vendor_sdk.normalize.decompose import prim_table
 from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.normalize.products import join_products
@@ -120,6 +120,7 @@ def placed(graph: PrimGraph, session: Session, watch: Watch) -> tuple[PrimGraph,
     """The stages up to placement: every node of the graph says who runs it."""
     loaded = session.loaded
     watch.captured(graph)
+    drop_copies(graph)
     _recognize(graph, loaded.backend.composites)
     graph = canonicalize(graph)
     if session.emitter is not None:  # a backend of kernels alone may have no ``cat``

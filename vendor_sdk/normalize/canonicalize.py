@@ -22,7 +22,7 @@ def canonicalize(graph: PrimGraph) -> PrimGraph:
     """Strides made logical, constants folded, no-ops removed, common subexpressions merged, dead code dropped."""
     _logical_as_strided(graph)
     fold_constants(graph)
-    _drop_copies(graph)
+    drop_copies(graph)
     _merge_equal(graph)
     drop_dead(graph)
     graph.module.recompile()
@@ -44,7 +44,7 @@ def acts(node: fx.Node) -> bool:
     return node.meta.get("val") is None and node.target is not operator.getitem
 
 
-def _drop_copies(graph: PrimGraph) -> None:
+def drop_copies(graph: PrimGraph) -> None:
     """Values are never written, so a copy of a value is the value."""
     for node in list(graph.calls()):
         changes_nothing = _NO_CHANGE.get(node.target)
@@ -76,6 +76,7 @@ _NO_CHANGE: Mapping[Any, Callable[[fx.Node], bool]] = {
     aten.lift_fresh_copy.default: lambda node: True,
     aten._to_copy.default: _same_type,
     aten.expand.default: _same_shape,
+    aten.slice.Tensor: _same_shape,
     aten.view.default: _same_shape,
 }
 """Operators that may leave a value as it is, with when they do."""
