@@ -159,7 +159,7 @@ def conversions(dtype: torch.dtype) -> Case:
         else torch.randint(0, 256, (n,)).to(dtype)
     )
     if dtype.is_floating_point:
-        data[:7] = torch.tensor([torch.inf, -torch.inf, 3e4, -3e4, 6e4, -0.0, 127.5])
+        data[:10] = torch.tensor([torch.inf, -torch.inf, 3e4, -3e4, 6e4, -0.0, 127.5, 1e-39, -3e-40, 2**-149])
     return Case(k.kernel(), (data,), tuple(((n,), to) for to in CTYPES), lambda x: tuple(x.to(to) for to in CTYPES))
 
 

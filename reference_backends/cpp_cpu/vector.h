@@ -38,9 +38,32 @@ template <class To, class From> INLINE To reread(From v) {
 template <class T> INLINE Piece<T> low_half(Part<T> v) { Piece<T> r; __builtin_memcpy(&r, &v, sizeof r); return r; }
 template <class T> INLINE Piece<T> high_half(Part<T> v) { Piece<T> r; __builtin_memcpy(&r, (char *)&v + sizeof r, sizeof r); return r; }
 template <class T> INLINE Part<T> joined(Piece<T> low, Piece<T> high) {
+#if __has_builtin(__builtin_shufflevector)
+  if constexpr (HALF == 8) return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  else if constexpr (HALF == 4) return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+  else return __builtin_shufflevector(low, high, 0, 1, 2, 3);
+#else  // In memory, which a processor waits for.
   Part<T> r;
   __builtin_memcpy(&r, &low, sizeof low);
   __builtin_memcpy((char *)&r + sizeof low, &high, sizeof high);
+  return r;
+#endif
+}
+// Lane l of the result is lane take[l] of a and b laid side by side.
+template <class P> INLINE P shuffle(P a, P b, P take) {
+#if defined(__clang__)
+  enum : int { N = sizeof(P) / sizeof(a[0]) };
+  P r;
+  for (int l = 0; l < N; ++l) r[l] = take[l] < N ? a[take[l]] : b[take[l] - N];
+  return r;
+#else
+  return __builtin_shuffle(a, b, take);
+#endif
+}
+// Lane l holds l.
+INLINE Mask lane_numbers() {
+  Mask r;
+  for (int l = 0; l < LANES; ++l) r[l] = l;
   return r;
 }
 
@@ -80,8 +103,7 @@ struct B {
   Mask v;
   B() = default;
   INLINE_METHOD B(Mask m) : v(m) {}
-  INLINE_METHOD B(WideMask low, WideMask high)
-      : v(joined<int32_t>(__builtin_convertvector(low, Piece<int32_t>), __builtin_convertvector(high, Piece<int32_t>))) {}
+  INLINE_METHOD B(WideMask low, WideMask high) : v(shuffle((Mask)low, (Mask)high, lane_numbers() * 2)) {}
   INLINE_METHOD explicit B(bool s) : v(spread<Mask>(s ? -1 : 0)) {}
   INLINE_METHOD bool operator[](int lane) const { return v[lane] != 0; }
   INLINE_METHOD void set(int lane, bool s) { v[lane] = s ? -1 : 0; }
@@ -92,12 +114,6 @@ template <class T> struct Vector { typedef V<T> type; };
 template <> struct Vector<bool> { typedef B type; };
 template <class T> using vec = typename Vector<T>::type;
 
-// Lane l holds l.
-INLINE Mask lane_numbers() {
-  Mask r;
-  for (int l = 0; l < LANES; ++l) r[l] = l;
-  return r;
-}
 INLINE V<int64_t> iota(int64_t first, int64_t step) {
   Mask lanes = lane_numbers();
   return {__builtin_convertvector(low_half<int32_t>(lanes), WideMask) * step + first,
@@ -252,17 +268,6 @@ template <class T, class L> INLINE void store_where(B mask, T *p, vec<T> v, L li
   for (int l = 0; l < live.n; ++l) if (mask[l]) p[l] = v[l];
 }
 
-// Lane l of the result is lane take[l] of a and b laid side by side.
-template <class P> INLINE P shuffle(P a, P b, P take) {
-#if defined(__clang__)
-  enum : int { N = sizeof(P) / sizeof(a[0]) };
-  P r;
-  for (int l = 0; l < N; ++l) r[l] = take[l] < N ? a[take[l]] : b[take[l] - N];
-  return r;
-#else
-  return __builtin_shuffle(a, b, take);
-#endif
-}
 // Every second element from p on: `a` begins at p, `b` LANES - 1 elements later, so that nothing behind the last of them is read.
 template <class T> INLINE vec<T> every_second(Mask a, Mask b) {
   Mask take;
@@ -384,11 +389,19 @@ template <> struct VectorConvert<float, bf16, void> {
     return V<float>((Part<float>)(widened(a.v) << 16));
   }
 };
+INLINE V<bf16> narrow_bf16(V<float> a) {
+  Part<uint32_t> u = (Part<uint32_t>)a.v, rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  rounded = (Part<uint32_t>)((a != a).v ? (Mask)(Mask{} + 0x7fc0) : (Mask)rounded);
+  return V<bf16>(low_bytes((Mask)rounded));
+}
 template <> struct VectorConvert<bf16, float, void> {
   INLINE_METHOD static V<bf16> apply(V<float> a) {
-    Part<uint32_t> u = (Part<uint32_t>)a.v, rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    rounded = (Part<uint32_t>)((a != a).v ? (Mask)(Mask{} + 0x7fc0) : (Mask)rounded);
-    return V<bf16>(low_bytes((Mask)rounded));
+#if MASKED_MOVES && defined(__AVX512BF16__)
+    // The instruction takes subnormal numbers for zero.
+    const bool subnormal = __builtin_ia32_fpclassps512_mask(a.v, 0x20, (uint16_t)-1);
+    if (__builtin_expect(!subnormal, 1)) return V<bf16>((Part<bf16>)__builtin_ia32_cvtneps2bf16_v16sf(a.v));
+#endif
+    return narrow_bf16(a);
   }
 };
 #if MASKED_MOVES
