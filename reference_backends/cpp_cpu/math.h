@@ -24,21 +24,21 @@ template <class D> INLINE D nearest_wide(D a) { return (a + D(6755399441055744.0
 template <class F> INLINE Whole<F> nearest_whole(F a) { return bits<int32_t>(a + F(12582912.0f)) - Whole<F>(0x4b400000); }
 INLINE float magnitude(float a) { return __builtin_fabsf(a); }
 INLINE V<float> magnitude(V<float> a) { return op_abs(a); }
+// -|a|
+template <class F> INLINE F below_zero(F a) { return bits<float>(bits<int32_t>(a) | Whole<F>((int32_t)0x80000000)); }
 INLINE float signed_as(float a, float b) { return __builtin_copysignf(a, b); }
 INLINE V<float> signed_as(V<float> a, V<float> b) { return op_copysign(a, b); }
-template <class F> INLINE F clamped(F a, float low, float high) {
-  F x = select(a < F(low), F(low), a);
-  return select(x > F(high), F(high), x);
-}
+// NaN goes through.
+template <class F> INLINE F at_least(F a, float low) { return select(a < F(low), F(low), a); }
+template <class F> INLINE F at_most(F a, float high) { return select(a > F(high), F(high), a); }
 #if MASKED_MOVES
-INLINE V<float> clamped(V<float> a, float low, float high) {
-  // The instructions give the second operand where one is NaN.
-  Part<float> x = __builtin_ia32_maxps512_mask(V<float>(low).v, a.v, a.v, (uint16_t)-1, 4);
-  return V<float>((Part<float>)__builtin_ia32_minps512_mask(V<float>(high).v, x, x, (uint16_t)-1, 4));
+// The instructions give the second operand where one is NaN.
+INLINE V<float> at_least(V<float> a, float low) {
+  return V<float>((Part<float>)__builtin_ia32_maxps512_mask(V<float>(low).v, a.v, a.v, (uint16_t)-1, 4));
 }
-#endif
-
-#if MASKED_MOVES
+INLINE V<float> at_most(V<float> a, float high) {
+  return V<float>((Part<float>)__builtin_ia32_minps512_mask(V<float>(high).v, a.v, a.v, (uint16_t)-1, 4));
+}
 INLINE V<float> reciprocal_guess(V<float> a) { return V<float>((Part<float>)__builtin_ia32_rcp14ps512_mask(a.v, a.v, (uint16_t)-1)); }
 INLINE float reciprocal_guess(float a) {
   typedef Pack<float, 4>::type Four;
@@ -72,24 +72,24 @@ INLINE V<float> scaled(V<float> p, V<float> n) {
   return V<float>((Part<float>)__builtin_ia32_scalefps512_mask(p.v, n.v, p.v, (uint16_t)-1, 4));
 }
 #endif
-// Without limits to the argument: for [-103, 88].
-template <class F> INLINE F exp_within(F a) {
+// Zero but for some lanes, of which alone n need be in range.
+template <class M, class F> INLINE F scaled_where(M some, F p, F n) { return select(some, scaled(p, select(some, n, F(0.0f))), F(0.0f)); }
+#if MASKED_MOVES
+INLINE V<float> scaled_where(B some, V<float> p, V<float> n) { return select(some, scaled(p, n), V<float>(0.0f)); }
+#endif
+// For a <= 89. Of numbers far left, as masks leave them, exponentials are 0 without arithmetic that ends in a subnormal number, which
+// takes some processors a hundred cycles.
+template <class F> INLINE F exp_below(F a) {
   F n, r = log2_parts(a, n);
-  return scaled(exp_near(r), n);
+  return scaled_where(!(a < F(-104.0f)), exp_near(r), n);
 }
-// Of numbers far left, as masks leave them, exponentials are 0 without arithmetic that ends in a subnormal number, which takes
-// some processors a hundred cycles.
-template <class F> INLINE F exp_of(F a) {
-  auto none = a < F(-104.0f);
-  return select(none, F(0.0f), exp_within(clamped(select(none, F(0.0f), a), -104.0f, 89.0f)));
-}
+template <class F> INLINE F exp_of(F a) { return exp_below(at_most(a, 89.0f)); }
 template <class F> INLINE F exp2_of(F a) {
-  auto none = a < F(-151.0f);
-  F x = clamped(select(none, F(0.0f), a), -151.0f, 129.0f), n = nearest(x);
-  return select(none, F(0.0f), scaled(exp_near((x - n) * F(0.693147180559945309f)), n));
+  F x = at_most(a, 129.0f), n = nearest(x);
+  return scaled_where(!(x < F(-151.0f)), exp_near((x - n) * F(0.693147180559945309f)), n);
 }
 template <class F> INLINE F expm1_of(F a) {
-  F x = clamped(a, -30.0f, 89.0f);
+  F x = at_most(at_least(a, -30.0f), 89.0f);
   F n, r = log2_parts(x, n);
   // 2**(n-1) and then 2, as 2**128 is no float.
   F half = bits<float>(shift_left(nearest_whole(n) + Whole<F>(126), 23));
@@ -154,55 +154,30 @@ template <class F> INLINE F log1p_of(F a) {
   return select(magnitude(a) < F(1e-7f), a, result);
 }
 
-// a / d for d in [1, 2**100]: nearly always the rounded quotient, at a fraction of the division's time.
-template <class F> INLINE F quotient(F a, F d) {
-#if MASKED_MOVES
-  F r = reciprocal_guess(d);
-  r = multiply_add(r, multiply_add(-d, r, F(1.0f)), r);
-  F q = a * r;
-  return multiply_add(multiply_add(-q, d, a), r, q);
-#else
-  return a / d;
-#endif
-}
 // Beyond nine it is one.
 template <class F> INLINE F tanh_of(F a) {
-  return signed_as(by_pieces<6>(clamped(magnitude(a), 0.0f, 9.3f), 0.296875f, TANH_PIECES), a);
+  return signed_as(by_pieces<6>(at_most(magnitude(a), 9.3f), 0.296875f, TANH_PIECES), a);
 }
 template <class F> INLINE F sigmoid_of(F a) {
   // The exponential never overflows, and far left the result keeps its digits.
-  F e = exp_of(F(0.0f) - magnitude(a));
-  return quotient(select(a < F(0.0f), e, F(1.0f)), F(1.0f) + e);
+  F e = exp_below(below_zero(a)), one(1.0f), sum = one + e;
+  auto left = a < F(0.0f);
+#if MASKED_MOVES
+  // A step of Newton's, with the exponential in place of the sum, which was rounded.
+  F r = reciprocal_guess(sum), q = select(left, e * r, r);
+  return multiply_add(q, multiply_add(-e, r, one - r), q);
+#else
+  return select(left, e, one) / sum;
+#endif
 }
 
-// Error functions. Below 0.92 an odd polynomial (fit); above it log(erfc) is one (fit).
-template <class F> INLINE F erf_of(F a) {
-  F m = magnitude(a), z = a * a;
-  F p(8.21535449575e-5f);
-  p = multiply_add(p, z, F(-0.000810594641873f));
-  p = multiply_add(p, z, F(0.00519779527325f));
-  p = multiply_add(p, z, F(-0.0268581034051f));
-  p = multiply_add(p, z, F(0.112836725269f));
-  p = multiply_add(p, z, F(-0.376126322842f));
-  p = multiply_add(p, z, F(0.128379166495f));
-  F near = multiply_add(p, a, a);
-  F x = clamped(m, 0.0f, 4.0f);
-  F q(2.09118386893e-5f);
-  q = multiply_add(q, x, F(-0.000432327860212f));
-  q = multiply_add(q, x, F(0.00416064020246f));
-  q = multiply_add(q, x, F(-0.0250917766381f));
-  q = multiply_add(q, x, F(0.108237025175f));
-  q = multiply_add(q, x, F(0.633386300993f));
-  q = multiply_add(q, x, F(1.12949531919f));
-  q = multiply_add(q, x, F(-0.000170583211643f));
-  F far = signed_as(F(1.0f) - exp_within(F(0.0f) - q), a);
-  return select(m < F(0.92f), near, select(a != a, a, far));
-}
+// Beyond 3.9 it is one.
+template <class F> INLINE F erf_of(F a) { return signed_as(by_pieces<5>(at_most(magnitude(a), 3.9f), 0.125f, ERF_PIECES), a); }
 // (1 + 2 m) exp(m*m) erfc(m) as a polynomial of (m - k) / (m + k) (fit; k = 3; the substitution is Shepherd and Laframboise's, Math. Comp. 36,
 // 1981). The square is exact in two parts.
 template <class F> INLINE F erfc_of(F a) {
   F m = magnitude(a);
-  F x = clamped(m, 0.0f, 10.6f);
+  F x = at_most(m, 10.6f);
   F t = (x - F(3.0f)) / (x + F(3.0f));
   F p(-0.000259790598918f);
   p = multiply_add(p, t, F(-0.000756379688048f));
@@ -217,7 +192,7 @@ template <class F> INLINE F erfc_of(F a) {
   p = multiply_add(p, t, F(1.25300806008f));
   F square = x * x, high = bits<float>(bits<int32_t>(x) & Whole<F>((int32_t)0xfffff000)), low = x - high;
   F rest = ((high * high - square) + F(2.0f) * high * low) + low * low;
-  F e = exp_of(F(0.0f) - square);
+  F e = exp_below(-square);
   F result = multiply_add(e, F(0.0f) - rest, e) * (p / (F(1.0f) + x + x));
   result = select(a < F(0.0f), F(2.0f) - result, result);
   return select(a != a, a, result);

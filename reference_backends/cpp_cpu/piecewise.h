@@ -1,14 +1,17 @@
 // Functions of float as polynomials by pieces: of 32 pieces of equal width, piece k is a polynomial of the distance to k widths.
 // One fetch in registers for each coefficient instead of a longer polynomial, a branch or an exponential. The coefficients
-// interpolate at Chebyshev's nodes (fit); the first piece starts with zero and the derivative at zero, so that results near zero
-// keep their digits.
+// interpolate at Chebyshev's nodes (fit). To the first piece x is added, so that results near zero keep their digits.
 
 template <int DEGREE> using Pieces = float[DEGREE + 1][32];
 
 INLINE float piece(const float *row, int32_t k) { return row[k & 31]; }
 INLINE V<float> piece(const float *row, V<int32_t> k) {
-#if REGISTER_BYTES == 64 && !defined(__clang__)
-  return V<float>(__builtin_shuffle(load_pack<Part<float>>(row), load_pack<Part<float>>(row + LANES), k.v));
+#if REGISTER_BYTES >= 32 && !defined(__clang__)
+  const auto part = [&](int first) INLINE_LAMBDA {
+    return V<float>(__builtin_shuffle(load_pack<Part<float>>(row + first), load_pack<Part<float>>(row + first + LANES), k.v));
+  };
+  if constexpr (LANES == 16) return part(0);
+  else return select((k & V<int32_t>(16)) == V<int32_t>(0), part(0), part(16));
 #else
   V<float> r;
   for (int l = 0; l < LANES; ++l) r.v[l] = row[k.v[l] & 31];
@@ -17,13 +20,12 @@ INLINE V<float> piece(const float *row, V<int32_t> k) {
 }
 // For x in [0, 31.5) widths; products of whole numbers below 32 with the width must be exact. NaN goes through.
 template <int DEGREE, class F> INLINE F by_pieces(F x, float width, const Pieces<DEGREE> &table) {
-  F shifted = multiply_add(x, F(1.0f / width), F(12582912.0f));
-  F u = multiply_add(shifted - F(12582912.0f), F(-width), x);
-  auto k = bits<int32_t>(shifted);
+  const F whole(12582912.0f), shifted = multiply_add(x, F(1.0f / width), whole), u = multiply_add(shifted - whole, F(-width), x);
+  const auto k = bits<int32_t>(shifted);
   F p = piece(table[DEGREE], k);
 #pragma GCC unroll 8
-  for (int j = DEGREE - 1; j >= 0; --j) p = multiply_add(p, u, piece(table[j], k));
-  return p;
+  for (int j = DEGREE - 1; j > 0; --j) p = multiply_add(p, u, piece(table[j], k));
+  return multiply_add(p, u, select(shifted == whole, u, piece(table[0], k)));
 }
 
 static const Pieces<6> TANH_PIECES = {
@@ -33,7 +35,7 @@ static const Pieces<6> TANH_PIECES = {
     0.999917328f, 0.999954343f, 0.999974787f, 0.999986053f, 0.999992311f, 0.999995768f, 0.999997675f, 0.999998689f,
     0.999999285f, 0.999999583f, 0.999999762f, 0.999999881f, 0.99999994f, 0.99999994f, 1.0f},
   {
-    1.0f, 0.916796446f, 0.716350794f, 0.493479848f, 0.311428785f, 0.185882777f, 0.107297339f, 0.0607465394f, 0.0340156481f,
+    0.0f, 0.916796446f, 0.716350794f, 0.493479848f, 0.311428785f, 0.185882777f, 0.107297339f, 0.0607465394f, 0.0340156481f,
     0.0189303514f, 0.0104989931f, 0.00581178302f, 0.00321375765f, 0.00177608419f, 0.000981237157f, 0.000542009715f,
     0.000299362495f, 0.000165334757f, 9.13099066e-05f, 5.04271484e-05f, 2.78488315e-05f, 1.53796809e-05f, 8.49349635e-06f,
     4.69056295e-06f, 2.59037756e-06f, 1.43054319e-06f, 7.90021204e-07f, 4.36291231e-07f, 2.40942938e-07f, 1.33061334e-07f,
@@ -68,4 +70,39 @@ static const Pieces<6> TANH_PIECES = {
     -4.30635591e-05f, -2.39525834e-05f, -1.32800142e-05f, -7.34983951e-06f, -4.06382514e-06f, -2.24573955e-06f,
     -1.24066719e-06f, -6.85299426e-07f, -3.78500346e-07f, -2.09040564e-07f, -1.15447079e-07f, -6.37571276e-08f, -3.5210391e-08f,
     -1.94451371e-08f, -1.0738658e-08f, -5.93046057e-09f, -3.27511462e-09f, -1.80869097e-09f},
+};
+
+static const Pieces<5> ERF_PIECES = {
+  {
+    0.0f, 0.1403162f, 0.2763264f, 0.4041169f, 0.5204999f, 0.6232409f, 0.71115565f, 0.7840751f, 0.8427008f, 0.8883882f,
+    0.92290014f, 0.94817007f, 0.96610516f, 0.97844374f, 0.9866717f, 0.99199003f, 0.9953223f, 0.997346f, 0.9985373f,
+    0.99921703f, 0.999593f, 0.9997946f, 0.9998994f, 0.99995214f, 0.9999779f, 0.9999901f, 0.9999957f, 0.9999982f, 0.9999993f,
+    0.9999997f, 0.9999999f, 1.0f},
+  {
+    0.12837917f, 1.1108853f, 1.0600141f, 0.9803528f, 0.8787826f, 0.76349956f, 0.64293104f, 0.52474505f, 0.4151075f,
+    0.31827396f, 0.23652112f, 0.17035978f, 0.11893029f, 0.08047226f, 0.052774996f, 0.03354583f, 0.020666985f, 0.01234082f,
+    0.007142319f, 0.004006478f, 0.0021782843f, 0.0011478751f, 0.0005862772f, 0.0002902283f, 0.00013925305f, 6.4758686e-05f,
+    2.9189026e-05f, 1.27517405e-05f, 5.3994268e-06f, 2.2159204e-06f, 8.8143224e-07f, 3.398224e-07f},
+  {
+    6.194996e-09f, -0.13886046f, -0.26500317f, -0.36763188f, -0.43939087f, -0.47718686f, -0.48219806f, -0.45915183f,
+    -0.41510755f, -0.35805833f, -0.29565158f, -0.23424488f, -0.1783956f, -0.13076754f, -0.09235632f, -0.062898465f,
+    -0.041333973f, -0.026224228f, -0.016070193f, -0.009515358f, -0.0054456866f, -0.0030131529f, -0.0016122482f,
+    -0.0008343965f, -0.0004177528f, -0.000202367f, -9.4862065e-05f, -4.3035867e-05f, -1.8897324e-05f, -8.032371e-06f,
+    -3.3052047e-06f, -1.316734e-06f},
+  {
+    -0.37612715f, -0.35872316f, -0.30917066f, -0.23487614f, -0.14646381f, -0.05567196f, 0.026788637f, 0.09292344f,
+    0.13836904f, 0.16245225f, 0.16753577f, 0.15793772f, 0.13875204f, 0.11484067f, 0.09015734f, 0.067441136f, 0.048222996f,
+    0.03303742f, 0.02172456f, 0.0137305325f, 0.008350085f, 0.0048904205f, 0.002760383f, 0.0015025315f, 0.0007890973f,
+    0.00040001748f, 0.00019580826f, 9.258207e-05f, 4.229501e-05f, 1.8673474e-05f, 7.969476e-06f, 3.2884204e-06f},
+  {
+    3.0700936e-05f, 0.06857445f, 0.12674361f, 0.16629009f, 0.18278675f, 0.17621776f, 0.15052958f, 0.112335764f, 0.06921148f,
+    0.028064178f, -0.006034739f, -0.030370869f, -0.04448568f, -0.049634416f, -0.048049673f, -0.04223579f, -0.034442242f,
+    -0.026371466f, -0.019100375f, -0.0131514445f, -0.008638766f, -0.005427458f, -0.0032678267f, -0.0018884437f,
+    -0.0010487258f, -0.0005602271f, -0.00028811555f, -0.0001427473f, -6.8174224e-05f, -3.1400727e-05f, -1.3954453e-05f,
+    -5.9855197e-06f},
+  {
+    0.1124121f, 0.104041174f, 0.0799585f, 0.045443367f, 0.0073548034f, -0.027332f, -0.053134814f, -0.067107f, -0.069095835f,
+    -0.061267402f, -0.04715977f, -0.030614251f, -0.014894034f, -0.0021711243f, 0.006588884f, 0.011433715f, 0.013069292f,
+    0.012484523f, 0.010653742f, 0.008358106f, 0.00612052f, 0.004221866f, 0.002759592f, 0.00171636f, 0.0010188362f,
+    0.00057852356f, 0.00031479393f, 0.00016437324f, 8.245765e-05f, 3.977725e-05f, 1.8466495e-05f, 8.256005e-06f},
 };
