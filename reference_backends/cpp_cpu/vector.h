@@ -312,12 +312,12 @@ template <class T, class L> INLINE vec<T> load_second_where(B mask, const T *p, 
 template <class To, class From, class Enable = void> struct VectorConvert {
   INLINE_METHOD static vec<To> apply(vec<From> a) { return per_lane<To>(Full(), [&](int l) { return Convert<To, From>::apply(a[l]); }); }
 };
-template <class T> struct Plain { static constexpr bool value = true, floating = false; };
-template <> struct Plain<bool> { static constexpr bool value = false, floating = false; };
-template <> struct Plain<bf16> : Plain<bool> {};
-template <> struct Plain<f16> : Plain<bool> {};
+template <class T> struct Plain { static constexpr bool value = true, floating = false, half = false; };
+template <> struct Plain<bool> { static constexpr bool value = false, floating = false, half = false; };
+template <> struct Plain<bf16> { static constexpr bool value = false, floating = false, half = true; };
+template <> struct Plain<f16> : Plain<bf16> {};
 template <> struct Plain<uint32_t> : Plain<int32_t> {};
-template <> struct Plain<float> { static constexpr bool value = true, floating = true; };
+template <> struct Plain<float> { static constexpr bool value = true, floating = true, half = false; };
 template <> struct Plain<double> : Plain<float> {};
 template <bool, class T = void> struct When {};
 template <class T> struct When<true, T> { typedef T type; };
@@ -358,6 +358,11 @@ template <class From> struct VectorConvert<bool, From, typename When<Plain<From>
 };
 template <class To> struct VectorConvert<To, bool, typename When<Plain<To>::value>::type> {
   INLINE_METHOD static V<To> apply(B a) { return select(a, V<To>((To)1), V<To>((To)0)); }
+};
+// To halves by way of float.
+template <class To, class From>
+struct VectorConvert<To, From, typename When<Plain<To>::half && !Plain<From>::half && !(Plain<From>::floating && sizeof(From) == 4)>::type> {
+  INLINE_METHOD static V<To> apply(vec<From> a) { return VectorConvert<To, float>::apply(VectorConvert<float, From>::apply(a)); }
 };
 template <> struct VectorConvert<int32_t, float, void> {
   // Lanes out of range become the lowest number, as the instruction of x86 has it and the conversion of vectors promises nowhere.
