@@ -35,20 +35,33 @@ template <class To, class From> INLINE To reread(From v) {
   static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the width");
   return (To)v;
 }
-template <class T> INLINE Piece<T> low_half(Part<T> v) { Piece<T> r; __builtin_memcpy(&r, &v, sizeof r); return r; }
-template <class T> INLINE Piece<T> high_half(Part<T> v) { Piece<T> r; __builtin_memcpy(&r, (char *)&v + sizeof r, sizeof r); return r; }
-template <class T> INLINE Part<T> joined(Piece<T> low, Piece<T> high) {
+// Halves, in registers: in memory, where other compilers leave them, a processor waits for what it has just stored.
 #if __has_builtin(__builtin_shufflevector)
+template <class T> INLINE Piece<T> low_half(Part<T> v) {
+  if constexpr (HALF == 8) return __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+  else if constexpr (HALF == 4) return __builtin_shufflevector(v, v, 0, 1, 2, 3);
+  else return __builtin_shufflevector(v, v, 0, 1);
+}
+template <class T> INLINE Piece<T> high_half(Part<T> v) {
+  if constexpr (HALF == 8) return __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+  else if constexpr (HALF == 4) return __builtin_shufflevector(v, v, 4, 5, 6, 7);
+  else return __builtin_shufflevector(v, v, 2, 3);
+}
+template <class T> INLINE Part<T> joined(Piece<T> low, Piece<T> high) {
   if constexpr (HALF == 8) return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   else if constexpr (HALF == 4) return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
   else return __builtin_shufflevector(low, high, 0, 1, 2, 3);
-#else  // In memory, which a processor waits for.
+}
+#else
+template <class T> INLINE Piece<T> low_half(Part<T> v) { Piece<T> r; __builtin_memcpy(&r, &v, sizeof r); return r; }
+template <class T> INLINE Piece<T> high_half(Part<T> v) { Piece<T> r; __builtin_memcpy(&r, (char *)&v + sizeof r, sizeof r); return r; }
+template <class T> INLINE Part<T> joined(Piece<T> low, Piece<T> high) {
   Part<T> r;
   __builtin_memcpy(&r, &low, sizeof low);
   __builtin_memcpy((char *)&r + sizeof low, &high, sizeof high);
   return r;
-#endif
 }
+#endif
 // Lane l of the result is lane take[l] of a and b laid side by side.
 template <class P> INLINE P shuffle(P a, P b, P take) {
 #if defined(__clang__)
@@ -82,6 +95,22 @@ INLINE Mask widened(Part<uint16_t> v) { return (Mask)__builtin_convertvector(v, 
 INLINE Part<uint16_t> low_bytes(Mask v) { return __builtin_convertvector((Part<uint32_t>)v, Part<uint16_t>); }
 #endif
 
+// A piece in another type, in one instruction: conversions of the compiler go by halves of registers here, too.
+template <class To, class From> struct PieceConvert {
+  INLINE_METHOD static Piece<To> apply(Piece<From> v) { return __builtin_convertvector(v, Piece<To>); }
+};
+#if MASKED_MOVES
+typedef Pack<long long, 8>::type Longs;
+#define PIECE_CONVERT(To, From, expression) \
+  template <> struct PieceConvert<To, From> { INLINE_METHOD static Piece<To> apply(Piece<From> v) { return (Piece<To>)expression; } };
+PIECE_CONVERT(double, float, __builtin_ia32_cvtps2pd512_mask(v, Piece<double>{}, (uint8_t)-1, 4))
+PIECE_CONVERT(float, double, __builtin_ia32_cvtpd2ps512_mask(v, Piece<float>{}, (uint8_t)-1, 4))
+PIECE_CONVERT(int64_t, int32_t, __builtin_ia32_pmovsxdq512_mask(v, Longs{}, (uint8_t)-1))
+PIECE_CONVERT(int32_t, int64_t, __builtin_ia32_pmovqd512_mask((Longs)v, Piece<int32_t>{}, (uint8_t)-1))
+PIECE_CONVERT(float, int64_t, __builtin_ia32_cvtqq2ps512_mask((Longs)v, Piece<float>{}, (uint8_t)-1, 4))
+PIECE_CONVERT(double, int64_t, __builtin_ia32_cvtqq2pd512_mask((Longs)v, Piece<double>{}, (uint8_t)-1, 4))
+#endif
+
 template <class T, int Bytes = sizeof(T)> struct V {
   Part<T> v;
   V() = default;
@@ -107,8 +136,8 @@ struct B {
   INLINE_METHOD explicit B(bool s) : v(spread<Mask>(s ? -1 : 0)) {}
   INLINE_METHOD bool operator[](int lane) const { return v[lane] != 0; }
   INLINE_METHOD void set(int lane, bool s) { v[lane] = s ? -1 : 0; }
-  INLINE_METHOD WideMask low() const { return __builtin_convertvector(low_half<int32_t>(v), WideMask); }
-  INLINE_METHOD WideMask high() const { return __builtin_convertvector(high_half<int32_t>(v), WideMask); }
+  INLINE_METHOD WideMask low() const { return PieceConvert<int64_t, int32_t>::apply(low_half<int32_t>(v)); }
+  INLINE_METHOD WideMask high() const { return PieceConvert<int64_t, int32_t>::apply(high_half<int32_t>(v)); }
 };
 template <class T> struct Vector { typedef V<T> type; };
 template <> struct Vector<bool> { typedef B type; };
@@ -116,8 +145,8 @@ template <class T> using vec = typename Vector<T>::type;
 
 INLINE V<int64_t> iota(int64_t first, int64_t step) {
   Mask lanes = lane_numbers();
-  return {__builtin_convertvector(low_half<int32_t>(lanes), WideMask) * step + first,
-          __builtin_convertvector(high_half<int32_t>(lanes), WideMask) * step + first};
+  return {PieceConvert<int64_t, int32_t>::apply(low_half<int32_t>(lanes)) * step + first,
+          PieceConvert<int64_t, int32_t>::apply(high_half<int32_t>(lanes)) * step + first};
 }
 INLINE B alive(Full) { return B(true); }
 INLINE B alive(Tail t) { return B((Mask)(lane_numbers() < t.n)); }
@@ -336,16 +365,16 @@ template <class To, class From, int ST, int SF> struct Resize {
 template <class To, class From, int SF> struct Resize<To, From, 8, SF> {
   INLINE_METHOD static V<To> apply(V<From> a) {
     if constexpr (SF < 4) return Resize<To, int32_t, 8, 4>::apply(unpacked<From, SF>(a));
-    else return {__builtin_convertvector(low_half<From>(a.v), Piece<To>), __builtin_convertvector(high_half<From>(a.v), Piece<To>)};
+    else return {PieceConvert<To, From>::apply(low_half<From>(a.v)), PieceConvert<To, From>::apply(high_half<From>(a.v))};
   }
 };
 template <class To, class From, int ST> struct Resize<To, From, ST, 8> {
   INLINE_METHOD static V<To> apply(V<From> a) {
-    return V<To>(joined<To>(__builtin_convertvector(a.low, Piece<To>), __builtin_convertvector(a.high, Piece<To>)));
+    return V<To>(joined<To>(PieceConvert<To, From>::apply(a.low), PieceConvert<To, From>::apply(a.high)));
   }
 };
 template <class To, class From> struct Resize<To, From, 8, 8> {
-  INLINE_METHOD static V<To> apply(V<From> a) { return {__builtin_convertvector(a.low, Piece<To>), __builtin_convertvector(a.high, Piece<To>)}; }
+  INLINE_METHOD static V<To> apply(V<From> a) { return {PieceConvert<To, From>::apply(a.low), PieceConvert<To, From>::apply(a.high)}; }
 };
 // Between integers, between floats, from integers to floats.
 template <class To, class From>
