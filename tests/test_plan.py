@@ -176,6 +176,27 @@ def test_an_activation_that_lives_long_keeps_only_what_would_lie_on_it_away() ->
     assert (layout.peak, layout.bound) == (5184, 5184)
 
 
+def test_what_is_born_first_and_dies_late_lies_below_the_activations() -> None:
+    # The backward graph of a recurrent network. At first a part of each step's activations is copied, side by side. While the
+    # others die, a gradient of each step is born; at the end these are copied too, and both copies are multiplied.
+    steps, one = 8, 64
+    end = 2 * steps + 2
+    buffers = [(2 * one * steps, 0, end, Home.ARENA)]
+    buffers += [(4 * one, 2 * n + 2, end - 1, Home.ARENA) for n in range(steps)]
+    buffers += [(2 * one, 2 * n + 1, 2 * n + 2, Home.ARENA) for n in range(steps)]
+    buffers += [(4 * one * steps, end - 1, end, Home.ARENA)]
+    together = [len(buffers), len(buffers) + 1]
+    buffers += [(6 * one * steps, end, end, Home.BLOCK), (one, end - 1, end, Home.BLOCK)]
+    plan = plan_of(buffers, end + 1)
+    lent = [Lent(4 * one, 6 * one * n, 2 * n + 2, n) for n in range(steps)]
+    lent += [Lent(2 * one, 6 * one * n + 4 * one, 0, steps + n) for n in range(steps)]
+    plan.lender = Lender(6 * one * steps, lent)
+    layout = lay_out(plan, plan.sizes({}), together=together)
+    check(plan, layout, together)
+    assert layout.lender is not None
+    assert layout.peak == layout.bound
+
+
 def test_what_is_spare_is_the_longest_stretch_that_nothing_lies_in() -> None:
     plan = plan_of([(1024, 0, 1, Home.ARENA), (512, 1, 2, Home.ARENA), (2048, 3, 3, Home.ARENA)], 5)
     places = {0: Place(None, 0), 1: Place(None, 1024), 2: Place(None, 0)}

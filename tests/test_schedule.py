@@ -225,6 +225,24 @@ def test_order_holds_fewer_bytes() -> None:
     assert wide == [True, False] * 5
 
 
+@pytest.mark.parametrize("donated", [(), (0, 1)])
+def test_order_counts_what_the_graph_is_given_for_good(donated: tuple[int, ...]) -> None:
+    """Activations are read for the last time before something large is made, wherever the program had that."""
+
+    def run(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        wide = torch.mm(x, w)
+        return torch.mm(wide, torch.mm(a, b))
+
+    register_toys()
+    inputs = torch.ones(8, 512), torch.ones(512, 8), torch.ones(512, 4), torch.ones(4, 8)
+    graph = vendor_sdk.trace(run, inputs)
+    graph.donated_inputs = frozenset(donated)
+    program = vendor_sdk.compile_graph(graph, backend="toyloops")
+    torch.testing.assert_close(program(*inputs), [run(*inputs)])
+    lengths = [node.meta["val"].shape[0] for node in program.plan.steps]
+    assert lengths == ([8, 512, 512] if donated else [512, 8, 512])
+
+
 def test_a_sum_of_columns_does_not_turn_the_rows() -> None:
     """The gradients of a bias and of the layer norm before it: one kernel over rows, whichever comes first in the program."""
 

@@ -111,7 +111,10 @@ NEAR = 1.02
 
 
 STARTS = 8
-"""Places tried for the activations among outputs in any order."""
+"""Places tried for the activations among outputs in any order: above so many sums of outputs, and above one of so many large
+values."""
+REPAIRED = 3
+"""Those of them that are repaired: a place that begins worse may end better."""
 
 CLOSE = 1.005
 """Peaks up to this multiple of the lower bound are not worth the search among ``STARTS``."""
@@ -217,7 +220,8 @@ def _mixed(plan: MemoryPlan, sizes: Sequence[int], together: Collection[int], le
     own = [(sizes[n], b.first, b.last) for n, b in enumerate(plan.buffers) if b.home is not Home.ARENA and n not in set(banked)]
     around = max(live_bytes(own, steps), default=0)
     below = list(accumulate((sizes[n] for n in banked), initial=0))
-    starts = sorted({below[len(below) * part // STARTS] for part in range(STARTS)} | {below[-1]})
+    widest = sorted({item.size for item in items}, reverse=True)[:STARTS]
+    starts = sorted({below[len(below) * part // STARTS] for part in range(STARTS)} | {below[-1], *widest})
 
     def packed(start: int, repairs: int) -> tuple[int, int, list[tuple[int | None, int]]]:
         end = lender.nbytes + max(start, lender.arena_bytes)
@@ -225,8 +229,12 @@ def _mixed(plan: MemoryPlan, sizes: Sequence[int], together: Collection[int], le
         found = pack(items, [], max(bound - around, end), Below(Room(0, ()), fixed, end), repairs)
         return max(_top(items, found), end), start, found
 
-    _, start, _ = min(packed(start, 0) for start in starts)
-    total, start, found = packed(start, REPAIRS)
+    firsts = sorted(packed(start, 0) for start in starts)
+    best = firsts[0]
+    for _, start, _ in firsts[:REPAIRED]:
+        if best[0] + around > CLOSE * bound:
+            best = min(best, packed(start, REPAIRS))
+    total, start, found = best
     places = {n: Place(BANK, offset) for n, (_, offset) in zip(inside, found, strict=True)}
     empty = {n: Place(None, 0) for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and not sizes[n]}
     return Layout(0, total, {**places, **empty}, total + around, bound, start)

@@ -66,13 +66,14 @@ def _sorted(
 
 
 class _Values:
-    """Bytes that nodes allocate, and who still needs them."""
+    """Bytes that nodes allocate or that the graph is given for good, and who still needs them."""
 
     def __init__(self, graph: PrimGraph, folds: Folds) -> None:
         self.root: dict[fx.Node, fx.Node] = {}
         self.bytes: dict[fx.Node, int] = {}
         self.readers: dict[fx.Node, list[fx.Node]] = {}
         self.left: dict[fx.Node, set[fx.Node]] = {}
+        donated = {graph.placeholders[index] for index in graph.donated_inputs}
         for node in graph.graph.nodes:
             root = node  # fused calls were put beside their members: operands may stand behind their readers
             while root.op == "call_function" and (root.target is operator.getitem or folds(root)):
@@ -80,7 +81,7 @@ class _Values:
             self.root[node] = root
         for node in graph.graph.nodes:
             alias = self.root[node] is not node
-            if node.op == "call_function" and not alias:
+            if node in donated or (node.op == "call_function" and not alias):
                 self.bytes[node] = sum(torch_private.size_hint(t) * t.dtype.itemsize for t in tensors_of(node.meta.get("val")))
             if not alias:
                 for read in node.all_input_nodes:
@@ -99,8 +100,9 @@ class _Values:
         return last
 
     def grows(self, node: fx.Node) -> int:
-        """Bytes that are held after a node has run and were not before. Views and numbers cost nothing and come at once."""
-        if node not in self.bytes:
+        """Bytes that are held after a node has run and were not before. Views and numbers cost nothing and come at once, as do
+        inputs, which are there."""
+        if node.op != "call_function" or node not in self.bytes:
             return -1 << 62
         freed = sum(
             self.bytes.get(root, 0)
