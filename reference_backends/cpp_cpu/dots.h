@@ -148,12 +148,42 @@ template <class T> static int32_t dot_matrix_product(const Product<T> &p) {
   return OK;
 }
 
+// Products of one vector are bound by what they read: rows one after the other, as they lie, and ahead of the processor's own prefetchers,
+// which stop at the end of a page.
 template <class T>
 static void dot_line(const VectorProduct<T> &p, int64_t batch, int64_t first, int64_t count, const T *vector, T *sums) {
-  enum { U = 2, N = DOTS / U };
-  const T *const matrix = p.matrix.address(p.matrix.address_context, batch, first, 0);
-  const int64_t depth = DOT_DEPTH * Lane<T>::COUNT;
-  for (int64_t from = 0; from < p.k || from == 0; from += depth)
-    for (int64_t at = 0; at < count; at += N)
-      dot_products<T, 1, U>(vector + from, 0, 1, matrix + at * p.matrix.row + from, p.matrix.row, count - at, min_int(depth, p.k - from), sums + at, 0, !from);
+  typedef typename Lane<T>::Vector V;
+  typedef T Unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(T))));
+  enum : int64_t { L = Lane<T>::COUNT, U = 4, AHEAD = 2048 / sizeof(T), DEPTH = U * L * DOT_DEPTH };
+  const T *row = p.matrix.address(p.matrix.address_context, batch, first, 0);
+  // What follows a row is the next one, or else nothing that is read soon.
+  const int64_t ahead = p.matrix.row == p.k ? AHEAD : 0;
+  for (int64_t at = 0; at < count; at += L) {
+    V sum[L] = {};
+    for (int64_t j = 0; j < min_int(L, count - at); ++j, row += p.matrix.row) {
+      for (int64_t from = 0; from < p.k; from += DEPTH) {
+        const int64_t end = min_int(p.k, from + DEPTH);
+        V part[U] = {};
+        int64_t i = from;
+        for (; i + U * L <= end; i += U * L) {
+#pragma GCC unroll 4
+          for (int u = 0; u < U; ++u) {
+            __builtin_prefetch(row + i + u * L + ahead);
+            part[u] = multiply_add((V)*(const Unaligned *)(vector + i + u * L), (V)*(const Unaligned *)(row + i + u * L), part[u]);
+          }
+        }
+        for (; i < end; i += L) {
+          const int64_t bytes = min_int(end - i, L) * (int64_t)sizeof(T);
+          V left = {}, right = {};
+          __builtin_memcpy(&left, vector + i, bytes);
+          __builtin_memcpy(&right, row + i, bytes);
+          part[0] = multiply_add(left, right, part[0]);
+        }
+        sum[j] += (part[0] + part[1]) + (part[2] + part[3]);
+      }
+    }
+    T totals[L] __attribute__((aligned(64)));
+    *(V *)totals = lane_sums<L>(sum);
+    __builtin_memcpy(sums + at, totals, min_int(L, count - at) * sizeof(T));
+  }
 }

@@ -521,28 +521,32 @@ static void line_across(const VectorProduct<T> &p, int64_t batch, int64_t first,
 
 template <class T> static int32_t product_of_vector(const VectorProduct<T> &p) {
   if (p.batches <= 0 || p.n <= 0) return OK;
-  const int64_t padded = parts(p.k, Lane<T>::COUNT) * Lane<T>::COUNT;
+  const bool along = lies_along(p.matrix, p.k), in_place = along && lies_along(p.vector, p.k);
+  const int64_t padded = parts(p.k, Lane<T>::COUNT) * Lane<T>::COUNT, copies = in_place ? 0 : p.batches;
   Spare spare = p.spare;
-  const Memory memory(spare, p.batches * padded * (int64_t)sizeof(T));
+  const Memory memory(spare, copies * padded * (int64_t)sizeof(T));
   T *const vectors = (T *)memory.data;
-  if (!vectors) return OUT_OF_MEMORY;
+  if (!vectors && copies) return OUT_OF_MEMORY;
   const int64_t line = p.matrix.along ? LINE : LINE_ACROSS, lines = parts(p.n, line);
-  const auto sum_line = lies_along(p.matrix, p.k) ? dot_line<T> : p.matrix.along ? line_along<T> : line_across<T>;
+  const auto sum_line = along ? dot_line<T> : p.matrix.along ? line_along<T> : line_across<T>;
   const bool parallel = p.batches * p.n * p.k >= PARALLEL_PRODUCTS;
 #pragma omp parallel if (parallel)
   {
+    if (copies) {
 #pragma omp for schedule(static)
-    for (int64_t batch = 0; batch < p.batches; ++batch) {
-      T *const vector = vectors + batch * padded;
-      if (p.k) fill_block(p.vector, batch, 0, 1, 0, p.k, vector, p.k);
-      for (int64_t i = p.k; i < padded; ++i) vector[i] = 0;
+      for (int64_t batch = 0; batch < copies; ++batch) {
+        T *const vector = vectors + batch * padded;
+        if (p.k) fill_block(p.vector, batch, 0, 1, 0, p.k, vector, p.k);
+        for (int64_t i = p.k; i < padded; ++i) vector[i] = 0;
+      }
     }
     // Threads take the same rows at every call: they may still be in their caches.
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < p.batches * lines; ++task) {
       const int64_t batch = task / lines, first = task % lines * line, count = min_int(line, p.n - first);
       T sums[LINE_ACROSS] __attribute__((aligned(64)));
-      sum_line(p, batch, first, count, vectors + batch * padded, sums);
+      const T *const vector = in_place ? p.vector.address(p.vector.address_context, batch, 0, 0) : vectors + batch * padded;
+      sum_line(p, batch, first, count, vector, sums);
       p.finish(p.context, batch, first, count, sums);
     }
   }
