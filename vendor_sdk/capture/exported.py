@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,22 +57,30 @@ def capture_exported(
     """
     module = model if isinstance(model, nn.Module) else _Function(model)
     named: dict[str, Any] = {}
+    with _exporting(model):
+        program = torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=_dims(dynamic, named), strict=False)
+        if _writes(program.graph_module):
+            program = program.run_decompositions(dict(first))
+    captured = _captured(program, table)
+    if _writes(captured.graph.module):  # torch's own kernels of composite operators do, to what they make
+        with _exporting(model):
+            program = program.run_decompositions(dict(first))
+        captured = _captured(program, table)
+    return captured
+
+
+@contextlib.contextmanager
+def _exporting(model: Any) -> Iterator[None]:
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # what torch.export itself uses of torch
-            program = torch.export.export(module, tuple(args), dict(kwargs), dynamic_shapes=_dims(dynamic, named), strict=False)
-            if _writes(program.graph_module):
-                program = program.run_decompositions(dict(first))
+            yield
     except Exception as error:
         raise CaptureError(
             f"{type(model).__name__} cannot be exported: {str(error).strip().splitlines()[0]}",
             why="torch.export raised the exception above",
             fix="Where it names a size that is not as `dynamic` says, leave that size out or correct its range.",
         ) from error
-    captured = _captured(program, table)
-    if _writes(captured.graph.module):  # torch's own kernels of composite operators do, to what they make
-        captured = _captured(program.run_decompositions(dict(first)), table)
-    return captured
 
 
 def _writes(module: fx.GraphModule) -> bool:
