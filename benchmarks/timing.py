@@ -14,8 +14,8 @@ SAMPLE_SECONDS = 0.02
 SETTLE_SECONDS = 0.025
 SETTLE_LIMIT = 0.5
 """Between two contestants, worker threads of the previous one spin for a while (ONNX Runtime's for tens of milliseconds), in
-the way of the next one's: so many seconds at a time, and at most so many, until the process has used a tenth of one processor or
-less. Under two ticks of the kernel (10 ms where they are longest) says nothing: threads that run are charged at ticks."""
+the way of the next one's: so many seconds at a time, and at most so many, until the process has used a tenth of one processor
+or less. Under two ticks of the kernel (10 ms where they are longest) says nothing: threads that run are charged at ticks."""
 LONG_CALLS = 10
 """A call this many samples long needs no untimed call before it: what the caches held does not show."""
 
