@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -492,6 +493,12 @@ def plain_allocator(device: torch.device) -> Callable[..., torch.Tensor] | None:
     return getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
 
 
+tensor_inside: Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor]
+tensor_inside = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
+"""A tensor of these sizes and strides in the memory of another, so many elements from its first: of its own, with a version
+of its own and no view that autograd knows of, in two thirds of the time of ``as_strided``. Inductor's wrappers call it."""
+
+
 def tensor_version(tensor: torch.Tensor) -> int | None:
     """The version counter that every in-place operation moves (``Tensor._version``), shared by views of one tensor.
 
@@ -648,9 +655,9 @@ def flash_statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return statistics.dtype
 
 
-def storage_uses(storage: torch.UntypedStorage) -> int:
-    """How many tensors, and Python objects of storages, refer to a storage."""
-    return torch._C._storage_Use_Count(storage._cdata)
+def storage_uses(storages: Sequence[torch.UntypedStorage]) -> list[int]:
+    """How many tensors, and Python objects of storages, refer to each storage."""
+    return [*map(torch._C._storage_Use_Count, map(operator.attrgetter("_cdata"), storages))]
 
 
 def size_text(size: torch.SymInt | torch.SymFloat) -> tuple[set[str], str]:

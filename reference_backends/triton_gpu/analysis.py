@@ -79,7 +79,8 @@ def manner(nest: loop.Nest) -> Literal["along", "lean", "again", "costly", "acro
 
 def transposed(nest: loop.Nest) -> loop.Nest | None:
     """A nest without inner loops with the range that some access walks along as an inner loop, where others walk along the
-    last range: tiles of both then read and write whole lines. None where all walk along the last."""
+    last range: tiles of both then read and write whole lines. (So they do along a short range, if the last goes on where that
+    ends.) None where all walk along the last."""
     if len(nest.ranges) < 2 or not plain(nest.body):
         return None
     last = nest.ranges[-1].var
@@ -87,7 +88,9 @@ def transposed(nest: loop.Nest) -> loop.Nest | None:
         if not isinstance(access, loop.Load | loop.Store) or step(access.index, last) in (0, 1):
             continue
         for r in nest.ranges[:-1]:
-            if step(access.index, r.var) == 1 and (r.size.value or SHORT) >= SHORT:
+            if step(access.index, r.var) == 1 and (
+                (r.size.value or SHORT) >= SHORT or step(access.index, last) == r.size.value
+            ):
                 others = tuple(other for other in nest.ranges if other is not r)
                 return loop.Nest(others, (loop.Nest((r,), nest.body),))
     return None

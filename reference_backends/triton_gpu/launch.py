@@ -54,8 +54,8 @@ LONG: dict[str, tuple[int, int]] = {
 rows are under way at once; what is computed for long wants many programs."""
 ACROSS = 64
 """Iterations of a nest in a tile whose inner loop walks across memory: a line of halves."""
-NARROW = 32
-"""The same where there are few programs."""
+NARROW = {"across": 32, "spread": 16}
+"""The same where there are few programs; and of a tile that divides inner loops too."""
 LINE = 128
 """Bytes to which buffers that share memory are aligned."""
 SQUARE = 64
@@ -199,9 +199,10 @@ class Launcher:
     def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int, gpu: Machine) -> Plan:
         """How the function is launched for these sizes."""
         x, blocks, warps = tile(count, lengths, self.kind, self.thread)
-        while self.kind == "across" and x > NARROW and leads * -(-count // x) < PROGRAMS // 2:
+        leads *= -(-lengths[0] // blocks[0]) if self.kind == "spread" else 1
+        while x > NARROW.get(self.kind, x) and leads * -(-count // x) < PROGRAMS // 2:
             x //= 2
-        programs = leads * -(-count // x) * (-(-lengths[0] // blocks[0]) if self.kind == "spread" else 1)
+        programs = leads * -(-count // x)
         settings = {"num_warps": warps, **options(self.thread)}
         return Plan(programs, constants(count, lengths, x, blocks, largest), settings)
 

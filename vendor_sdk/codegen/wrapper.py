@@ -694,13 +694,13 @@ class _Writer:
         return f"{self.text.constant(self.runtime.allocate)}({shape}, {self.text.tuple(strides)}, {dtype})"
 
     def _part(self, owner: str, whole: torch.Tensor, offset: int, tensor: torch.Tensor) -> str:
-        """A contiguous tensor in the memory of another, ``offset`` bytes from its start: torch's own call is the quickest."""
+        """A contiguous tensor in the memory of another, ``offset`` bytes from its start."""
         static = all(isinstance(size, int) for size in tensor.shape)
         if whole.dtype != tensor.dtype or offset % tensor.dtype.itemsize or not static:
             text = f"RT.part({owner}, {offset}, {self.text.tuple(tensor.shape)}, {self.text.constant(tensor.dtype)})"
         else:
             strides = torch.empty(tuple(tensor.shape), device="meta").stride()
-            text = self._strided(owner, tuple(tensor.shape), strides, offset // tensor.dtype.itemsize)
+            text = self._inside(owner, tuple(tensor.shape), strides, offset // tensor.dtype.itemsize)
         return self._once(owner, text)
 
     def _folded(self, fold: Fold) -> str:
@@ -711,7 +711,7 @@ class _Writer:
             owner = self.values.variable(where.owner)
             if owner in self.defined and tensor_of(where.owner).dtype == fold.dtype:
                 begin = where.offset // fold.dtype.itemsize + fold.offset
-                return self._once(owner, self._strided(owner, fold.shape, fold.strides, begin))
+                return self._once(owner, self._inside(owner, fold.shape, fold.strides, begin))
         return self._strided(self._value(fold.source), fold.shape, fold.strides, fold.offset)
 
     def _once(self, owner: str, text: str) -> str:
@@ -723,9 +723,14 @@ class _Writer:
         return f"{parts[text]} = {text}"
 
     def _strided(self, source: str, shape: Sequence[int], strides: Sequence[int], offset: int) -> str:
-        """A tensor in the memory of another, ``offset`` elements from its first."""
+        """A view of a tensor, ``offset`` elements from its first. What is kept for operands asks for its version."""
         begin = f", {source}.storage_offset() + {offset}" if offset else ""
         return f"{source}.as_strided({self.text.tuple(shape)}, {self.text.tuple(strides)}{begin})"
+
+    def _inside(self, owner: str, shape: Sequence[int], strides: Sequence[int], offset: int) -> str:
+        """The same in memory of this call, where nobody asks."""
+        inside = self.text.constant(torch_private.tensor_inside, "inside")
+        return f"{inside}({owner}, {self.text.tuple(shape)}, {self.text.tuple(strides)}, {offset})"
 
     # Text
 

@@ -194,6 +194,8 @@ class Builder:
         """Floating point values that are integers, of ``BYTES``, by name."""
         self._count = 0
         self._request: Request | None = None
+        self._made_of: dict[str, tuple[Int | Value | None, ...]] = {}
+        """What pure values are made of, by name."""
         self._mask: Value | None = None
         """Inside a masked read of a fused node: where its operands may be read."""
 
@@ -355,17 +357,36 @@ class Builder:
                 deepest = max((deepest, *(self._depth.get(name, 0) for name in ix.symbols(part))))
         return deepest
 
-    def _pure(self, key: Any, dtype: torch.dtype, depth: int, make: Callable[[str], Stmt]) -> Value:
-        """The value of a pure statement in the body at ``depth``, where it stands once."""
+    def _pure(self, key: Any, dtype: torch.dtype, parts: tuple[Int | Value | None, ...], make: Callable[[str], Stmt]) -> Value:
+        """The value of a pure statement in the outermost body that has its ``parts``, where it stands once."""
         if not self._stack:
             raise AssertionError("a statement outside any loop nest")
+        depth = self._depth_of(*parts)
         block = self._stack[depth]
         if key not in block.known:
             value = self._value(dtype, "v", depth)
+            self._made_of[value.name] = parts
             block.stmts.append(make(value.name))
             block.known[key] = value
         known: Value = block.known[key]
         return known
+
+    def _variables(self, *parts: Int | Value | None) -> set[str]:
+        """The loop variables, and the values that no expression stands for (those of loops, those that buffers held), that
+        these are made of."""
+        found: set[str] = set()
+        seen: set[str] = set()
+        left = list(parts)
+        while left:
+            part = left.pop()
+            names = [part.name] if isinstance(part, Value) else ix.symbols(part) if part is not None else ()
+            for name in set(names) - seen:
+                seen.add(name)
+                if name in self._made_of:
+                    left += self._made_of[name]
+                elif name in self._depth:
+                    found.add(name)
+        return found
 
     def const(self, number: bool | int | float, dtype: torch.dtype) -> Value:
         """A Python number in ``dtype``, wrapped or rounded as torch does."""
@@ -385,13 +406,13 @@ class Builder:
         else:
             raise self.fail(f"numbers of {dtype}")
         # repr tells -0.0 from 0.0 and knows NaN, which equality does not.
-        return self._pure((repr(number), dtype), dtype, 0, lambda to: Const(to, number, dtype))
+        return self._pure((repr(number), dtype), dtype, (), lambda to: Const(to, number, dtype))
 
     def index(self, expression: Int) -> Value:
         """An index expression as an int64 value."""
         if expression.value is not None:
             return self.const(expression.value, torch.int64)
-        return self._pure(expression, torch.int64, self._depth_of(expression), lambda to: Index(to, expression))
+        return self._pure(expression, torch.int64, (expression,), lambda to: Index(to, expression))
 
     def as_index(self, value: Value, lower: int | None = None, below: Int | None = None) -> Int:
         """An int64 value as a symbol of index expressions; ``lower`` and ``below`` say what is known of it."""
@@ -415,14 +436,14 @@ class Builder:
             dtype = torch.int64 if isinstance(number, torch.SymInt) else torch.float64
             self._symbols.setdefault(argument.name, Symbol(argument.name, dtype, "scalar", None, None))
             name = argument.name
-            return self._pure(("scalar", name), dtype, 0, lambda to: Scalar(to, name, dtype))
+            return self._pure(("scalar", name), dtype, (), lambda to: Scalar(to, name, dtype))
         raise self.fail(f"a scalar operand {number!r}")
 
     def seed(self) -> Value:
         """An int64 drawn per call from the host's generator; one a random node, by ``meta["seed"]`` (its place among them)."""
         name = f"seed{self.node.meta.get('seed', 0)}"
         self._symbols.setdefault(name, Symbol(name, torch.int64, "seed", None, None))
-        return self._pure(("scalar", name), torch.int64, 0, lambda to: Scalar(to, name, torch.int64))
+        return self._pure(("scalar", name), torch.int64, (), lambda to: Scalar(to, name, torch.int64))
 
     def compute(self, op: str, *args: Value, dtype: torch.dtype | None = None) -> Value:
         """``op`` of the table ``OPS``; ``dtype`` only where the op's result rule is "given"."""
@@ -442,7 +463,7 @@ class Builder:
         if self._mask is not None:
             args = self._guarded(op, args)
         names, result = tuple(a.name for a in args), dtype
-        return self._pure((op, names, dtype), dtype, self._depth_of(*args), lambda to: Compute(to, op, names, result))
+        return self._pure((op, names, dtype), dtype, args, lambda to: Compute(to, op, names, result))
 
     def _guarded(self, op: str, args: tuple[Value, ...]) -> tuple[Value, ...]:
         """Operands that raise no error where the mask is false, whatever was read there."""
@@ -458,8 +479,7 @@ class Builder:
 
     def _where(self, mask: Value, a: Value, b: Value) -> Value:
         names = (mask.name, a.name, b.name)
-        depth = self._depth_of(mask, a, b)
-        return self._pure(("where", names, a.dtype), a.dtype, depth, lambda to: Compute(to, "where", names, a.dtype))
+        return self._pure(("where", names, a.dtype), a.dtype, (mask, a, b), lambda to: Compute(to, "where", names, a.dtype))
 
     def convert(self, value: Value, dtype: torch.dtype) -> Value:
         """``value`` in another dtype; nothing when it has it already."""
@@ -513,7 +533,7 @@ class Builder:
         if mask is not None:
             # An element of a fused half may come as float32.
             filler = self.convert(other, param.dtype) if isinstance(other, Value) else self.const(other, param.dtype)
-        if self._mask is not None:
+        if self._mask is not None and (mask is not None or not self._read_anyway(flat, param)):
             mask = self._mask if mask is None else self.compute("bitand", self._mask, mask)
             filler = self.const(0, param.dtype) if filler is None else filler
         masked = mask.name if mask else None
@@ -521,9 +541,15 @@ class Builder:
         return self._pure(
             ("load", param.name, flat, masked, filled),
             param.dtype,
-            self._depth_of(flat, mask, filler),
+            (flat, mask, filler),
             lambda to: Load(to, param.name, flat, param.dtype, masked, filled),
         )
+
+    def _read_anyway(self, flat: Int, param: Param) -> bool:
+        """Whether an element is there, and is read, whatever the mask says: the mask has none of its variables, so that it is
+        true for others. Then all regions of a window share what they need of a channel, say."""
+        inside = ix.nonnegative(flat) and ix.less(flat, param.size)
+        return inside and not self._variables(self._mask) & self._variables(flat)
 
     # Fused nodes
 

@@ -193,4 +193,4 @@ class _Recorder(Builder):
         self.cost += 1
         self.statements += 1
         dtype = self.dtype(root)
-        return self._pure(("read", root, index, mask), dtype, 0, lambda to: Load(to, "", ix.ZERO, dtype))
+        return self._pure(("read", root, index, mask), dtype, (), lambda to: Load(to, "", ix.ZERO, dtype))

@@ -16,9 +16,10 @@ it is. There is one set of recordings for each stream, each tuple of numbers, an
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -83,12 +84,59 @@ class _Aliased:
     strides: tuple[int, ...]
     dtype: torch.dtype
 
+    def all_of(self, owner: torch.Tensor) -> bool:
+        """Whether that is the operand itself."""
+        same = owner.shape == self.shape and owner.stride() == self.strides and owner.dtype == self.dtype
+        return same and self.offset == 0
+
     def of(self, operands: Sequence[Any]) -> torch.Tensor:
         owner: torch.Tensor = operands[self.operand]
-        same = owner.shape == self.shape and owner.stride() == self.strides and owner.dtype == self.dtype
-        if same and self.offset == 0:
+        if self.all_of(owner):
             return owner
         return shaped(owner, self.offset, tuple(self.shape), self.dtype, self.strides)
+
+
+class _Results:
+    """What calls return: a model's gradients are hundreds, so each kind is brought in one sweep.
+
+    Args:
+        found: in order: tensors of the recording, ``_Aliased``, or anything else as it is.
+        copied: which of them are copied out.
+        operands: of the recording.
+        steady: operands that have these strides at all calls.
+    """
+
+    def __init__(self, found: Sequence[Any], copied: frozenset[int], operands: Sequence[Any], steady: Container[int]) -> None:
+        tensors = [(i, result) for i, result in enumerate(found) if isinstance(result, torch.Tensor)]
+        aliased = [(i, result) for i, result in enumerate(found) if isinstance(result, _Aliased)]
+        self.others = [None if isinstance(result, torch.Tensor | _Aliased) else result for result in found]
+        self.copied = [(i, result) for i, result in tensors if i in copied]
+        self.lent = [(i, result) for i, result in tensors if i not in copied]
+        self.same = [(i, a.operand) for i, a in aliased if a.operand in steady and a.all_of(operands[a.operand])]
+        known = {i for i, _ in self.same}
+        self.inside = [(i, a) for i, a in aliased if i not in known]
+        storages = {result.untyped_storage().data_ptr(): result.untyped_storage() for _, result in self.lent}
+        self.storages = [*storages.values()]
+        self.alone = torch_private.storage_uses(self.storages)
+        """How often each is referred to when nobody outside has it."""
+
+    def free(self) -> bool:
+        """Whether nobody has any that lies in the recording's memory."""
+        uses = torch_private.storage_uses(self.storages)
+        return uses == self.alone or all(map(operator.le, uses, self.alone))
+
+    def of(self, operands: Sequence[Any]) -> list[Any]:
+        """Those of a call."""
+        results = self.others.copy()
+        for i, result in self.lent:
+            results[i] = result.data
+        for i, result in self.copied:
+            results[i] = result.clone()
+        for i, operand in self.same:
+            results[i] = operands[operand]
+        for i, aliased in self.inside:
+            results[i] = aliased.of(operands)
+        return results
 
 
 @dataclass(eq=False)
@@ -97,21 +145,18 @@ class _Recorded:
 
     Attributes:
         addresses: where operands lie; None: in a place of their own, or no tensor.
+        strided: operands whose strides may be others at another call, and those that they have here.
         places: these.
-        results: what a call returns, in order: tensors of the recording, ``_Aliased``, or anything else as it is.
-        copied: results that are copied out.
-        uses: storages of the others, and how often each is referred to when nobody outside has it.
+        results: what a call returns.
         lent: the arena, and the pools that it comes from.
         seeds: where launches read them.
     """
 
     recording: Recording
     addresses: list[int | None]
-    strides: dict[int, tuple[int, ...]]
+    strided: tuple[list[int], list[tuple[int, ...]]]
     places: dict[int, torch.Tensor]
-    results: list[Any]
-    copied: frozenset[int]
-    uses: list[tuple[torch.UntypedStorage, int]]
+    results: _Results
     lent: list[tuple[arena.Pool, torch.Tensor]]
     seeds: torch.Tensor | None
 
@@ -120,11 +165,8 @@ class _Recorded:
         given = list(addresses)
         for i in self.places:
             given[i] = None
-        return given == self.addresses and all(operands[i].stride() == strides for i, strides in self.strides.items())
-
-    def free(self) -> bool:
-        """Whether nobody has its results."""
-        return all(torch_private.storage_uses(storage) <= count for storage, count in self.uses)
+        which, strides = self.strided
+        return given == self.addresses and [operands[i].stride() for i in which] == strides
 
 
 @dataclass(eq=False)
@@ -185,7 +227,7 @@ class Recorded:
             return self.run(operands)
         self._sets.move_to_end(key)
         for recorded in known.recordings:
-            if recorded.fits(operands, addresses) and recorded.free():
+            if recorded.fits(operands, addresses) and recorded.results.free():
                 return self._replay(recorded, operands)
         return self._record(known, operands, addresses)
 
@@ -200,16 +242,7 @@ class Recorded:
                     self.seeds.fill_seeds(recorded.seeds)
                 recorded.recording.replay()
                 self._wrote(operands, recorded.places)
-                results = [
-                    result.of(operands)
-                    if isinstance(result, _Aliased)
-                    else result
-                    if not isinstance(result, torch.Tensor)
-                    else result.clone()
-                    if i in recorded.copied
-                    else result.data
-                    for i, result in enumerate(recorded.results)
-                ]
+                results = recorded.results.of(operands)
         finally:
             for pool, memory in claimed:
                 pool.give(memory)
@@ -237,7 +270,9 @@ class Recorded:
                 seen.add(address)
         moving = {i for i, o in enumerate(operands) if isinstance(o, torch.Tensor) and len(known.seen[i]) > _expected(o)}
         if len(known.recordings) == RECORDINGS or any(r.places.keys() != moving for r in known.recordings):
-            gone = [r for r in known.recordings if r.places.keys() != moving] or [r for r in known.recordings if r.free()][:1]
+            gone = [r for r in known.recordings if r.places.keys() != moving] or [
+                r for r in known.recordings if r.results.free()
+            ][:1]
             if not gone and len(known.recordings) == RECORDINGS:
                 return self.run(operands)
             known.recordings = [r for r in known.recordings if r not in gone]
@@ -298,11 +333,6 @@ class Recorded:
             for i, result in enumerate(results)
             if isinstance(result, torch.Tensor) and i in self.traits.gathered and result.nbytes <= SMALL
         )
-        storages = {
-            result.untyped_storage().data_ptr(): result.untyped_storage()
-            for i, result in enumerate(results)
-            if isinstance(result, torch.Tensor) and i not in copied
-        }
         strides = {
             i: o.stride()
             for i, o in enumerate(operands)
@@ -311,11 +341,9 @@ class Recorded:
         return _Recorded(
             recording,
             [None if i in places else address for i, address in enumerate(addresses)],
-            strides,
+            ([*strides], [*strides.values()]),
             places,
-            results,
-            copied,
-            [(storage, torch_private.storage_uses(storage)) for storage in storages.values()],
+            _Results(results, copied, held, self.traits.static | strides.keys()),
             list(lent),
             seeds,
         )
