@@ -168,7 +168,7 @@ def summarize(
         "prims": len(prims),
         "prims_by_standing": _counts(STANDINGS, (_weakest(standings) for standings in prims.values())),
         "native_passed": native,
-        "coverage": round(native / len(entries), 4) if entries else 0.0,
+        "coverage": round(native / len(entries), 6) if entries else 0.0,
         "stale_expectations": list(stale),
         "numerics_disagree": disagree,
         "generated": _every(VERDICTS, [entry for entry in every if entry["kind"] == FUSED]),
