@@ -32,7 +32,9 @@ def again(report: Mapping[str, Any], count: int, plugins: Sequence[str] = (), wo
         StartError: the backend does not load.
     """
     run = report["run"]
-    settings = Settings(run["backend"]["name"], tuple(plugins or run["plugins"]), run["effort"], run["seed"])
+    settings = Settings(
+        run["backend"]["name"], tuple(plugins or run["plugins"]), run["effort"], run["seed"], tuple(run.get("options", ()))
+    )
     entries = [entry for entry in report["cases"] if entry["verdict"] != "no-samples" and entry["kind"] not in TIMED]
     drawn = random.SystemRandom().sample(entries, min(count, len(entries)))
     with tempfile.TemporaryDirectory(prefix="conformance-") as scratch:

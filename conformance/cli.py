@@ -52,6 +52,12 @@ Exit status:
 )
 @click.option("--plugin", multiple=True, metavar="FILE", help="Module or .py file of a plugin that is not installed.")
 @click.option(
+    "--option",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Of the backend, as in torch.compile's options: provider=..., mode=...; VALUE is JSON, or text as it stands.",
+)
+@click.option(
     "--expectations",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
@@ -78,6 +84,7 @@ def main(
     sample: int | None,
     timeout: float,
     plugin: tuple[str, ...],
+    option: tuple[str, ...],
     expectations: Path | None,
     update_expectations: bool,
 ) -> None:
@@ -108,6 +115,7 @@ def main(
         f"--workers={workers}",
         f"--case-timeout={timeout}",
         *(f"--plugin={name}" for name in plugin),
+        *(f"--backend-option={each}" for each in option),
     ]
     if level is not None:
         arguments.append(f"--level={level}")

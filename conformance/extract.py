@@ -31,6 +31,7 @@ def extract(report: Mapping[str, Any]) -> dict[str, Any]:
         "effort": run["effort"],
         "seed": run["seed"],
         "workers": run["workers"],
+        **({"options": run["options"]} if run.get("options") else {}),
         "seconds": round(run["seconds"]),
         "interrupted": run["interrupted"],
         "prims": {
@@ -105,6 +106,7 @@ def side_by_side(extracts: Sequence[Extract]) -> str:
     row("device", (each["device"] for each in extracts))
     row("torch", (each["torch"] for each in extracts))
     row("run", (f"{each['date']}, {each['effort']}, seed {each['seed']}" for each in extracts))
+    row("options", (", ".join(f"`{option}`" for option in each.get("options", ())) for each in extracts))
     row("took", (_duration(each) for each in extracts))
     row("suite", (f"`{each['suite']}`" if each["suite"] else "" for each in extracts))
     row("native coverage", (_coverage(each) for each in extracts))

@@ -214,7 +214,11 @@ def certify(
             announce(part[0])
         for number, wrong in _tried(compiled, drawn, part, device, tally).items():
             small = smaller(compiled, kind, seed, number, drawn[number], wrong, device)
-            text = script.text(subject.describe().name, small.drawn, small.wrong, graphs.KINDS[kind].dynamic) if small else ""
+            text = (
+                script.text(subject.describe().name, subject.options, small.drawn, small.wrong, graphs.KINDS[kind].dynamic)
+                if small
+                else ""
+            )
             print(text, flush=True)
             label = f"{drawn[number].operators} prims" if number >= 0 else "together"
             outcome.failures.append(Failure(number, label, wrong.kind, wrong.message[:MESSAGE_LIMIT], text))

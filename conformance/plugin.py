@@ -46,6 +46,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sample", type=int, help="run only this sample of each case")
     group.addoption("--case-timeout", type=float, default=report.Run.timeout, help="seconds for one case (default: 120)")
     group.addoption("--plugin", action="append", default=[], help="module or .py file of a plugin that is not installed")
+    group.addoption(
+        "--backend-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the backend; VALUE as JSON or as text",
+    )
     group.addoption("--shard", metavar="I/N", help="only this part of the selection; needs --seed, equal for all parts")
     group.addoption("--numerics", action="store_true", help="run the probes (by default where nothing is selected)")
     group.addoption("--resume", action="store_true", help="go on with the interrupted run in the folder of --output")
@@ -79,7 +86,13 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("conformance: --shard needs --seed N, the same for all shards of a run")
     seed = options.seed if options.seed is not None else secrets.randbelow(2**31)
     run = report.Run(
-        Settings(options.backend, tuple(_plugin(name) for name in options.plugin), options.effort, seed),
+        Settings(
+            options.backend,
+            tuple(_plugin(name) for name in options.plugin),
+            options.effort,
+            seed,
+            tuple(options.backend_option),
+        ),
         _split(options.prims),
         _split(options.dtypes),
         options.sample,

@@ -53,7 +53,7 @@ class Run:
     """A run's identity: with the same backend and machine it can be repeated from this.
 
     Attributes:
-        settings: backend, plugins, effort and seed.
+        settings: backend, plugins, options, effort and seed.
         prims, dtypes: the selection, empty for all.
         only: index of the single sample of every case that ran, ``None`` for all.
         timeout: seconds for one case.
@@ -126,6 +126,8 @@ def reproducer(run: Run, case: Case, sample: int) -> str:
     words = ["vendor-sdk", "conformance", "--backend", settings.backend]
     for plugin in settings.plugins:
         words += ["--plugin", plugin]
+    for option in settings.options:
+        words += ["--option", option]
     words += [
         f"--{case.kind if case.kind in TIMED else PRIM}s",
         case.prim,
@@ -254,6 +256,7 @@ def document(
             "effort": run.settings.effort,
             "seed": run.settings.seed,
             "plugins": list(run.settings.plugins),
+            "options": list(run.settings.options),
             "selection": {
                 "prims": list(run.prims),
                 "dtypes": list(run.dtypes),
@@ -292,6 +295,7 @@ def identity_of(report: Mapping[str, Any]) -> dict[str, Any]:
     run = report["run"]
     own = {key: run[key] for key in ("versions", "suite", "effort", "seed", "timeout")}
     selection = {key: value for key, value in run["selection"].items() if key != "shard"}
+    own["options"] = run.get("options", [])  # reports of before have none
     return {**run["backend"], **own, **selection, "expectations": report["expectations"]}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,11 +41,12 @@ results = [compiled(*first), compiled(*second)]
 {check}'''
 
 
-def text(backend: str, drawn: Drawn, wrong: Wrong, dynamic: bool) -> str:
+def text(backend: str, options: Mapping[str, Any], drawn: Drawn, wrong: Wrong, dynamic: bool) -> str:
     """The program.
 
     Args:
         backend: as on the command line.
+        options: that it is compiled with.
         drawn: the graph.
         wrong: what is wrong with it.
         dynamic: whether it was compiled for sizes that change.
@@ -54,13 +55,12 @@ def text(backend: str, drawn: Drawn, wrong: Wrong, dynamic: bool) -> str:
     source = _function(drawn.module)
     name = backend.removeprefix(TORCH_PREFIX)
     if backend.startswith(TORCH_PREFIX):
-        compiled = f"torch.compile(program, backend={name!r}, dynamic={dynamic})"
+        given = f", options={dict(options)!r}" if options else ""
+        compiled = f"torch.compile(program, backend={name!r}, dynamic={dynamic}{given})"
     elif dynamic:
-        compiled = f'torch.compile(program, backend={name!r}, dynamic=True, options={{"fallback": "host"}})'
+        compiled = f"torch.compile(program, backend={name!r}, dynamic=True, options={dict(options)!r})"
     else:
-        compiled = (
-            f'vendor_sdk.compile_graph(vendor_sdk.trace(program, first), backend={name!r}, options={{"fallback": "host"}})'
-        )
+        compiled = f"vendor_sdk.compile_graph(vendor_sdk.trace(program, first), backend={name!r}, options={dict(options)!r})"
     imports = "\nimport vendor_sdk\n" if "vendor_sdk." in compiled else ""
     assert len(graph.find_nodes(op="placeholder")) == len(drawn.inputs)
     return _TEXT.format(

@@ -8,10 +8,12 @@ from __future__ import annotations
 import abc
 import importlib
 import importlib.util
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from conformance.program import Program
 from conformance.values import tensors
 
 TORCH_PREFIX = "torch:"
+FALLBACK = "fallback"
 OPAQUE = "opaque"
 """Placement of everything a plain torch.compile backend runs: it does not say."""
 
@@ -76,6 +79,8 @@ class Subject(abc.ABC):
     """It does not say where anything ran."""
     deterministic = False
     """It promises that two calls with equal inputs give equal bits."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    """With which it compiles."""
 
     def memories(self) -> Sequence[Callable[[], int]]:
         """Functions that say how many bytes are allocated: in host memory, on the device."""
@@ -107,31 +112,58 @@ class Subject(abc.ABC):
         """``torch.compile`` of a function or module, which compiles in the first call; ``dynamic`` as there."""
 
 
-def make(name: str, plugins: Sequence[str]) -> Subject:
-    """The subject called ``name`` on the command line, after loading ``plugins`` (module names or paths to Python files)."""
+def make(name: str, plugins: Sequence[str], options: Sequence[str] = ()) -> Subject:
+    """The subject called ``name`` on the command line, after loading ``plugins`` (module names or paths to Python files), with
+    its ``options`` (``KEY=VALUE``)."""
     for plugin in plugins:
         _load_plugin(plugin)
+    given = parsed(options)
     if name.startswith(TORCH_PREFIX):
-        return TorchSubject(name.removeprefix(TORCH_PREFIX))
-    return BackendSubject(name)
+        return TorchSubject(name.removeprefix(TORCH_PREFIX), given)
+    return BackendSubject(name, given)
+
+
+def parsed(options: Sequence[str]) -> dict[str, Any]:
+    """Options by name: values are JSON, or text as it stands.
+
+    Raises:
+        OptionError: one is not ``KEY=VALUE``, comes twice, or is the suite's to say.
+    """
+    found: dict[str, Any] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals or not key:
+            raise vendor_sdk.OptionError(f"--option {option}: no KEY=VALUE", fix="write it as --option mode=reduce-overhead")
+        if key == FALLBACK:
+            raise vendor_sdk.OptionError(
+                f"--option {option}: what a backend lacks runs on the host, and is reported so", fix="leave the option out"
+            )
+        if key in found:
+            raise vendor_sdk.OptionError(f"--option {key} is given twice", fix="give it once")
+        try:
+            found[key] = json.loads(value)
+        except ValueError:
+            found[key] = value
+    return found
 
 
 class BackendSubject(Subject):
     """A backend that implements the contract. What it lacks runs on the host, so that every case has a result to compare."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         self.loaded = vendor_sdk.load(name)
         self.name = name
+        self.options = {FALLBACK: "host", **options}
         self.deterministic = self.loaded.backend.deterministic
 
     def memories(self) -> Sequence[Callable[[], int]]:
-        device = self.loaded.session({"fallback": "host"}).device
+        device = self.loaded.session(self.options).device
         if isinstance(device, vendor_sdk.TorchDevice):
             return super().memories() if device.type == "cpu" else [torch.get_device_module(device.type).memory_allocated]
         return [*super().memories(), lambda: device.memory_stats().used]
 
     def describe(self) -> Description:
-        device = self.loaded.session({"fallback": "host"}).device
+        device = self.loaded.session(self.options).device
         type_ = device.type if isinstance(device, vendor_sdk.TorchDevice) else "cpu"
         if isinstance(device, vendor_sdk.TorchDevice):
             properties: dict[str, Any] = _torch_device_properties(device.type)
@@ -154,7 +186,7 @@ class BackendSubject(Subject):
         )
 
     def synchronize(self) -> None:
-        device = self.loaded.session({"fallback": "host"}).device
+        device = self.loaded.session(self.options).device
         if not isinstance(device, vendor_sdk.TorchDevice):
             device.synchronize()
         elif device.type != "cpu":
@@ -170,11 +202,11 @@ class BackendSubject(Subject):
         return self._compiled(vendor_sdk.trace(function, inputs, composites=self.loaded.backend.composites))
 
     def through_torch(self, function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
-        compiled: Callable[..., Any] = torch.compile(function, backend=self.name, dynamic=dynamic, options={"fallback": "host"})
+        compiled: Callable[..., Any] = torch.compile(function, backend=self.name, dynamic=dynamic, options=dict(self.options))
         return compiled
 
     def _compiled(self, graph: vendor_sdk.PrimGraph) -> Compiled:
-        compiled = vendor_sdk.compile_graph(graph, backend=self.name, options={"fallback": "host"})
+        compiled = vendor_sdk.compile_graph(graph, backend=self.name, options=self.options)
         placed = [
             Placed(entry.name, entry.prim, str(entry.placement.kind), entry.placement.reason) for entry in compiled.placements
         ]
@@ -186,13 +218,16 @@ class TorchSubject(Subject):
 
     opaque = True
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
         if name not in torch.compiler.list_backends(exclude_tags=()):
             known = ", ".join(torch.compiler.list_backends(exclude_tags=()))
             raise vendor_sdk.errors.BackendNotFoundError(
                 f"torch.compile knows no backend {name!r}", fix=f"choose one of {known}, or name a plugin file with --plugin"
             )
-        self.name = name
+        self.name, self.options = name, options
+
+    def _given(self) -> dict[str, Any] | None:
+        return dict(self.options) or None
 
     def synchronize(self) -> None:
         """Programs run on the CPU."""
@@ -207,7 +242,7 @@ class TorchSubject(Subject):
 
     def compile(self, program: Program) -> Compiled:
         torch.compiler.reset()
-        return Compiled(torch.compile(program.module, backend=self.name, dynamic=False), ())
+        return Compiled(torch.compile(program.module, backend=self.name, dynamic=False, options=self._given()), ())
 
     def prepare(self, function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Compiled:
         def call(*given: torch.Tensor) -> Any:
@@ -215,7 +250,7 @@ class TorchSubject(Subject):
 
         # Dynamo keeps what it compiled with the code object, so each function has one of its own.
         call.__code__ = call.__code__.replace()
-        compiled = torch.compile(call, backend=self.name, dynamic=False)
+        compiled = torch.compile(call, backend=self.name, dynamic=False, options=self._given())
 
         def without_gradients(*given: torch.Tensor) -> Any:
             with torch.no_grad():
@@ -224,7 +259,7 @@ class TorchSubject(Subject):
         return Compiled(without_gradients, ())
 
     def through_torch(self, function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
-        compiled: Callable[..., Any] = torch.compile(function, backend=self.name, dynamic=dynamic)
+        compiled: Callable[..., Any] = torch.compile(function, backend=self.name, dynamic=dynamic, options=self._given())
         return compiled
 
 

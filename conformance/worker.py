@@ -35,12 +35,14 @@ class Settings:
         plugins: modules or files to load first.
         effort: ``"quick"``, ``"standard"`` or ``"full"``.
         seed: of the run.
+        options: ``KEY=VALUE``, of the backend.
     """
 
     backend: str
     plugins: tuple[str, ...] = ()
     effort: str = "standard"
     seed: int = 0
+    options: tuple[str, ...] = ()
 
 
 def main(descriptor: int, settings: Settings) -> None:
@@ -76,7 +78,7 @@ def _serve(connection: Connection, settings: Settings) -> None:
         from conformance.stopwatch import Stopwatch
         from vendor_sdk import Effort
 
-        subject = subjects.make(settings.backend, settings.plugins)
+        subject = subjects.make(settings.backend, settings.plugins, settings.options)
         description = subject.describe()
     except Exception as error:
         traceback.print_exc()
@@ -118,4 +120,4 @@ def _serve(connection: Connection, settings: Settings) -> None:
 
 if __name__ == "__main__":
     raw = json.loads(sys.argv[2])
-    main(int(sys.argv[1]), Settings(raw["backend"], tuple(raw["plugins"]), raw["effort"], raw["seed"]))
+    main(int(sys.argv[1]), Settings(**{**raw, "plugins": tuple(raw["plugins"]), "options": tuple(raw["options"])}))

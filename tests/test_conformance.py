@@ -307,6 +307,69 @@ def test_claims_that_hold_exit_with_zero_in_pytest_too(tmp_path: Path) -> None:
     jsonschema.validate(json.loads((tmp_path / "out" / "report.json").read_text()), report.schema())
 
 
+OPTIONAL = """
+import numpy
+import torch
+import vendor_sdk
+
+
+@vendor_sdk.hookimpl
+def backend():
+    units = vendor_sdk.Option(default="all", choices=("all", "few"), help="which units compute")
+    return vendor_sdk.Backend(name="optional", version="1", dtypes=frozenset({torch.float32}), options={"units": units})
+
+
+@vendor_sdk.hookimpl
+def supports(node, options):
+    return vendor_sdk.Decline("few units have no sine") if options["units"] == "few" and node.prim == "sin" else None
+
+
+@vendor_sdk.hookimpl
+def kernels():
+    return {"sin": by(numpy.sin), "cos": by(numpy.cos)}
+
+
+def by(function):
+    return lambda x: torch.from_numpy(numpy.array(function(x.double().numpy()))).to(x.dtype)
+"""
+
+
+def test_a_backend_is_certified_with_options(tmp_path: Path) -> None:
+    (tmp_path / "chip.py").write_text(OPTIONAL)
+    chip = ["--backend", "optional", "--plugin", "chip.py"]
+    words = ["conformance", *chip, "--prims", "sin,cos", "--dtypes", "float32", "--effort", "quick", "--output", "out"]
+    done = command(tmp_path, *words, "--option", "units=few")
+    assert done.status == 0, done.text
+    assert {each: done.entry(f"{each}[float32]")["placement"] for each in ("sin", "cos")} == {"sin": "host", "cos": "native"}
+    jsonschema.validate(done.report, report.schema())
+    assert done.report["run"]["options"] == ["units=few"]
+    assert "--option units=few" in done.entry("sin[float32]")["reproducer"]
+    verified = command(tmp_path, "report", "verify", "out", "--rerun", "2")
+    assert verified.status == 0, verified.text
+    kept = command(tmp_path, "report", "extract", "out", "kept.json")
+    assert kept.status == 0, kept.text
+    page = command(tmp_path, "report", "side-by-side", "kept.json")
+    assert "| options | `units=few` |" in page.text
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("units", "no KEY=VALUE"),
+        ("units=most", "most"),
+        ("engines=2", "engines"),
+        ("fallback=error", "runs on the host"),
+    ],
+)
+def test_options_that_a_backend_does_not_have_are_refused(tmp_path: Path, option: str, said: str) -> None:
+    (tmp_path / "chip.py").write_text(OPTIONAL)
+    done = command(tmp_path, "conformance", "--backend", "optional", "--plugin", "chip.py", "--option", option)
+    assert done.status == 4, done.text
+    assert said in done.text
+    assert "Traceback" not in done.text
+    assert not done.folder.exists()
+
+
 def test_a_run_writes_its_expectations_and_holds_numerics_against_declarations(tmp_path: Path) -> None:
     declared_numerics = (
         'version="1.2", numerics={"mul float32 subnormals": "kept", "add float32 rounding": "nearest, ties to even"}'
