@@ -291,6 +291,47 @@ def test_gpt2_forward_and_backward_are_as_accurate_as_eager() -> None:
     assert not host
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+def test_sums_by_index_count_every_row(dtype: torch.dtype, dynamic: bool) -> None:
+    def f(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            x.index_put((i,), v[:, :1, :1], accumulate=True),
+            x.index_put((i, j), v[:, 0], accumulate=True),
+            x.index_put((i.unsqueeze(1), j, i), v[0, 0, 0], accumulate=True),
+            torch.ops.aten.index_put(x, [None, j], v[:1], True),
+            torch.ops.aten.index_put(x, [i, None, j], v[:, 0, :6], True),
+        )
+
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+    compiled = torch.compile(f, backend=NAME, dynamic=dynamic)
+    with recording(graphs.append):
+        for rows in (40, 17):
+            x = torch.randint(-4, 4, (5, 6, 7)).to(dtype)
+            i, j = torch.randint(-5, 5, (rows,)), torch.randint(-6, 6, (rows,))
+            v = torch.randint(0, 3, (rows, rows, 7)).to(dtype)
+            for got, want in zip(compiled(x, i, j, v), f(x, i, j, v), strict=True):
+                torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert {each.placement.kind for graph in graphs for each in graph.placements if each.prim == "index_put"} == {Kind.NATIVE}
+    with pytest.raises(Exception, match=r"(?i)index|bound"):
+        compiled(x, i, j + 6, v)
+
+
+def test_sums_by_index_are_whole_with_several_threads() -> None:
+    """ONNX Runtime's ScatterND loses some where threads add to one row."""
+
+    def f(g: torch.Tensor, x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.ops.aten.embedding_dense_backward(g, i, 5, -1, False), x.index_put((i,), g, accumulate=True)
+
+    i, g = torch.randint(0, 5, (4000,)), torch.ones(4000, 256)
+    compiled = torch.compile(f, backend=NAME)
+    wanted = torch.bincount(i, minlength=5).float()[:, None].expand(5, 256)
+    for _ in range(30):
+        for found in compiled(g, torch.zeros(5, 256), i):
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
 def test_dynamic_sizes_share_one_session() -> None:
     def f(x: torch.Tensor, w: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows = x.shape[0]

@@ -243,6 +243,27 @@ def test_no_input_is_written_before_all_have_read_it(program: Callable[..., Any]
     assert "RT.write(" in one_graph(program, r(32, 32), r(32, 32)).source
 
 
+def test_running_statistics_are_updated_where_they_lie() -> None:
+    """The gradient of a batch norm is given them, and reads none in training: the old ones are not kept for it."""
+    model, other = (nn.BatchNorm2d(8) for _ in range(2))
+    graphs: list[CompiledGraph] = []
+    compiled = torch.compile(model, backend=use_kind("toyloops"))
+    for _ in range(2):
+        x, y = (r(4, 8, 5, 5).requires_grad_() for _ in range(2))
+        y.data.copy_(x)
+        with recording(graphs.append):
+            compiled(x).sin().sum().backward()
+        other(y).sin().sum().backward()
+        torch.testing.assert_close(x.grad, y.grad, rtol=1e-4, atol=1e-5)
+    for (name, a), (_, b) in zip(model.state_dict().items(), other.state_dict().items(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
+    forward, backward = graphs
+    assert "RT.write(" not in forward.source
+    assert len(forward.graph.written) == 3
+    # The gradient, x, the weight, the batch's mean and its deviation.
+    assert len(backward.graph.placeholders) == 5
+
+
 @pytest.mark.parametrize("options", [{}, {"foreach": True}, {"amsgrad": True}, {"maximize": True}], ids=str)
 def test_adamw_is_one_kernel_over_all_parameters_in_place(options: dict[str, Any]) -> None:
     """One more computes the corrections of the bias, which hang on the step alone."""

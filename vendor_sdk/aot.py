@@ -20,6 +20,7 @@ from vendor_sdk.capture.channels import lie_channels_last
 from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.capture.masks import know_masks
+from vendor_sdk.capture.unread import drop_unread
 from vendor_sdk.contract.artifacts import Artifacts
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.ir import pickled
@@ -70,6 +71,7 @@ def compile_dynamo(
     wants = session.loaded.backend.legalize
 
     def joint(graph: fx.Graph) -> None:
+        drop_unread(graph)
         know_masks(graph)
         if wants.row_alignment > 1:
             align_products(graph, wants.row_alignment)

@@ -21,6 +21,7 @@ class _Advanced:
 
     Attributes:
         order: the tensor's dimensions, those with an index first.
+        indexed: how many have one.
         index: the positions, int64 of shape (broadcast shape, number of indexed dimensions).
         shape: the broadcast shape of the indices.
         back: the order that brings gathered dimensions where torch puts them: in place of the indexed dimensions where those
@@ -33,7 +34,7 @@ class _Advanced:
         for tensor in tensors:
             if tensor.dtype in (torch.bool, torch.uint8):
                 raise Untranslatable("a mask as index makes a size that depends on the data")
-        self.order = [*dims, *(dim for dim in range(rank) if dim not in dims)]
+        self.order, self.indexed = [*dims, *(dim for dim in range(rank) if dim not in dims)], len(dims)
         self.shape = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
             *(tensor.shape for tensor in tensors)
         )
@@ -80,8 +81,31 @@ def _index_put(
         updates = b.transpose(spread, [at.back.index(dim) for dim in range(len(at.back))])
     else:
         updates = b.op("Expand", b.cast(values, x.dtype), target)
-    result = _scatter(b, "ScatterND", moved, at.index, updates, "add" if accumulate else "none")
-    return b.transpose(result, [at.order.index(dim) for dim in range(x.rank)])
+    back = [at.order.index(dim) for dim in range(x.rank)]
+    if not accumulate:
+        return b.transpose(b.op("ScatterND", moved, at.index, updates), back)
+    indexed, others = at.order[: at.indexed], at.order[at.indexed :]
+    places = at.index
+    if at.indexed > 1:
+        # One number for each place, by way of a table, so that places outside are refused.
+        numbers = b.op("Range", b.constant(0), b.count(x, indexed), b.constant(1), dtype=torch.int64)
+        places = b.op("GatherND", b.reshape(numbers, [b.size(x, dim) for dim in indexed]), at.index)
+    count = b.op("Size", places, dtype=torch.int64)
+    width = b.count(x, others)
+    result = _add_rows(
+        b,
+        b.reshape(moved, [b.count(x, indexed), width]),
+        b.reshape(places, [count, 1]),
+        b.reshape(updates, [count, width]),
+    )
+    return b.transpose(b.reshape(result, [b.size(x, dim) for dim in at.order]), back)
+
+
+def _add_rows(b: Builder, x: Value, places: Value, rows: Value) -> Value:
+    """A matrix with rows added at ``places``, a column. ONNX Runtime's ScatterND adds in several threads, which nothing keeps
+    apart where places are equal (docs/found/onnxruntime_scatter_race.py); its ScatterElements has one."""
+    spread = b.op("Expand", places, b.op("Shape", rows, dtype=torch.int64))
+    return _scatter(b, "ScatterElements", x, spread, rows, "add", axis=0)
 
 
 _WIDE = {torch.bool: torch.int32, torch.uint8: torch.int32, torch.float16: torch.float32}
@@ -273,7 +297,7 @@ def _embedding_backward(
         padding = b.compare("Equal", positions, b.tensor(padding_idx, torch.int64))
         rows = b.where(padding, b.constant(0, grad.dtype), rows)
     start = b.op("Expand", b.constant(0, grad.dtype), b.sizes([num_weights, width]))
-    return _scatter(b, "ScatterND", start, positions, rows, "add")
+    return _add_rows(b, start, positions, rows)
 
 
 # Results whose size depends on the data

@@ -111,7 +111,11 @@ def parts(count: int, lengths: Sequence[int], kind: Kind) -> int:
         return 1
     most = min(-(-2 * PROGRAMS // programs), longest // (4 * max(blocks) if kind == "across" else max(blocks)))
     if kind == "across":
-        return -(-most // split.LINE) * split.LINE if most > 1 else 1
+        if most <= 1:
+            return 1
+        # Parts of whole tiles need no masks, which take as many instructions as sums do.
+        whole = (n for n in range(most, 2 * most + 1) if longest % (n * max(blocks)) == 0)
+        return next(whole, -(-most // split.LINE) * split.LINE)
     return next((n for n in range(most, most // 2, -1) if longest % (n * split.LINE) == 0), max(most, 1))
 
 
