@@ -144,7 +144,13 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def driver() -> str:
+def environment() -> dict[str, str]:
+    """What a result says of the machine and the day."""
+    software = {"driver": _driver(), "torch": torch.__version__, "triton": version("triton")}
+    return {"device": torch.cuda.get_device_name(), **software, "date": f"{datetime.date.today()}"}
+
+
+def _driver() -> str:
     """The driver's version, as the tool beside it says."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
@@ -196,9 +202,7 @@ def main(
             del program
             torch.cuda.empty_cache()
     if json_path:
-        machine = {"device": torch.cuda.get_device_name(), "driver": driver(), "torch": torch.__version__}
-        machine |= {"triton": version("triton"), "date": f"{datetime.date.today()}", "dtype": dtype}
-        result = {**machine, "rounds": rounds, "contestants": names, "rows": table}
+        result = {**environment(), "dtype": dtype, "rounds": rounds, "contestants": names, "rows": table}
         json_path.write_text(json.dumps(result, indent=1) + "\n")
     print("\n".join(summary(table, names)))
 

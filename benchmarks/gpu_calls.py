@@ -9,21 +9,19 @@ functions are those of ``python -m benchmarks overhead``, with and without gradi
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import random
 import statistics
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
-from benchmarks.gpu import driver
+from benchmarks.gpu import environment
 from benchmarks.sections.overhead import CALL, ELEMENTS, FUNCTIONS, TRAINED
 
 CALLS = 300
@@ -80,9 +78,9 @@ def main(backend: str, peers: str, rounds: int, json_path: Path | None) -> None:
             found = table[f"{name}, {variant}"] = contest(name, variant, names, rounds)
             print(f"{name}, {variant:20} {'  '.join(f'{n} {1e6 * s:.1f} us' for n, s in found.items())}", flush=True)
     if json_path:
-        machine = {"device": torch.cuda.get_device_name(), "driver": driver(), "torch": torch.__version__}
-        machine |= {"triton": version("triton"), "date": f"{datetime.date.today()}"}
-        json_path.write_text(json.dumps({**machine, "rounds": rounds, "contestants": names, "rows": table}, indent=1) + "\n")
+        json_path.write_text(
+            json.dumps({**environment(), "rounds": rounds, "contestants": names, "rows": table}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

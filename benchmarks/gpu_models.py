@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import cProfile
-import datetime
 import fnmatch
 import gc
 import io
@@ -39,7 +38,7 @@ import click
 import torch
 from torch import nn
 
-from benchmarks.gpu import driver
+from benchmarks.gpu import environment
 from benchmarks.spawn import CACHES
 
 DEVICE = "cuda"
@@ -280,8 +279,7 @@ def main(
         raise click.ClickException("no CUDA device: this benchmark times models on one")
     names = [*(p for p in peers.split(",") if p), backend, f"{backend}{RECORDED}"]
     table: dict[str, Any] = {}
-    machine = {"device": torch.cuda.get_device_name(), "driver": driver(), "torch": torch.__version__}
-    machine |= {"triton": version("triton"), "date": f"{datetime.date.today()}", "transformers": version("transformers")}
+    machine = {**environment(), "transformers": version("transformers")}
     with tempfile.TemporaryDirectory() if cold else contextlib.nullcontext() as folder:
         if folder:
             os.environ.update({variable: f"{folder}/{name}" for variable, name in CACHES.items()})

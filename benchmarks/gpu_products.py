@@ -12,7 +12,6 @@ Short tables end it.
 
 from __future__ import annotations
 
-import datetime
 import fnmatch
 import functools
 import json
@@ -22,7 +21,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,7 +29,7 @@ import click
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu import CALLS, covers_for, driver, seconds
+from benchmarks.gpu import CALLS, covers_for, environment, seconds
 
 Tensor = torch.Tensor
 HALF = torch.bfloat16
@@ -390,9 +388,7 @@ def main(only: tuple[str, ...], peers: str, rounds: int, tiles: bool, json_path:
             tell("backward", what)
             torch.cuda.empty_cache()
     if json_path:
-        machine = {"device": torch.cuda.get_device_name(), "driver": driver(), "torch": torch.__version__}
-        machine |= {"triton": version("triton"), "date": f"{datetime.date.today()}"}
-        json_path.write_text(json.dumps({**machine, "rounds": rounds, **results}, indent=1) + "\n")
+        json_path.write_text(json.dumps({**environment(), "rounds": rounds, **results}, indent=1) + "\n")
     libraries = ("sdpa", "cudnn", "flash", "efficient")
     lines = table("products, TFLOP/s", results["products"], ("cublas", *others, "fused", "triton_gpu"))
     lines += table("attention forward, TFLOP/s", results["forward"], (*libraries, "generated", "dispatch"))

@@ -149,12 +149,15 @@ def test_moments_of_equal_and_of_few_values(apart: bool) -> None:
 
 
 @pytest.mark.parametrize("parts", [4, 7])
-def test_a_result_may_take_the_place_of_what_others_read(parts: int) -> None:
-    """``y`` lies over ``b``, which the rows read too: they are computed from the old ``b``, whichever nest stores ``y``."""
+@pytest.mark.parametrize("read", [True, False])
+def test_a_result_may_take_the_place_of_what_others_read(parts: int, read: bool) -> None:
+    """``y`` lies over ``b``, which the rows read too: they are computed from the old ``b``, whichever nest stores ``y``. Where
+    they do not read it, as with running statistics, no nest of its own does."""
 
     def function(x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y = x.sum(1) + b
-        return y, x * y.unsqueeze(1) + b.unsqueeze(1)
+        total = x.sum(1)
+        y = total + b
+        return y, x * (y if read else total).unsqueeze(1) + (b.unsqueeze(1) if read else 1)
 
     x, b = torch.randn(3, 40), torch.randn(3)
     (lowered,) = fusing.compiled(function, [x, b], Limits()).kernels.values()
@@ -163,6 +166,7 @@ def test_a_result_may_take_the_place_of_what_others_read(parts: int) -> None:
     (result,) = (p.name for p in kernel.params if p.role == "out" and p.size.value == 3)
     params = tuple(replace(p, role="inout") if p.name == place else p for p in kernel.params if p.name != result)
     kernel = divided(replace(kernel, params=params, body=tuple(_over(s, result, place) for s in kernel.body)), parts)
+    assert len(kernel.body) == (4 if read else 3)
     memory = {p.name: torch.full((120,), float("nan")) if p.size.value == 120 else b.clone() for p in kernel.params}
     (given,) = (p.name for p in kernel.params if p.role == "in")
     memory[given] = x.reshape(-1).clone()

@@ -138,15 +138,26 @@ class _Split:
         # One row's are read side by side, by all lanes at once.
         if self.count == 1 or not found.keys() & _read(rest[:1]):
             return before, stores
-        # What is stored over an operand waits: later nests may load that again.
-        waiting: list[Stmt] = [s for s in stores if isinstance(s, Store) and self.kernel.param(s.param).role != "out"]
+        again = [each for each in before if not found.keys() & {*makes(each)}]
+        waiting = self.over_what_is_read(stores, again, rest)
         read = [name for name in found if name in _read((*rest, *waiting))]
         own = [Param(self.fresh("found"), found[name], self.count, "scratch") for name in read]
         self.scratch += own
         kept = [Store(param.name, self.outer, name) for param, name in zip(own, read, strict=True)]
         self.add(self.nest.ranges, (*before, *(s for s in stores if s not in waiting), *kept))
         loads = [Load(name, param.name, self.outer, param.dtype) for param, name in zip(own, read, strict=True)]
-        return [*(each for each in before if not found.keys() & {*makes(each)}), *loads], waiting
+        return [*again, *loads], waiting
+
+    def over_what_is_read(self, stores: Sequence[Stmt], again: Sequence[Stmt], rest: Sequence[Stmt]) -> list[Stmt]:
+        """Stores that have to wait until the last nest: over operands that later nests load, or the waiting stores' values."""
+        waiting: list[Stmt] = []
+        while True:
+            needed = live(tuple(again), _read((*rest, *waiting)))
+            loaded = {each.param for each in walk((*needed, *rest)) if isinstance(each, Load)}
+            found: list[Stmt] = [each for each in stores if isinstance(each, Store) and each.param in loaded]
+            if found == waiting:
+                return waiting
+            waiting = found
 
     def part_of(self, ranges: Sequence[Range], body: Sequence[Stmt]) -> tuple[Range, Range, list[Stmt], str | None]:
         """The range of parts, that of a part's iterations, the body there, and the value that says whether one counts."""
