@@ -1,5 +1,5 @@
-"""torch's cosh and sinh of float32 on the CPU are infinite for arguments from 88.8 on, where the results are still numbers; so is
-sinh of bfloat16.
+"""torch's cosh and sinh of float32 on the CPU are infinite for arguments from 88.8 on, where the results are still numbers; so
+is sinh of bfloat16.
 
 exp(x) overflows there, and the results are half of it. Found by the cases `cosh[float32]` and `sinh[float32]`.
 """
