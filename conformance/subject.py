@@ -150,7 +150,7 @@ def parsed(options: Sequence[str]) -> dict[str, Any]:
 class BackendSubject(Subject):
     """A backend that implements the contract. What it lacks runs on the host, so that every case has a result to compare."""
 
-    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.loaded = vendor_sdk.load(name)
         self.name = name
         self.options = {FALLBACK: "host", **options}
@@ -218,7 +218,7 @@ class TorchSubject(Subject):
 
     opaque = True
 
-    def __init__(self, name: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> None:
         if name not in torch.compiler.list_backends(exclude_tags=()):
             known = ", ".join(torch.compiler.list_backends(exclude_tags=()))
             raise vendor_sdk.errors.BackendNotFoundError(
