@@ -23,6 +23,7 @@ from benchmarks.spawn import Setting
 from benchmarks.timing import SAMPLE_SECONDS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "performance.md"
+DEFAULT = "cpp_cpu"
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES, QUICK_SIZES = (1, 64, 256), (1, 64)
 DTYPES, QUICK_DTYPES = ("float32", "bfloat16"), ("float32",)
@@ -64,7 +65,7 @@ def _list(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -
 @main.command("run")
 @click.argument("what", nargs=-1)
 @click.option("--quick", is_flag=True, help="A subset in under five minutes: see `Quick mode` in docs/performance.md.")
-@click.option("--backend", default="cpp_cpu", show_default=True, help="The torch.compile backend to compare.")
+@click.option("--backend", default=DEFAULT, show_default=True, help="The torch.compile backend to compare.")
 @click.option(
     "--peers", callback=_list, help=f"Comma-separated, of {', '.join(PEERS)}; by default all (quick: {', '.join(QUICK_PEERS)})."
 )
@@ -143,7 +144,7 @@ def run_command(
 @click.option("--check", is_flag=True, help="Write nothing; fail when the page is not what would be written.")
 def docs(results_paths: tuple[Path, ...], check: bool) -> None:
     """Write the figures of docs/performance.md from RESULTS_PATHS, by default all of benchmarks/results, the newest first."""
-    found = newest_first(results_paths or RESULTS.glob("*.json"))
+    found = in_order(results_paths or RESULTS.glob("*.json"))
     parts = [pages.figures(results, _from_here(path)) for results, path in found]
     text = pages.rewrite(PAGE, "\n\n".join(parts) or pages.NOTHING)
     if not check:
@@ -152,10 +153,10 @@ def docs(results_paths: tuple[Path, ...], check: bool) -> None:
         raise BenchmarkError(f"{PAGE} is out of date", where=str(PAGE), fix="run `python -m benchmarks docs`")
 
 
-def newest_first(paths: Iterable[Path]) -> list[tuple[Results, Path]]:
-    """Results files with what they hold."""
+def in_order(paths: Iterable[Path]) -> list[tuple[Results, Path]]:
+    """Results files with what they hold: those of the default backend, then the others, the newest first."""
     found = [(Results.from_json(path.read_text(), str(path)), path) for path in paths]
-    return sorted(found, key=lambda each: (each[0].machine["date"], str(each[1])), reverse=True)
+    return sorted(found, key=lambda each: (each[0].backend == DEFAULT, each[0].machine["date"], str(each[1])), reverse=True)
 
 
 def _from_here(path: Path) -> str:
