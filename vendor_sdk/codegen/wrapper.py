@@ -728,7 +728,7 @@ class _Writer:
         return f"{source}.as_strided({self.text.tuple(shape)}, {self.text.tuple(strides)}{begin})"
 
     def _inside(self, owner: str, shape: Sequence[int], strides: Sequence[int], offset: int) -> str:
-        """The same in memory of this call, where nobody asks."""
+        """The same for what this call computes, of which nothing is kept."""
         inside = self.text.constant(torch_private.tensor_inside, "inside")
         return f"{inside}({owner}, {self.text.tuple(shape)}, {self.text.tuple(strides)}, {offset})"
 
