@@ -60,6 +60,7 @@ from vendor_sdk.partition.recordable import why_not_recorded
 from vendor_sdk.partition.segments import Partition, join_segments
 from vendor_sdk.partition.transfers import insert_transfers
 from vendor_sdk.plan.activations import Activations
+from vendor_sdk.plan.apart import set_apart
 from vendor_sdk.plan.inplace import Rewritten, work_in_place
 from vendor_sdk.plan.liveness import Aliases, last_reads, plan_memory
 from vendor_sdk.plan.offsets import activations_of, bank_of, lay_out
@@ -439,6 +440,13 @@ def _allocated(loaded: LoadedBackend, emitted: Container[fx.Node], node: fx.Node
     return loaded.kernels[prim_name(node)].destination
 
 
+def _fresh(loaded: LoadedBackend, node: fx.Node) -> bool:
+    """Whether a node that allocates its results itself returns memory that nobody else has."""
+    placement = node.meta.get("placement") if node.op == "call_function" else None
+    native = placement is not None and placement.route is Route.KERNEL and node.target is not operator.getitem
+    return native and loaded.kernels[prim_name(node)].fresh
+
+
 def _plan(
     graph: PrimGraph,
     lowered: Mapping[fx.Node, Lowered],
@@ -475,7 +483,8 @@ def _plan(
     if arena and policy.in_place:
         # Activations in the forward graph's bank leave their memory to whatever fits best, when they die.
         lent = set(activations.places) if graph.backward else set()
-        in_place, rewritten = work_in_place(graph, steps, loops, allocated=allocated, lent=lent)
+        fresh = functools.partial(_fresh, loaded)
+        in_place, rewritten = work_in_place(graph, steps, loops, allocated=allocated, fresh=fresh, lent=lent)
         loops |= {node: (one.kernel, one.inputs) for node, one in rewritten.items()}
     plan = plan_memory(
         graph,
@@ -488,16 +497,17 @@ def _plan(
     )
     if not plan.symbols:
         sizes = plan.sizes({})
+        lay = functools.partial(lay_out, plan, sizes, borrow=policy.borrow)
         # Recorded results lie where they lay.
         banks = arena and state.arena.type == "cpu" and state.recorder is None
         if graph.backward and banks:
             plan.lender = activations.lender(graph, last_reads(graph, steps, in_place))
             together = bank_of(plan, sizes, policy.bank)
-            plan.fixed = lay_out(plan, sizes, borrow=policy.borrow, together=together)
+            plan.fixed = set_apart(plan, sizes, functools.partial(lay, together=together))
         else:
             saved = _saved(graph, Aliases()) if banks else {}
             together = activations_of(plan, sizes, saved, policy.bank)
-            plan.fixed = lay_out(plan, sizes, borrow=policy.borrow, together=together, downward=bool(together))
+            plan.fixed = set_apart(plan, sizes, functools.partial(lay, together=together, downward=bool(together)))
             activations.note(plan, saved)
         plan.spare = spare(plan)
     watch.planned(plan, [one.kernel for one in rewritten.values()])

@@ -288,8 +288,8 @@ class _Kernels:
         owner = self.of.in_place[slot]
         gone = [n for n in self.of.lowered[node].inputs if n not in self.of.emitted[node].inputs]
         source = next(n for n in gone if n is owner[0] or (n.target is operator.getitem and n.args == (owner[0], owner[1])))
-        value: torch.Tensor = self.values[source.name]
-        return value
+        value = laid(self.values[source.name], order_of(source))
+        return value.as_strided((value.numel(),), (1,))
 
     def _buffer(self, source: fx.Node, size: int, *, interpreted: bool) -> Any:
         """An operand: for launches as the wrapper passes it, for the interpreter as the flat memory that it stands for."""

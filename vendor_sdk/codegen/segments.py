@@ -191,9 +191,8 @@ class _Builder:
             return Buffer("arena", 0, Offset(where.number) if fixed is None else fixed.places[where.number].offset)
         if isinstance(where, InBank):
             return self._shift(self._input("BANK", None), where.offset)
-        if where.owner[0].op == "placeholder":
-            return self._shift(self._input(where.owner[0].name, None), where.offset)
-        if where.owner in self.of.ready and where.owner not in self.results:
+        there = not self.of.values.allocated(where.owner[0])
+        if there or (where.owner in self.of.ready and where.owner not in self.results):
             return self._shift(self._input(self.of.values.variable(where.owner), None), where.offset)
         self.of.ready.add(where.owner)
         return Buffer("result", self.results.setdefault(where.owner, len(self.results)), where.offset)

@@ -80,8 +80,11 @@ class Values:
 
     def variable(self, slot: Slot) -> str:
         node, index = slot
-        single = not isinstance(node.meta["val"], list | tuple)
-        return node.name if single or not self.allocated(node) else part_name(node, index)
+        if not isinstance(node.meta["val"], list | tuple):
+            return node.name
+        if self.allocated(node):
+            return part_name(node, index)
+        return next(user.name for user in node.users if user.target is operator.getitem and user.args[1] == index)
 
     def root(self, slot: Slot) -> Slot:
         """The first result in the memory of ``slot``, or the placeholder that it belongs to."""
@@ -98,13 +101,14 @@ class Values:
         return root if root[0].op == "placeholder" else None
 
     def where(self, slot: Slot) -> Where:
-        """Where the bytes of an allocated result are."""
+        """Where the bytes of an allocated result are. An owner that nobody allocates is an input, or what a node returned."""
         number = self.plan.slots.get(slot)
         if number is None:
             return Inside(self.root(slot), 0)
         buffer = self.plan.buffers[number]
         if buffer.home is not Home.ARENA:
-            return Inside(buffer.slots[-1], 0)
+            first, last = buffer.slots[0], buffer.slots[-1]
+            return Inside(last if self.allocated(first[0]) else first, 0)
         place = self.plan.fixed.places[number] if self.plan.fixed is not None else None
         if place is None or place.block is None:
             return Arena(number)

@@ -676,7 +676,7 @@ class _Writer:
             return [f"{name} = RT.part(BANK, {where.offset}, {shape}, {dtype})"]
         owner = self.values.variable(where.owner)
         steps = []
-        if where.owner not in self.allocated and where.owner[0].op != "placeholder":
+        if where.owner not in self.allocated and self.values.allocated(where.owner[0]):
             self.allocated.add(where.owner)
             self.defined.add(owner)
             whole = tensor_of(where.owner)

@@ -64,7 +64,8 @@ class Kernel:
             others want it: ``((0, 2, 1, 3),)`` for heads that lie beside each other; ``"channels_last"``:
             images and weights of two-dimensional convolutions, that way where torch's own operator has them so, by its
             operands' strides (``Legalization.channels_last``). A result that lies otherwise is copied.
-        fresh: whether what a kernel returns is never an operand or a view of one, so that the SDK need not look at every call.
+        fresh: whether what a kernel returns is never an operand or a view of one, nor anything that the kernel keeps: the SDK
+            need not look at every call, and fused kernels may write their results over it when it dies.
         ahead: for backends with a ``Target``: ``ahead(target, *args, **kwargs)`` compiles for ``target`` (the option's value)
             what ``call`` would launch for such arguments, and answers what that takes, like ``Emitter.resources``. Tensors are
             of torch's ``meta`` device, with the shapes and strides of a call (sizes that only the call knows are those of the

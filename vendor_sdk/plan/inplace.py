@@ -32,15 +32,18 @@ def work_in_place(
     kernels: Mapping[fx.Node, tuple[LoopKernel, Sequence[fx.Node]]],
     *,
     allocated: Callable[[fx.Node], bool],
+    fresh: Callable[[fx.Node], bool] = lambda node: False,
     lent: Collection[int] = (),
 ) -> tuple[dict[Slot, Slot], dict[fx.Node, Rewritten]]:
     """Result to the result (or placeholder) whose memory it takes, and the kernels rewritten for that.
 
-    Placeholders whose memory may be taken are donated ones, and those that a result is to be written to.
+    Placeholders whose memory may be taken are donated ones, and those that a result is to be written to. Memory that a node
+    returned may be taken by what dies within the call: outputs get memory of their own.
 
     Args:
         kernels: kernel and inputs of each emitted node; params are the inputs, then the results.
         allocated: whether the SDK allocates a node's results.
+        fresh: of other nodes, whether they return memory that nobody else has.
         lent: donated inputs whose memory is planned in another way.
     """
     shares = Aliases()
@@ -56,7 +59,14 @@ def work_in_place(
                 if not allocated(node) and not shares.shows(node):
                     shown.add(slot)
     # Results in donated memory join it.
-    of_caller = {(graph.placeholders[index], 0) for index in graph.donated_inputs if index not in lent}
+    of_others = {(graph.placeholders[index], 0) for index in graph.donated_inputs if index not in lent}
+    of_others |= {
+        (node, index)
+        for node in steps.order
+        if not allocated(node) and fresh(node)
+        for index, tensor in enumerate(results(node))
+        if tensor is not None
+    }
     goals = {slot: goal for slot, goal in _goals(graph, shares).items() if goal not in escaping | shown and allocated(slot[0])}
     taken: dict[Slot, Slot] = {}
     rewritten: dict[fx.Node, Rewritten] = {}
@@ -71,7 +81,7 @@ def work_in_place(
             return None
         if slot in goals:
             return owner if owner == goals[slot] else None
-        if owner in of_caller:
+        if owner in of_others:
             return None if slot in escaping or owner in shown else owner
         if not allocated(owner[0]) or owner[0].op != "call_function" or (slot in escaping and owner in shown):
             return None
@@ -97,8 +107,8 @@ def work_in_place(
                     kernel = overwrite(kernel, operand.name, result.name)
                     inputs.remove(source)
                     taken[slot] = owner
-                    if owner in of_caller:
-                        of_caller.add(slot)
+                    if owner in of_others:
+                        of_others.add(slot)
                     if owner in shown:
                         shown.add(slot)
                     rewritten[node] = Rewritten(kernel, tuple(inputs))

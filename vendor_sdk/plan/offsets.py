@@ -170,7 +170,8 @@ def _lay_out(
         bank_bytes += sizes[n]
         fills.append((plan.buffers[n].first, bank_bytes))
     alone = [n for n, b in enumerate(plan.buffers) if b.home is Home.BLOCK and n not in in_bank and sizes[n]]
-    blocks = [n for n in alone if plan.buffers[n].first > 0] if borrow else []
+    # What dies within the call comes when it is wanted: room in it would make it come earlier.
+    blocks = [n for n in alone if plan.buffers[n].first > 0 and plan.buffers[n].last == steps - 1] if borrow else []
 
     def unused(n: int) -> int:
         return sizes[n] - (plan.buffers[n].nbytes.value or 0) if borrow else 0

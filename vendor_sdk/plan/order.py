@@ -1,7 +1,8 @@
 """The steps of a graph in the order in which they run: emitted launches stand together as far as their operands allow.
 
 Views and shape arithmetic cost nothing, but a launch on either side of one would belong to two native segments. So numbers come
-as early as they can be computed, and views just before their first reader.
+as early as they can be computed, and views just before their first reader. Several results that a node returns are taken apart
+right behind it: together they would live as long as the last of them.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ def steps_of(graph: PrimGraph, reads: Reads, folded: Callable[[fx.Node], bool]) 
     done: set[fx.Node] = {node for node in graph.graph.nodes if node.op in ("placeholder", "get_attr")}
     numbers = [node for node in graph.calls() if node in needed and _number(node)]
 
+    def parts(node: fx.Node) -> list[fx.Node]:
+        users = [user for user in node.users if user.target is operator.getitem and user in needed and user not in done]
+        return sorted(users, key=lambda user: user.args[1])  # type: ignore[arg-type, return-value]
+
     def add(node: fx.Node) -> None:
         stack = [node]
         while stack:
@@ -53,9 +58,9 @@ def steps_of(graph: PrimGraph, reads: Reads, folded: Callable[[fx.Node], bool]) 
                 continue
             stack.pop()
             if top not in done:
-                done.add(top)
-                if not folded(top):
-                    order.append(top)
+                made = [top, *parts(top)]
+                done.update(made)
+                order.extend(node for node in made if not folded(node))
 
     def add_numbers() -> None:
         pending = [node for node in numbers if node not in done]
