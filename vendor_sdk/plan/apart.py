@@ -1,8 +1,8 @@
 """Apart: buffers with an allocation of their own, where libraries' results beside the arena decide the peak.
 
-The arena is there for the whole call. What a library's kernel returns comes and goes, so at the step with the most of that, every
-byte of the arena which is not in use then is too much. Buffers that are large and dead at that step are allocated when they are
-made, and freed when they die.
+The arena is there for the whole call. What a library's kernel returns comes and goes, so at the step with the most of that,
+every byte of the arena which is not in use then is too much. Buffers that are large and dead at that step are allocated when
+they are made, and freed when they die.
 """
 
 from __future__ import annotations
