@@ -152,6 +152,27 @@ def test_training_from_the_cache(decided: list[bool]) -> None:
     assert not torch._functorch.config.bundled_autograd_cache, "a setting of ours must not stay"
 
 
+def test_a_graph_without_gradients_comes_from_the_cache_with_the_whole_one(decided: list[bool]) -> None:
+    model = nn.Linear(6, 4)
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = model(x)
+        return logits.square().mean(), logits
+
+    for time in range(2):
+        call, _ = fresh(step)
+        for both in (False, True):
+            found = []
+            x = torch.randn(3, 6)
+            for function in (call, step):
+                model.zero_grad()
+                loss, logits = function(x)
+                (loss + logits.sum() if both else loss).backward()
+                found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+            torch.testing.assert_close(*found)
+        assert decided == [False, True, True] + [True] * time, "the whole graph is compiled where it is wanted"
+
+
 def test_a_graph_that_is_never_differentiated_comes_from_the_cache_too(decided: list[bool]) -> None:
     model = Block()
     for _ in range(2):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,8 +28,10 @@ from vendor_sdk.ir import pickled
 from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.normalize.aligned import align_products
 from vendor_sdk.normalize.decompose import capture_table
+from vendor_sdk.normalize.undefined import expected, without_gradients
 from vendor_sdk.plan.activations import Activations
 from vendor_sdk.routes import table_of, targets
+from vendor_sdk.run.gradients import Backward, Zeros, zeros_of
 from vendor_sdk.watch import Watch
 
 Options = Mapping[str, Any]
@@ -83,13 +86,12 @@ def compile_dynamo(
             watch = pipeline.watch_of(session, backward)
             with watch.failures():
                 graph = capture(captured, fake_inputs, watch, backward=backward, training=training)
-            if key is None:
-                return pipeline.compile_prim_graph(graph, session, watch, activations).boxed()
             with torch_private.real_tensors(), watch.failures():
+                graph, whole = _expected(graph, torch_private.tangents(captured)) if backward else (graph, None)
                 decided = pipeline.decide(graph, session, watch, activations)
                 # Compilers of the target may work on while the rest is done here.
-                run = pipeline.finish(decided, session, watch).boxed()
-                return run, _store(decided, session)
+                run = _run(decided, whole, session, watch)
+                return run if key is None else (run, _store(decided, whole, session))
 
         return compile_captured
 
@@ -102,7 +104,8 @@ def compile_dynamo(
         compile_pair = torch_private.cached_aot_autograd(*compilers, table, joint, restore, key)
     resting.rest_in_dynamo()  # again: resets forget it
     with resting.without_collections():
-        return compile_pair(module, example_inputs)  # type: ignore[no-any-return]
+        run = compile_pair(module, example_inputs)
+    return torch_private.undefined_gradients(run, module, example_inputs)
 
 
 WORTH_STORING = 30
@@ -133,10 +136,47 @@ def _artifacts(loaded: LoadedBackend) -> Artifacts:
     return Artifacts(loaded.backend.name, lambda: f"{loaded.backend.version} {loaded.fingerprint} {loaded.identity}")
 
 
-def _store(decided: pipeline.Decided, session: Session) -> str | None:
+@dataclass(frozen=True)
+class Whole:
+    """A backward graph from which inputs were taken.
+
+    Attributes:
+        graph: with all of them.
+        without: the inputs that were taken.
+        zeros: how to make those that autograd may leave out.
+    """
+
+    graph: PrimGraph
+    without: tuple[int, ...]
+    zeros: Mapping[int, Zeros]
+
+
+def _expected(graph: PrimGraph, tangents: Sequence[int]) -> tuple[PrimGraph, Whole | None]:
+    """A backward graph without the gradients that nobody is expected to ask for, and with them."""
+    without = expected(graph, tangents)
+    zeros = zeros_of(graph, tangents) if without else None
+    reduced = without_gradients(graph, without) if zeros is not None else None
+    if reduced is None or zeros is None:
+        return graph, None
+    return reduced, Whole(graph, without, zeros)
+
+
+def _run(decided: pipeline.Decided, whole: Whole | None, session: Session, watch: Watch) -> Callable[..., Any]:
+    """The function of a compiled graph, in the form that AOTAutograd wants."""
+    run = pipeline.finish(decided, session, watch).boxed()
+    if whole is None:
+        return run
+
+    def compile_whole() -> Callable[..., Any]:
+        return pipeline.compile_prim_graph(whole.graph.copy(), session).boxed()
+
+    return Backward(whole.without, run, compile_whole, whole.zeros)
+
+
+def _store(decided: pipeline.Decided, whole: Whole | None, session: Session) -> str | None:
     """Keeps what ``pipeline.finish`` needs, under the key that is returned; None when no other process could read it."""
     try:
-        content = pickled.dumps(decided.storable())
+        content = pickled.dumps((decided.storable(), whole))
     except pickled.NotPicklable:
         return None
     artifacts = _artifacts(session.loaded)
@@ -151,10 +191,10 @@ def _restore(backend: str, options: Options, key: str) -> Callable[..., Any] | N
     content = _artifacts(session.loaded).read(key, _ENTRY)
     if content is None:
         return None
-    decided: pipeline.Decided = pickled.loads(content)
+    decided, whole = pickled.loads(content)
     watch = pipeline.watch_of(session, decided.graph.backward)
     with watch.failures():
-        return pipeline.finish(decided, session, watch).boxed()
+        return _run(decided, whole, session, watch)
 
 
 @functools.cache

@@ -270,6 +270,8 @@ def explain(
         with contextlib.suppress(MachineError) if session.target is not None else contextlib.nullcontext():
             outputs = compiled(*inputs, **kwargs)
             wanted = [t for t in _leaves(outputs) if t.requires_grad]
+            # Where there is a loss, training differentiates that.
+            wanted = [t for t in wanted if not t.dim()] or wanted
             if wanted and leaves:
                 torch.autograd.grad(wanted, leaves, [torch.ones_like(t) for t in wanted], allow_unused=True)
     with torch.no_grad():

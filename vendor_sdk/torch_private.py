@@ -402,6 +402,39 @@ def donated_input_indices(inputs: Sequence[Any]) -> frozenset[int]:
     return frozenset(i for i in indices if i < len(keys) and keys[i] is not None and keys.count(keys[i]) == 1)
 
 
+def tangents(module: fx.GraphModule) -> list[int]:
+    """Inputs of a backward graph of AOTAutograd that are gradients of the forward graph's outputs: its partitioners know them
+    by the same names."""
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    return [index for index, node in enumerate(placeholders) if "tangents" in str(node.target)]
+
+
+def undefined_gradients(run: Callable[..., Any], module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """``run``, compiled by AOTAutograd of ``module``, so that autograd passes None rather than zeros for outputs that nobody
+    differentiates to a backward function with a true attribute ``undefined_gradients``.
+
+    ``CompiledFunction.compiled_bw`` of AOTAutograd says which function that is; the node in the graph of autograd is the
+    context that ``set_materialize_grads`` is documented for.
+    """
+    (results,) = module.graph.output_node().args
+    several = isinstance(results, list | tuple) and len(results) > 1
+    if not several or not torch.is_grad_enabled() or not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs):
+        return run
+
+    @functools.wraps(run)
+    def call(*args: Any) -> Any:
+        outputs = run(*args)
+        for output in outputs:
+            node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
+            function = getattr(type(node), "_forward_cls", None)
+            if getattr(getattr(function, "compiled_bw", None), "undefined_gradients", False):
+                node.set_materialize_grads(False)
+                break
+        return outputs
+
+    return call
+
+
 def saved_outputs() -> dict[int, int]:
     """Of the forward graph being compiled: input of its backward graph, where that is donated, to the output that becomes it.
 
