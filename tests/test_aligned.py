@@ -115,6 +115,24 @@ def test_products_that_are_returned_keep_their_own_rows() -> None:
         assert pads(graph) == padded
 
 
+def test_other_readers_of_a_padded_value_read_it_among_the_zeros() -> None:
+    """It lies in memory once; rows of a softmax are computed there."""
+
+    def function(g: Tensor, w: Tensor, x: Tensor) -> list[Tensor]:
+        g = torch.softmax(g, -1)
+        return [g @ w, g.T @ x, g.float().sum(0)]
+
+    inputs = draw(128, N), draw(N, 128), draw(128, 128)
+    graph = traced(function, *inputs)
+    align_products(graph.graph, 16)
+    (padded,) = [n for n in graph.calls() if prim_name(n) == "constant_pad_nd" and n.meta["val"].shape[0] == 128]
+    (source,) = padded.all_input_nodes
+    assert list(source.users) == [padded]
+    graph.module.recompile()
+    for found, wanted in zip(graph.module(*inputs), function(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05)
+
+
 class Aligned:
     """An emitter that interprets, and products on aligned rows."""
 

@@ -174,6 +174,8 @@ class GroupBuilder(Builder):
         with _stack_for(len(by_name)):
             for loops in self.fused.loops:
                 self._loops(loops, outputs, by_name, limits)
+                for position, place in loops.results:
+                    self._fill_margin(position, outputs[position], place.index)
         self.outputs = self.results
         self._request = None
         return simplify(self.finish())
@@ -296,6 +298,22 @@ class GroupBuilder(Builder):
                         self._step(node, steps[node], variables, chunk)
             if len(block.stmts) > 1:
                 block.stmts[:] = arrange(tuple(block.stmts), limits, self._fresh)
+
+    def _fill_margin(self, position: int, node: Node, index: Sequence[Int]) -> None:
+        """What the loops leave out of a padded result: per dimension, what lies behind the last index."""
+        if node.target is not torch.ops.aten.constant_pad_nd.default:
+            return
+        shape = self.results[position].shape
+        ends = [end if end is None else ix.wrap(end + 1) for _, end in map(ix.bounds, index)]
+        for dim, (end, size) in enumerate(zip(ends, shape, strict=True)):
+            if end is None or end == size:
+                continue
+            inside = [size if e is None else e for e, size in zip(ends[:dim], shape, strict=False)]
+            ranges = tuple(Range(self._fresh("i"), n) for n in (*inside, size - end, *shape[dim + 1 :]))
+            where = [ix.variable(r.var, r.size) for r in ranges]
+            where[dim] = where[dim] + end
+            with self.loops(ranges):
+                self._store_result(position, node, tuple(where))
 
     def _width(self, node: Node) -> Int:
         return ix.product(self.shape(node))

@@ -39,6 +39,7 @@ def align_products(graph: fx.Graph, alignment: int) -> None:
         if node.target in _PRODUCTS and node.meta["val"].dtype.is_floating_point:
             itemsize = node.meta["val"].dtype.itemsize
             _align(graph, node, alignment // math.gcd(alignment, itemsize), padded)
+    padded.read_inside()
 
 
 @dataclass
@@ -65,6 +66,20 @@ class _Padded:
             made = self.known[key] = call_before(self.graph, place, aten.constant_pad_nd.default, source, pads, 0)
             made.meta = {**before.meta, "val": made.meta["val"]}
         return self.known[key]
+
+    def read_inside(self) -> None:
+        """Readers of what is computed read it where it lies among the zeros: it need not lie elsewhere too."""
+        pads = set(self.known.values())
+        for (source, _), made in self.known.items():
+            readers = [user for user in source.users if user not in pads and user.op == "call_function"]
+            if source.op == "placeholder" or not readers:
+                continue
+            inside = made
+            for dim, size in enumerate(source.meta["val"].shape):
+                if size != made.meta["val"].shape[dim]:
+                    inside = call_before(self.graph, inside.next, aten.slice.Tensor, inside, dim, 0, size)
+            for user in readers:
+                user.replace_input_with(source, inside)
 
 
 def _align(graph: fx.Graph, node: fx.Node, unit: int, padded: _Padded) -> None:

@@ -9,6 +9,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import fx
 
 from vendor_sdk.contract.emitter import Limits
@@ -392,7 +393,8 @@ class _Pass:
         if not self.reach.may_join(group.unit, sources):
             return "something between them runs elsewhere"
         elsewhere = any(user is not node and user not in self.owner for m in group.members for user in m.users)
-        joined = fit(group, summary, self.base, shared_elsewhere=elsewhere)
+        pads = node.target is torch.ops.aten.constant_pad_nd.default
+        joined = fit(group, summary, self.base, shared_elsewhere=elsewhere, pads=pads)
         if isinstance(joined, str):
             return joined
         reason = self._room(group, node, summary, joined)

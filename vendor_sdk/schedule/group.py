@@ -19,6 +19,9 @@ from vendor_sdk.schedule.space import Index, Solution, moved, names, plain, solv
 AGAIN = 8
 """Cost up to which a member is computed again at another index rather than stored and loaded."""
 
+MARGIN = 8
+"""A padded result may have one element beside so many that are computed: those are filled by loops of their own."""
+
 Shape = Literal["pointwise", "rows", "contraction"]
 
 
@@ -91,12 +94,15 @@ def loops_of(summary: Summary) -> tuple[dict[str, Int], dict[str, Int]]:
     return rows, columns
 
 
-def fit(group: Group, summary: Summary, base: Mapping[fx.Node, fx.Node], *, shared_elsewhere: bool) -> Joined | str:
+def fit(
+    group: Group, summary: Summary, base: Mapping[fx.Node, fx.Node], *, shared_elsewhere: bool, pads: bool = False
+) -> Joined | str:
     """How a prim joins a group that computes, or reads, something that the prim reads; or why it does not.
 
     Args:
         base: value to the node that computes it.
         shared_elsewhere: whether elements of the group are needed apart from the prim.
+        pads: whether the prim is a constant wherever it reads nothing.
     """
     anchors = _anchors(group, summary, base)
     if not anchors:
@@ -105,7 +111,7 @@ def fit(group: Group, summary: Summary, base: Mapping[fx.Node, fx.Node], *, shar
     if summary.steps:
         result = _fit_reduction(group, summary, anchors, shared_elsewhere)
     else:
-        result = _fit_map(group, summary, anchors, [group.where[base[read.node]] for read in inside])
+        result = _fit_map(group, summary, anchors, [group.where[base[read.node]] for read in inside], pads)
     if isinstance(result, str):
         return result
     for read in inside:
@@ -129,7 +135,9 @@ def _anchors(group: Group, summary: Summary, base: Mapping[fx.Node, fx.Node]) ->
     return [pair for *_, pair in sorted(pairs)]
 
 
-def _fit_map(group: Group, summary: Summary, anchors: list[tuple[Index, Index]], sources: list[Where]) -> Joined | str:
+def _fit_map(
+    group: Group, summary: Summary, anchors: list[tuple[Index, Index]], sources: list[Where], pads: bool
+) -> Joined | str:
     own = {name for v in summary.variables if (name := plain(v))}
     after = "column" in sources
     if after and set(sources) != {"column"}:
@@ -141,11 +149,16 @@ def _fit_map(group: Group, summary: Summary, anchors: list[tuple[Index, Index]],
             continue
         used = names(list(values.values()))
         domain, where = _domain(group, used, after)
-        if ix.product(summary.shape) != domain:
+        margin = ix.product(summary.shape) - domain
+        if margin != 0 and not (pads and where == "element" and _is_margin(margin, domain)):
             reason = "it has other iterations"
             continue
         return Joined(values, where)
     return reason
+
+
+def _is_margin(elements: Int, inside: Int) -> bool:
+    return elements.value is not None and inside.value is not None and 0 < elements.value * MARGIN <= inside.value
 
 
 def _covers(group: Group, summary: Summary, values: Solution) -> bool:
