@@ -54,8 +54,9 @@ LONG: dict[str, tuple[int, int]] = {
 rows are under way at once; what is computed for long wants many programs."""
 ACROSS = 64
 """Iterations of a nest in a tile whose inner loop walks across memory: a line of halves."""
-NARROW = {"across": 32, "spread": 16}
-"""The same where there are few programs; and of a tile that divides inner loops too."""
+NARROW = {"across": 8, "spread": 16}
+"""The same where there are few programs (a sector of 32 bytes: partial sums are float32); and of a tile that divides inner
+loops too."""
 LINE = 128
 """Bytes to which buffers that share memory are aligned."""
 SQUARE = 64
@@ -206,6 +207,8 @@ class Launcher:
         leads *= -(-lengths[0] // blocks[0]) if self.kind == "spread" else 1
         while x > NARROW.get(self.kind, x) and leads * -(-count // x) < PROGRAMS // 2:
             x //= 2
+        if self.kind == "across":
+            blocks = [min(2 * ELEMENTS // x, _power(n)) for n in lengths]
         programs = leads * -(-count // x)
         settings = {"num_warps": warps, **options(self.thread)}
         return Plan(programs, constants(count, lengths, x, blocks, largest), settings)

@@ -270,17 +270,23 @@ def batch_norm_backward(
     mean, rstd = aten.reshape.default(mean, shape), aten.reshape.default(rstd, shape)
     wide = cast(grad, dtype)
     x_hat = _normalized(cast(x, dtype), mean, rstd)
-    grad_x = grad_weight = grad_bias = None
+    # The weight is the same for all that is summed: gradients of parameters and of the input share two sums.
+    total, along = (aten.sum.dim_IntList(terms, dims, True) for terms in (wide, aten.mul.Tensor(wide, x_hat)))
+    grad_x = None
     if output_mask[0]:
-        scaled = _affine(wide, weight, None, shape)
-        grad_x = _gradient(scaled, x_hat, rstd, dims) if train else aten.mul.Tensor(scaled, rstd)
-        grad_x = cast(grad_x, x.dtype)
-    parameter = weight.dtype if weight is not None else x.dtype
-    if output_mask[1]:
-        grad_weight = _sum_to(aten.mul.Tensor(wide, x_hat), dims, [x.shape[1]], parameter)
-    if output_mask[2]:
-        grad_bias = _sum_to(wide, dims, [x.shape[1]], parameter)
-    return grad_x, grad_weight, grad_bias
+        grad_x = wide
+        if train:
+            # Times the reciprocal: that is done for every element.
+            share = 1 / count if (count := x.numel() // x.shape[1]) != 0 else math.nan
+            mean, mean_along = aten.mul.Tensor(total, share), aten.mul.Tensor(along, share)
+            grad_x = aten.sub.Tensor(aten.sub.Tensor(wide, mean), aten.mul.Tensor(x_hat, mean_along))
+        grad_x = cast(_affine(aten.mul.Tensor(grad_x, rstd), weight, None, shape), x.dtype)
+    parameter, channels = weight.dtype if weight is not None else x.dtype, [x.shape[1]]
+    return (
+        grad_x,
+        cast(aten.reshape.default(along, channels), parameter) if output_mask[1] else None,
+        cast(aten.reshape.default(total, channels), parameter) if output_mask[2] else None,
+    )
 
 
 # --- bounds: on absolute values; a mean is off by growth(n) u mean|x|, a rstd relatively by growth(n) u mean(x^2) rstd^2 ---
