@@ -162,6 +162,19 @@ def test_long_loops_of_few_iterations_are_divided(emitted: Callable[..., list[tu
     assert text.count("@triton.jit") == 2
 
 
+def test_steps_of_many_parameters_share_launches(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    def step(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.sqrt(t) * 2 for t in tensors]
+
+    sizes = [1, 7, 768, 4096, 1285, 100_000]
+    ((kernel, text),) = emitted(step, *map(torch.ones, sizes))
+    assert len(kernel.body) == len(sizes)
+    assert text.count("@triton.jit") == 1
+    # One whose end cuts a vector has its whole blocks apart: no mask there.
+    assert text.count("if start <") == len(sizes) + 1
+    assert text.count("x_mask =") == 4
+
+
 def test_an_inner_loop_of_varying_length_is_refused() -> None:
     x, n = index.variable("i0", 4), index.variable("i0", 4) + 1
     load = loop.Load("v0", "in0", x + index.variable("r0", n), torch.float32)
@@ -349,6 +362,10 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda a, b: (torch.gcd(a, b), torch.pow(a, b)),
         (torch.empty((), dtype=torch.int32), torch.empty(6, dtype=torch.int32)),
     ),
+    "a step of parameters": (
+        lambda a, b, c: (a.exp(), b.exp(), c.exp()),
+        (torch.empty(1001, 33), torch.empty(768), torch.empty(512, 768)),
+    ),
     "bfloat16": (lambda a: torch.sigmoid(a), (torch.empty(64, 1024, dtype=torch.bfloat16),)),
     "rows": (lambda a: a.sum(1), (torch.empty(64, 5000),)),
     "columns": (lambda a: a.amax(0), (torch.empty(5000, 64),)),
@@ -498,7 +515,7 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     for (kernel, _), made in zip(kernels, TritonEmitter(target=target).compile(kernels), strict=True):
         assert isinstance(made, Elsewhere)
         binaries = made.binaries
-        assert [b.name for b in binaries] == [f"{kernel.name}_{n}" for n in range(len(divided(kernel).body))]
+        assert [b.name for b in binaries] == [f"{kernel.name}_{n}" for n in range(len(functions(divided(kernel))))]
         for binary in binaries:
             assert binary.cubin.startswith(b"\x7fELF")
             assert 8 <= binary.registers <= 255

@@ -430,6 +430,12 @@ def _rows_and_weight(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.layer_norm(x, (x.shape[-1],), w) + x.transpose(0, 1).reshape(x.shape).mean(-1, keepdim=True)
 
 
+def _steps(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    params, moments = tensors[:4], tensors[4:]
+    moments = torch._foreach_mul(moments, 0.9)  # type: ignore[assignment]
+    return [*torch._foreach_add(params, torch._foreach_abs(moments), alpha=-0.1), *moments]
+
+
 GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "softmax in one tile": (lambda x: x.softmax(1), ((5, 64),)),
     "softmax beside zeros": (lambda x: torch.nn.functional.pad(x.softmax(1), (0, 5)), ((5, 67),)),
@@ -453,6 +459,7 @@ GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "odd columns divided": (lambda x: (x * 2).sum(0), ((1100, 131),)),
     "totals of long rows": (lambda x: (x.exp() / x.exp().sum(1, keepdim=True), x.exp().sum(0)), ((3, 17000),)),
     "cumulative": (lambda x: x.cumsum(1) - x.mean(1, keepdim=True), ((5, 67),)),
+    "steps of parameters": (_steps, ((33,), (1,), (5, 257), (16, 128), (33,), (1,), (5, 257), (16, 128))),
     "two reductions of a row": (lambda x: (x.sum(1), x.amax(1), x.argmin(1)), ((9, 100),)),
 }
 

@@ -99,7 +99,7 @@ def elsewhere(module: ModuleType, kernel: LoopKernel, gpu: Machine) -> list[Begu
     Args:
         module: of the kernel's text.
     """
-    from reference_backends.triton_gpu.emitter import divided, variants
+    from reference_backends.triton_gpu.emitter import divided, functions
     from reference_backends.triton_gpu.nest import NestText
 
     launch = getattr(module, kernel.name)
@@ -111,7 +111,7 @@ def elsewhere(module: ModuleType, kernel: LoopKernel, gpu: Machine) -> list[Begu
     given += [Argument("i32" if s.role == "size" else "i64") for s in kernel.symbols if s.role != "seed"]
     largest = max((_guess(p.size) for p in (*kernel.params, *kernel.scratch)), default=0)
     begun = []
-    for nest in (nest for position in range(len(kernel.body)) for _, nest in variants(kernel, position)):
+    for nest in (nest for found in functions(kernel) for _, nest in found):
         leads, count, lengths = nest.sizes()
         longest = LONGEST if isinstance(nest, NestText) and nest.whole else LARGE
         sizes = _guess(leads), _guess(count), tuple(min(_guess(n), longest) for n in lengths), largest

@@ -22,6 +22,7 @@ from reference_backends.triton_gpu.machine_code import Binary, binary, resources
 from reference_backends.triton_gpu.nest import NestText
 from reference_backends.triton_gpu.statements import Writer
 from reference_backends.triton_gpu.table import OPS, TYPES
+from reference_backends.triton_gpu.together import TogetherText, independent
 from vendor_sdk import Emitter, Launch, Limits, LoopKernel, NodeContext, Support, index, loop, online, split
 
 HEADER = """\
@@ -43,6 +44,8 @@ ELEMENTS = 1 << 21
 """Of the rows that such programs have under way: rows follow each other within a program, each after the waits of the last."""
 LAUNCH_BYTES = 1 << 23
 """What an H200 moves in the 2 us of a launch."""
+NESTS = 32
+"""Loops of a foreach step in one launch."""
 FEW = 8
 """Rows of a length that only the call knows which are divided as if they were long: so many programs alone would take long."""
 UNKNOWN = 1 << 22
@@ -84,6 +87,22 @@ def divided(kernel: LoopKernel) -> LoopKernel:
     return kernel
 
 
+Function = NestText | ProductText | TogetherText
+
+
+def functions(kernel: LoopKernel) -> list[list[tuple[str, Function]]]:
+    """The functions of a kernel, each of one nest in variants, or of all together."""
+    found: list[list[tuple[str, Function]]] = [[*variants(kernel, position)] for position in range(len(kernel.body))]
+    nests = [function for each in found for _, function in each if isinstance(function, NestText)]
+    if (
+        1 < len(nests) == len(found) == sum(map(len, found))
+        and all(map(TogetherText.takes, nests))
+        and independent(kernel.body)
+    ):
+        return [[("", TogetherText(kernel, f"{kernel.name}_0", nests))]]
+    return found
+
+
 def variants(kernel: LoopKernel, position: int) -> list[tuple[str, NestText | ProductText]]:
     """The functions of a nest, each with the host's condition for it (``""``: always), the last one's always being so.
 
@@ -104,7 +123,7 @@ def variants(kernel: LoopKernel, position: int) -> list[tuple[str, NestText | Pr
     ]
 
 
-def launch_text(kernel: LoopKernel, function: NestText | ProductText) -> str:
+def launch_text(kernel: LoopKernel, function: Function) -> str:
     """Python text of the call that launches a function."""
     return f"launch_{function.name}({arguments_text(kernel)}, {function.sizes_text()})"
 
@@ -120,8 +139,8 @@ def kernel_text(kernel: LoopKernel) -> str:
     for p in kernel.scratch:
         host(f"{p.name} = torch.empty({index.to_python(p.size)}, dtype={p.dtype}, device={kernel.params[-1].name}.device)")
     texts = []
-    for position in range(len(kernel.body)):
-        found = variants(kernel, position)
+    launched = functions(kernel)
+    for found in launched:
         texts += [nest.text() for _, nest in found]
         if len(found) == 1:
             host(launch_text(kernel, found[0][1]))
@@ -132,7 +151,7 @@ def kernel_text(kernel: LoopKernel) -> str:
             host(f"    {launch_text(kernel, nest)}")
     # A module is loaded once for equal texts, and its launchers keep what Triton compiled: texts must differ where dtypes do.
     buffers = [f'{p.name}: "{TYPES[p.dtype]}"' for p in kernel.params]
-    if alone and len(alone) == len(kernel.body) and not kernel.symbols:
+    if alone and len(alone) == len(launched) and not kernel.symbols:
         scratch = "".join(f"({index.to_python(p.size)}, {p.dtype}), " for p in kernel.scratch)
         several = f"Several(({', '.join(alone)},), ({scratch}))"
         texts.append(f"{kernel.name} = {alone[0] if len(alone) == 1 and not scratch else several}  # {', '.join(buffers)}\n")
@@ -158,6 +177,7 @@ class TritonEmitter(Emitter):
         chunks=CHUNKS,
         chunk_elements=ELEMENTS,
         launch_bytes=LAUNCH_BYTES,
+        nests=NESTS,
         chunk_apart=True,
     )
     seeds_in_memory = True

@@ -30,7 +30,7 @@ from reference_backends.triton_gpu.analysis import (
 from reference_backends.triton_gpu.functions import function_text, most_elements, numbers_text
 from reference_backends.triton_gpu.launch import PIECES, POINTS, THREAD, Kind
 from reference_backends.triton_gpu.loops import Loops
-from reference_backends.triton_gpu.statements import NONE
+from reference_backends.triton_gpu.statements import NONE, Writer
 from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, modulo, pieces, piecewise, vectors
 from vendor_sdk import LoopKernel, index, loop
 
@@ -234,6 +234,16 @@ class NestText(Loops):
                     self.number(tile, tile.start)
                 elif self.spread:
                     self.number(tile, f"tl.cast({apart}, INDEX) * {tile.block}")
+
+    def open_at(self, out: Writer, counter: int, start: int, *, masked: bool) -> None:
+        """The same where the axis x is several nests' (``together.py``) and this one's begins at ``start``; what was written
+        before counts for nothing."""
+        self.out, self.counter, self.known, self.types = out, counter, {}, {}
+        self.axes = {"x_index": self.x_axes}
+        self.out(f"x_index = start - {start} + tl.arange(0, XBLOCK)")
+        self.x_mask = "x_mask" if masked else ""
+        if masked:
+            self.out(f"x_mask = x_index < {self.count.value}")
 
     def lengths(self) -> list[index.Int]:
         """Iterations of each tile, as ``launch.tile`` takes them."""
