@@ -18,7 +18,7 @@ import torch
 import vendor_sdk
 from reference_backends.triton_gpu import launch, plugin
 from reference_backends.triton_gpu.analysis import late
-from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, divided
+from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, divided, functions
 from vendor_sdk import ALL, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,7 +1,7 @@
 """Independent nests as one Triton function: one launch for an optimizer's step over many parameters.
 
-The axis x of a launch goes through the nests' iterations one nest after the other, each padded to whole blocks, so that a program
-has iterations of one nest: it finds out which by where its block begins.
+The axis x of a launch goes through the nests' iterations one nest after the other, each padded to whole blocks, so that a
+program has iterations of one nest: it finds out which by where its block begins.
 """
 
 from __future__ import annotations
