@@ -195,8 +195,8 @@ COVERING = 9
 def _max_backward(n: int) -> Lowering:
     def lowering(k: Builder) -> None:
         w = Window(k, n, k.args["self"])
-        reach = [-(-size // stride) for size, stride in zip(w.kernel, w.stride, strict=True)]
-        if math.prod(reach) > COVERING or any(d != 1 for d in w.dilation):
+        reach = [-(-((size - 1) * d + 1) // s) for size, d, s in zip(w.kernel, w.dilation, w.stride, strict=True)]
+        if math.prod(reach) > COVERING:
             _scatter_gradient(k, n)
             return
         gradient, positions = k.args["grad_output"], k.args["indices"]
