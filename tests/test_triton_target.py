@@ -101,6 +101,32 @@ def test_convolutions_are_the_librarys_and_what_follows_is_compiled() -> None:
     assert taken["emitter"]["registers"] >= 8
 
 
+class Stem(torch.nn.Module):
+    """What begins a ResNet, and the convolution behind it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False), torch.nn.BatchNorm2d(8)
+        self.last = torch.nn.Conv2d(8, 8, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.max_pool2d(self.norm(self.first(x)).relu(), 3, 2, 1))
+
+
+@needs_triton
+def test_what_max_pools_save_is_stored_and_read_by_their_own_kernels() -> None:
+    found = vendor_sdk.explain(
+        Stem().to(HALF), torch.randn(4, 3, 32, 32, dtype=HALF), backend="triton_gpu", options=H100, show=False
+    )
+    pool, gradient = (kernel for kernel in kernels(found) if "max_pool2d" in kernel.name)
+    image, pooled = 4 * 8 * 32 * 32, 4 * 8 * 16 * 16
+    assert (pool.read, pool.written) == (2 * image, (2 + 1) * pooled)
+    # Beside the pool's gradient, that of a relu, whose mask was saved, and of a batch norm, whose operand was.
+    channels = 64
+    assert gradient.read <= (2 + 1) * pooled + (1 + 2) * image + channels
+    assert len(kernels(found)) == 14
+
+
 @needs_triton
 def test_sizes_and_seeds_that_only_a_call_knows_are_compiled(cache: Path) -> None:
     def function(x: Tensor) -> Tensor:

@@ -21,16 +21,20 @@ from vendor_sdk.capture.channels import lie_channels_last
 from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.capture.masks import know_masks
+from vendor_sdk.capture.pooled import save_less_of_pools
 from vendor_sdk.capture.unread import drop_unread
 from vendor_sdk.contract.artifacts import Artifacts
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
+from vendor_sdk.contract.placement import Route
 from vendor_sdk.ir import pickled
-from vendor_sdk.ir.primgraph import PrimGraph
+from vendor_sdk.ir.primgraph import PrimGraph, prim_name
+from vendor_sdk.lower import LOWERINGS
+from vendor_sdk.lower.summary import summarize
 from vendor_sdk.normalize.aligned import align_products
 from vendor_sdk.normalize.decompose import capture_table
 from vendor_sdk.normalize.undefined import expected, without_gradients
 from vendor_sdk.plan.activations import Activations
-from vendor_sdk.routes import table_of, targets
+from vendor_sdk.routes import Routes, table_of, targets
 from vendor_sdk.run.gradients import Backward, Zeros, zeros_of
 from vendor_sdk.watch import Watch
 
@@ -80,6 +84,8 @@ def compile_dynamo(
             align_products(graph, wants.row_alignment)
         if wants.channels_last:
             lie_channels_last(graph)
+        if session.emitter is not None:
+            save_less_of_pools(graph, _computed_in(session), functools.partial(_fuses, Routes(session)))
 
     def compiler(*, backward: bool = False, training: bool = False) -> Callable[..., Any]:
         def compile_captured(captured: fx.GraphModule, fake_inputs: Sequence[Any]) -> Any:
@@ -200,6 +206,19 @@ def _restore(backend: str, options: Options, key: str) -> Callable[..., Any] | N
 @functools.cache
 def _capture_table(composites: frozenset[str]) -> Mapping[Any, Callable[..., Any]]:
     return capture_table(targets(composites))
+
+
+def _computed_in(session: Session) -> frozenset[torch.dtype]:
+    """What fused kernels compute in."""
+    types = None if session.emitter is None else session.emitter.types
+    dtypes = session.loaded.backend.dtypes
+    return dtypes if types is None else dtypes.intersection(types)
+
+
+def _fuses(routes: Routes, node: fx.Node) -> bool:
+    """Whether an operator, which is a prim, is computed element by element in a kernel of the emitter's."""
+    elementwise = summarize(node, LOWERINGS, lambda value: False) is not None
+    return elementwise and routes.route(node, prim_name(node)) is Route.EMITTER
 
 
 def _fakes(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[Any]:

@@ -263,7 +263,7 @@ class _Pass:
     def _saves(self, node: fx.Node, summary: Summary) -> bool:
         """Whether reading the operands moves no more bytes than reading the result would."""
         (result,) = tensors_of(node.meta["val"])
-        reads = [read for read in summary.reads if _elements(read.node) != 1]
+        reads = [read for read in summary.reads if self._loads(read)]
         if not reads:
             return True
         # Made wherever it is read from several operands, it pays where contractions alone read it, and fewer bytes so.
@@ -279,6 +279,13 @@ class _Pass:
         operand = read.node.meta["val"]
         size = _elements(read.node) * operand.dtype.itemsize
         return operand.dtype.itemsize <= result.dtype.itemsize or ix.nonnegative(bytes_ - size)
+
+    def _loads(self, read: Read) -> bool:
+        """Whether a read comes from memory in the end, and is more than one number."""
+        inner = self.schedule.inlined.get(read.node)
+        if inner is not None:
+            return any(_elements(source.node) != 1 for source in self._expanded(inner).reads)
+        return _elements(read.node) != 1
 
     def _users(self, node: fx.Node) -> Iterator[fx.Node]:
         """Who reads a result, below views."""
