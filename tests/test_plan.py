@@ -237,6 +237,16 @@ def test_activations_lie_in_the_bank_of_a_forward_graph_with_the_first_on_top() 
     assert {n: (p.block, p.offset) for n, p in layout.places.items()} == {0: (BANK, 512), 1: (None, 0), 2: (BANK, 0)}
 
 
+def test_what_dies_lies_below_the_activations_that_are_there() -> None:
+    saved = [(1024, 0, 3, Home.BLOCK), (1024, 2, 3, Home.BLOCK), (512, 3, 3, Home.BLOCK)]
+    plan = plan_of([*saved, (1024, 1, 1, Home.ARENA)], 4)
+    layout = lay_out(plan, plan.sizes({}), together=[0, 1, 2], downward=True)
+    check(plan, layout, [0, 1, 2])
+    found = {n: (p.block, p.offset) for n, p in layout.places.items()}
+    assert found == {0: (BANK, 1536), 1: (BANK, 512), 2: (BANK, 0), 3: (BANK, 512)}
+    assert (layout.arena_bytes, layout.bank_bytes, layout.peak) == (0, 2560, 2560)
+
+
 # In place
 
 

@@ -9,7 +9,8 @@ outputs of a backward graph, which live and die together, share one allocation, 
 is not yet written there is one stretch of memory, in which large buffers find room. Where an arena of its own would still raise
 the peak, the arena begins where the bank ends, in the same allocation, so that buffers may lie across.
 
-A forward graph's activations for the backward graph have a bank too, the first-born on top. They die from the bottom up,
+A forward graph's activations for the backward graph have a bank too, the first-born on top, below which buffers of the arena
+lie meanwhile. They die from the bottom up,
 roughly, while gradients are born: so the backward graph's bank, arena included, lies over the forward graph's (the *lender*),
 as low as the activations that are still alive allow. Stacked so, outputs stay below the lowest activation that outlives their
 birth; where that costs much, they are packed like buffers of the arena, over the activations at one of a few places.
@@ -163,7 +164,7 @@ def _lay_out(
     lent = lender.values if lender is not None else ()
     bound = max(_live(plan, sizes, lent), default=0)
     inside = [n for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and sizes[n]]
-    banked = sorted((n for n in together if sizes[n]), key=lambda n: plan.buffers[n].first, reverse=downward)
+    banked = sorted((n for n in together if sizes[n]), key=lambda n: plan.buffers[n].first)
     in_bank, fills, bank_bytes = {}, [], 0
     for n in banked:
         in_bank[n] = Place(BANK, bank_bytes)
@@ -179,7 +180,7 @@ def _lay_out(
     items = [Item(sizes[n], plan.buffers[n].first, plan.buffers[n].last, unused(n)) for n in inside]
     rooms = [Room(sizes[n], ((plan.buffers[n].first, sizes[n]),), unused(n)) for n in blocks]
     bank = Room(bank_bytes, tuple(fills))
-    if bank_bytes and borrow and not joint and not downward:
+    if bank_bytes and borrow and not joint:
         blocks.append(BANK)
         rooms.append(bank)
     start, fixed = None, []
@@ -207,7 +208,10 @@ def _lay_out(
             starts[place.block] = min(starts[place.block], plan.buffers[n].first)
     own = [(sizes[n], starts[n], b.last) for n, b in enumerate(plan.buffers) if b.home is not Home.ARENA and n not in in_bank]
     peak = arena + bank_bytes + max(live_bytes(own, steps), default=0)
-    return Layout(arena, bank_bytes, {**places, **empty, **in_bank}, peak, bound, start)
+    places |= empty | in_bank
+    if downward:  # the same bank, read from its end
+        places |= {n: Place(BANK, bank_bytes - p.offset - sizes[n]) for n, p in places.items() if p.block == BANK}
+    return Layout(arena, bank_bytes, places, peak, bound, start)
 
 
 def _mixed(plan: MemoryPlan, sizes: Sequence[int], together: Collection[int], lender: Lender) -> Layout:
