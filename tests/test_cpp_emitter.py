@@ -20,6 +20,7 @@ from reference_backends.cpp_cpu.machine import cache_bytes
 from reference_backends.cpp_cpu.table import CTYPES
 from tests import kernels
 from tests.kernels import Case
+from tests.lowered import call
 from vendor_sdk.ir.loop_interpreter import interpret
 from vendor_sdk.ir.loop_verify import verify
 
@@ -282,6 +283,14 @@ def test_numbers_of_a_row_do_not_turn_the_loops() -> None:
     case = by_channel(3, 64, 71)
     check([case])
     assert "transpose(" not in EMITTER.emit(case.kernel)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_choices_by_what_is_gathered_are_vectors_where_processors_gather_nothing(dtype: torch.dtype) -> None:
+    """A compiler makes a branch of each comparison of halves, and a vector of those of float32."""
+    case = call(torch.ops.aten.max_pool2d_with_indices.default, (torch.randn(2, 3, 37, 41).to(dtype), [3, 3], [3, 3]))
+    text = EMITTER.emit(case.lowered.kernel)
+    assert ("#pragma omp simd" in text) == (dtype is torch.float32)
 
 
 @pytest.mark.parametrize("instructions", ["x86-64-v3", "x86-64-v2"])

@@ -121,9 +121,24 @@ def gathers(body: Sequence[loop.Stmt], variable: str) -> bool:
     """Whether most of the work is access to elements apart from each other, which vectors do not help."""
     _, inside, varying = hoist(body, variable)
     accesses = [s for s in inside if isinstance(s, loop.Load | loop.Store)]
+    if _branches(inside, variable):
+        return False
     single = [s for s in accesses if not _together(s, variable) or index.symbols(s.index).keys() & (varying - {variable})]
     raising = [s for s in inside if isinstance(s, loop.Compute) and s.op in LANE_BY_LANE]
     return len(single) + len(raising) > min(6, max(2, len(inside) // 8))
+
+
+def _branches(inside: Sequence[loop.Stmt], variable: str) -> bool:
+    """Whether a compiler makes branches that nobody foresees: choices by what is loaded, in a loop that it leaves to scalars
+    since processors do not gather elements of less than four bytes."""
+    narrow, loaded = False, set[str]()
+    for s in inside:
+        if isinstance(s, loop.Load):
+            narrow = narrow or (s.dtype.itemsize < 4 and not _together(s, variable))
+            loaded.add(s.to)
+        elif isinstance(s, loop.Compute) and loaded.intersection(s.args):
+            loaded.add(s.to)
+    return narrow and any(isinstance(s, loop.Compute) and s.op == "where" and s.args[0] in loaded for s in inside)
 
 
 def _together(s: loop.Load | loop.Store, variable: str) -> bool:
