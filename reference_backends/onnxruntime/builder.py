@@ -184,8 +184,7 @@ class Builder:
             outputs.append(value_info(name, outline.dtype, outline.shape))
         if self._drawn:
             self.inputs.append(value_info(SEEDS, torch.int64, [self._drawn]))
-        nodes = _needed(self.nodes, {each.name for each in outputs})
-        graph = helper.make_graph(nodes, "partition", self.inputs, outputs, initializer=self.initializers)
+        graph = self._graph("partition", outputs)
         return helper.make_model(
             graph,
             opset_imports=[helper.make_opsetid("", self.opset)],
@@ -204,7 +203,14 @@ class Builder:
         for value in results:
             out = child.op("Identity", value)
             outputs.append(helper.make_tensor_value_info(out.name, ELEMENT_TYPES[out.dtype], None))
-        return helper.make_graph(child.nodes, name, child.inputs, outputs, initializer=child.initializers)
+        return child._graph(name, outputs)
+
+    def _graph(self, name: str, outputs: Sequence[onnx.ValueInfoProto]) -> onnx.GraphProto:
+        """What ``outputs`` depend on, with all inputs: rules with several results compute some that nobody reads."""
+        nodes = _needed(self.nodes, {each.name for each in outputs})
+        read = {name for node in nodes for name in _reads(node)}
+        constants = [each for each in self.initializers if each.name in read]
+        return helper.make_graph(nodes, name, self.inputs, outputs, initializer=constants)
 
     # Nodes
 
@@ -423,7 +429,7 @@ def normalized(dim: int, rank: int) -> int:
 
 
 def _needed(nodes: Sequence[onnx.NodeProto], outputs: set[str]) -> list[onnx.NodeProto]:
-    """The nodes that ``outputs`` depend on: rules with several results compute some that nobody reads."""
+    """The nodes that ``outputs`` depend on."""
     wanted, kept = set(outputs), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):

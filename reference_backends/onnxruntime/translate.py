@@ -19,6 +19,7 @@ from reference_backends.onnxruntime import (
     control,
     in_torch,
     indexing,
+    pieces,
     pointwise,
     pooling,
     random,
@@ -154,6 +155,7 @@ def run(
         symbols: gives the value of a size that a node computes, which in partitions is an input.
     """
     values: dict[fx.Node, Any] = dict(zip(graph.placeholders, operands, strict=True))
+    cuts = pieces.cuts(graph)
     for node in graph.graph.nodes:
         if node.op == "get_attr":
             values[node] = functools.partial(run, PrimGraph(getattr(graph.module, str(node.target))))
@@ -162,19 +164,47 @@ def run(
         if symbols is not None and isinstance(node.meta["val"], torch.SymInt):
             values[node] = symbols(node.meta["val"])
             continue
+        if node in cuts:
+            if node not in values:
+                builder.scope = node.name
+                values.update(_cut(builder, cuts[node], values[cuts[node].source]))
+            continue
         args: Any = fx.node.map_arg(node.args, values.__getitem__)
         kwargs: Any = fx.node.map_arg(dict(node.kwargs), values.__getitem__)
         if node.target is operator.getitem:
             source, index = args
             values[node] = source[index]
             continue
-        if node.target not in _NAMES or _NAMES[node.target] not in RULES:
-            raise Untranslatable(f"its subgraph has {node.target}, which has no translation")
+        prim = _named(node.target)
         builder.scope = node.name
-        builder.goes_on = bool(node.users) and all(user.target in _ARITHMETIC for user in node.users)
-        values[node] = _apply(builder, _NAMES[node.target], args, kwargs, _outlines(node))
+        builder.goes_on = _goes_on(node)
+        values[node] = _apply(builder, prim, args, kwargs, _outlines(node))
     results: Any = graph.graph.output_node().args[0]
     return [values[node] for node in ([results] if isinstance(results, fx.Node) else results)]
+
+
+def _named(target: Any) -> str:
+    if target not in _NAMES or _NAMES[target] not in RULES:
+        raise Untranslatable(f"its subgraph has {target}, which has no translation")
+    return _NAMES[target]
+
+
+def _goes_on(node: fx.Node) -> bool:
+    return bool(node.users) and all(user.target in _ARITHMETIC for user in node.users)
+
+
+def _cut(builder: Builder, cut: pieces.Cut, whole: Operand) -> dict[fx.Node, Operand]:
+    """The values of all parts of a cut."""
+    if cut.function is not None:
+        builder.goes_on = all(map(_goes_on, cut.nodes))
+        dtype = next(cut.nodes).meta["val"].dtype
+        whole = _apply(builder, _named(cut.function), [whole], {}, Outline(dtype, whole.shape))
+    parts = view.parts(builder, whole, cut.dim, [width for width, _ in cut.parts], lost=cut.lost)
+    return {
+        node: _shaped(part, outline(node.meta["val"]))
+        for part, (_, nodes) in zip(parts, cut.parts, strict=True)
+        for node in nodes
+    }
 
 
 def single(node: NodeContext) -> onnx.ModelProto:

@@ -49,6 +49,20 @@ def sliced(b: Builder, value: Value, axis: int, start: Any, end: Any, step: int 
     return b.op("Slice", value, *bounds, b.constant([axis]), b.constant([step]))
 
 
+def parts(b: Builder, x: Operand, axis: int, widths: Sequence[int], *, lost: bool) -> list[Value]:
+    """``x`` in parts along a dimension; ``lost``: of width 1, and without it."""
+    below = b.inverted(x)
+    if below is not None:  # readers of a part may want what it is one over
+        return [b.inverse(part) for part in parts(b, Operand(below.name, below.dtype, x.shape), axis, widths, lost=lost)]
+    value: Value = x
+    if lost:
+        beside = x.shape[axis + 1]
+        sizes = [b.size(x, dim) for dim in range(x.rank)]
+        sizes[axis : axis + 2] = [len(widths) * beside]
+        value, widths = b.reshape(x, sizes), [beside] * len(widths)
+    return list(b.ops("Split", value, b.constant(list(widths)), dtypes=[x.dtype] * len(widths), axis=axis))
+
+
 def _slice(b: Builder, out: Outline, x: Operand, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Value:
     return sliced(b, x, normalized(dim, x.rank), 0 if start is None else start, LAST if end is None else end, step)
 
