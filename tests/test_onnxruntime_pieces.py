@@ -100,6 +100,15 @@ def test_what_is_left_out_of_a_large_tensor_is_not_copied() -> None:
     assert "Split" in kinds(lambda x: x.split(2, 1), torch.randn(rows + 1, 4))
 
 
+def test_selections_that_leave_places_side_by_side_out() -> None:
+    def take(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x[:, i] for i in (0, 1, 2, 5, 6, 7))
+
+    x = torch.randn(3, 8, 4)
+    assert kinds(take, x)["Split"] == 1
+    same(take, x)
+
+
 def test_pieces_of_tensors_without_elements() -> None:
     same(lambda x: x.unbind(1), torch.randn(2, 3, 0))
     same(lambda x: x.split(1, 1), torch.randn(0, 3, 2))

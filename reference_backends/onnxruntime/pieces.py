@@ -39,7 +39,7 @@ class Cut:
         source: the tensor.
         dim: the dimension.
         parts: width of each part and the nodes whose value it is, in order; none of a part that is left out.
-        lost: whether the values are without the dimension, in which parts have width 1.
+        lost: whether the values are without the dimension, of which each takes one place.
         function: a prim of one operand, element by element.
     """
 

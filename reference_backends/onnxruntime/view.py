@@ -50,16 +50,16 @@ def sliced(b: Builder, value: Value, axis: int, start: Any, end: Any, step: int 
 
 
 def parts(b: Builder, x: Operand, axis: int, widths: Sequence[int], *, lost: bool) -> list[Value]:
-    """``x`` in parts along a dimension; ``lost``: of width 1, and without it."""
+    """``x`` in parts along a dimension; ``lost``: parts of width 1 are without it, others are read by nobody."""
     below = b.inverted(x)
     if below is not None:  # readers of a part may want what it is one over
         return [b.inverse(part) for part in parts(b, Operand(below.name, below.dtype, x.shape), axis, widths, lost=lost)]
     value: Value = x
     if lost:
-        beside = x.shape[axis + 1]
+        widths = [width * x.shape[axis + 1] for width in widths]
         sizes = [b.size(x, dim) for dim in range(x.rank)]
-        sizes[axis : axis + 2] = [len(widths) * beside]
-        value, widths = b.reshape(x, sizes), [beside] * len(widths)
+        sizes[axis : axis + 2] = [sum(widths)]
+        value = b.reshape(x, sizes)
     return list(b.ops("Split", value, b.constant(list(widths)), dtypes=[x.dtype] * len(widths), axis=axis))
 
 
