@@ -443,3 +443,15 @@ def test_random_numbers_do_not_depend_on_fusion() -> None:
         torch.manual_seed(3)
         results.append(compiled(x))
     torch.testing.assert_close(results[0], results[1])
+
+
+def test_padding_of_open_sizes_has_no_margin_of_its_own() -> None:
+    graphs: list[Any] = []
+    compiled = torch.compile(lambda x: torch.nn.functional.pad(x.softmax(1), (0, 1)), backend=use_kind("toyloops"))
+    with recording(graphs.append):
+        for rows in (5, 9):
+            x = torch.randn(rows, 24)
+            torch._dynamo.mark_dynamic(x, 0, min=2, max=1000)
+            torch.testing.assert_close(compiled(x), torch.nn.functional.pad(x.softmax(1), (0, 1)))
+    (graph,) = graphs
+    assert all(len(kernel.body) == 1 for kernel in graph.loops.values())

@@ -300,10 +300,13 @@ class GroupBuilder(Builder):
                 block.stmts[:] = arrange(tuple(block.stmts), limits, self._fresh)
 
     def _fill_margin(self, position: int, node: Node, index: Sequence[Int]) -> None:
-        """What the loops leave out of a padded result: per dimension, what lies behind the last index."""
-        if node.target is not torch.ops.aten.constant_pad_nd.default:
-            return
+        """What the loops leave out of a padded result: per dimension, what lies behind the last index.
+
+        The bounds of an open size are those of its symbol, so such padding stays a kernel of its own (schedule/group.py).
+        """
         shape = self.results[position].shape
+        if node.target is not torch.ops.aten.constant_pad_nd.default or any(size.value is None for size in shape):
+            return
         ends = [end if end is None else ix.wrap(end + 1) for _, end in map(ix.bounds, index)]
         for dim, (end, size) in enumerate(zip(ends, shape, strict=True)):
             if end is None or end == size:

@@ -73,6 +73,8 @@ def without_gradients(graph: PrimGraph, undefined: Sequence[int]) -> PrimGraph |
 
 
 def _is_zero(node: fx.Node, zeros: set[fx.Node]) -> bool:
+    if not node.args:
+        return False
     prim, (first, *more) = prim_name(node), node.args
     if prim in _LINEAR:
         return first in zeros

@@ -10,10 +10,10 @@ is not yet written there is one stretch of memory, in which large buffers find r
 the peak, the arena begins where the bank ends, in the same allocation, so that buffers may lie across.
 
 A forward graph's activations for the backward graph have a bank too, the first-born on top, below which buffers of the arena
-lie meanwhile. They die from the bottom up,
-roughly, while gradients are born: so the backward graph's bank, arena included, lies over the forward graph's (the *lender*),
-as low as the activations that are still alive allow. Stacked so, outputs stay below the lowest activation that outlives their
-birth; where that costs much, they are packed like buffers of the arena, over the activations at one of a few places.
+lie meanwhile. They die from the bottom up, roughly, while gradients are born: so the backward graph's bank, arena included,
+lies over the forward graph's (the *lender*), as low as the activations that are still alive allow. Stacked so, outputs stay
+below the lowest activation that outlives their birth; where that costs much, they are packed like buffers of the arena, over
+the activations at one of a few places.
 """
 
 from __future__ import annotations
