@@ -61,8 +61,8 @@ def export(
     session = _session(target.suffix, backend, options)
     assert session.graph_compiler is not None
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
-    composites = frozenset(session.loaded.backend.composites)
-    found = capture_exported(model, args, kwargs, dynamic, capture_table(targets(composites)), table_of(session.loaded))
+    table = capture_table(targets(session.loaded.backend.composites), exported=True)
+    found = capture_exported(model, args, kwargs, dynamic, table, table_of(session.loaded))
     watch = pipeline.watch_of(session, backward=False)
     with torch_private.real_tensors(), watch.failures():
         graph, _ = pipeline.placed(found.graph, session, watch)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from functorch.compile import make_boxed_func
 from torch import fx
-from torch._decomp import core_aten_decompositions, decomposition_table
+from torch._decomp import _core_aten_decompositions_post_autograd, core_aten_decompositions, decomposition_table
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._dynamo.callback import callback_handler
@@ -86,7 +86,7 @@ def a_trace_of_its_own() -> Iterator[None]:
 
 def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table) -> fx.GraphModule:
     """Retraces ``module`` with ``table``; nodes keep the user's source lines."""
-    with fx.traceback.preserve_node_meta():
+    with fx.traceback.preserve_node_meta(), _use_lazy_graph_module(True):
         traced: fx.GraphModule = make_fx(fx.Interpreter(module).run, decomposition_table=dict(table))(*fake_inputs)
     for node in traced.graph.nodes:
         if node.op == "call_function":
@@ -360,6 +360,11 @@ def fake_tensor(
     return fake
 
 
+def fake_like(value: torch.Tensor) -> torch.Tensor:
+    """A fake tensor that lies like another, in storage of its own."""
+    return fake_tensor(fake_mode_of(value), value.shape, value.stride(), int(value.storage_offset()), value.dtype, value.device)
+
+
 def lazy_graph_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
     """A graph module whose Python text is made when it is first run (``torch.fx._lazy_graph_module``)."""
     with _use_lazy_graph_module(True):
@@ -496,14 +501,23 @@ def promote(values: Sequence[Any]) -> torch.dtype:
 
 
 def core_aten_table() -> dict[OpOverload, Callable[..., Any]]:
-    """Torch's own core ATen decompositions (a fresh dict)."""
-    return dict(_core_aten_table())
+    """Torch's own core ATen decompositions, for graphs that were dispatched to their end (a fresh dict).
+
+    Wraps ``torch._decomp._core_aten_decompositions_post_autograd`` (torch 2.11 and 2.13).
+    """
+    return _overloads(_core_aten_decompositions_post_autograd())
 
 
-@functools.cache
-def _core_aten_table() -> Mapping[OpOverload, Callable[..., Any]]:
-    # Cached: torch looks through every operator of every library each time.
-    return {key: rule for key, rule in core_aten_decompositions().items() if isinstance(key, OpOverload)}  # type: ignore[no-untyped-call]
+def exported_table() -> dict[OpOverload, Callable[..., Any]]:
+    """``core_aten_table``, and what ``torch.export`` keeps whole although the dispatcher would take it apart (a fresh dict).
+
+    Torch looks through every operator of every library for them: 0.1 s.
+    """
+    return _overloads(core_aten_decompositions())
+
+
+def _overloads(table: Mapping[Any, Callable[..., Any]]) -> dict[OpOverload, Callable[..., Any]]:
+    return {key: rule for key, rule in table.items() if isinstance(key, OpOverload)}
 
 
 def registered_table() -> dict[OpOverload, Callable[..., Any]]:

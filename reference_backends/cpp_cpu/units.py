@@ -82,7 +82,7 @@ def _unit(kernel: LoopKernel, text: str) -> Unit:
     named = re.compile(rf"\b(flat_)?{re.escape(kernel.name)}(?=\b|_nest\d)")
     whole = named.sub(rf"\g<1>{_PLACE}", text + launching.flat(kernel, CTYPES))
     more = []
-    if loop.required_ops(kernel) & {*SPECIAL, "scan.logaddexp"}:
+    if loop.stated_ops(kernel) & {*SPECIAL, "scan.logaddexp"}:
         more.append("special.h")
     more += [header for header, calls in _CALLED.items() if any(call in text for call in calls)]
     key = compiler.ARTIFACTS.key("kernel", _digest(tuple(more)), whole)

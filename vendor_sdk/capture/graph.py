@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from vendor_sdk import torch_private
+from vendor_sdk.capture.expand import decompose
 from vendor_sdk.capture.masks import know_masks
 from vendor_sdk.errors import CaptureError
 from vendor_sdk.ir.primgraph import OutputLayout, PrimGraph, describe, tensors_of
@@ -78,7 +79,7 @@ def to_prim_graph(
         module, constants = _lift_constants(module)
     fake_constants = [fake_mode.from_tensor(value, static_shapes=True) for value in constants.values()]
     with fake_mode:
-        traced = torch_private.decompose(module, [*fake_inputs, *fake_constants], table)
+        traced = decompose(module, [*fake_inputs, *fake_constants], table)
     know_masks(traced.graph)
     names = [node.name for node in traced.graph.nodes if node.op == "placeholder"][len(fake_inputs) :]
     graph = PrimGraph(

@@ -287,14 +287,17 @@ def required_types(kernel: LoopKernel) -> frozenset[torch.dtype]:
 
 
 def required_ops(kernel: LoopKernel) -> frozenset[str]:
-    """What an emitter must have for this kernel: names of computed ops, ``reduce.OP``, ``scan.OP``, ``store.MODE`` for
-    combining stores, ``scratch`` for buffers of the launch's own, ``local`` for those of one iteration, ``nest`` for inner
-    nests, ``contraction`` for products of matrices."""
+    """What an emitter must have for this kernel: ``stated_ops``, and ``contraction`` for products of matrices."""
     from vendor_sdk.ir.contraction import match  # It reads nests, so it comes after this module.
 
+    products = any((product := match(nest)) is not None and product.is_matrix_product for nest in kernel.body)
+    return stated_ops(kernel) | {"contraction"} if products else stated_ops(kernel)
+
+
+def stated_ops(kernel: LoopKernel) -> frozenset[str]:
+    """What a kernel's statements say: names of computed ops, ``reduce.OP``, ``scan.OP``, ``store.MODE`` for combining stores,
+    ``scratch`` for buffers of the launch's own, ``local`` for those of one iteration, ``nest`` for inner nests."""
     found: set[str] = {"scratch"} if kernel.scratch else set()
-    if any((product := match(nest)) is not None and product.is_matrix_product for nest in kernel.body):
-        found.add("contraction")
     for stmt in walk(tuple(s for nest in kernel.body for s in nest.body)):
         if isinstance(stmt, Compute):
             found.add(stmt.op)

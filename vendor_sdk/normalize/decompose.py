@@ -53,13 +53,14 @@ TORCHS_OWN_IS_WRONG = (
 )
 
 
-def capture_table(keep: frozenset[OpOverload] = frozenset()) -> dict[OpOverload, Rule]:
+def capture_table(keep: frozenset[OpOverload] = frozenset(), exported: bool = False) -> dict[OpOverload, Rule]:
     """Decompositions for AOTAutograd: core ATen, with prims and nearly all composites left whole (a fresh dict).
 
     Args:
         keep: overloads of composites that the backend claims; they stay whole in any case.
+        exported: for graphs of ``torch.export``, in which more operators are whole.
     """
-    table = torch_private.core_aten_table()
+    table = torch_private.exported_table() if exported else torch_private.core_aten_table()
     for name in UNDECOMPOSED_AT_CAPTURE:
         overload = named(name)
         if overload is not None:
