@@ -136,3 +136,23 @@ def test_operators_over_lists_are_those_on_each(target: Any, arguments: list[Any
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
     assert graphs or (torch.__version__ < "2.12" and target.overloadpacket.__name__ in LEFT_TO_EAGER)
     assert not any("foreach" in str(node.target) for graph in graphs for node in graph.graph.calls())
+
+
+# Recurrent layers
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a build of torch without oneDNN has no such layer")
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("has_biases", [False, True])
+def test_a_layer_of_a_library_is_its_steps(has_biases: bool, reverse: bool) -> None:
+    torch.manual_seed(0)
+    x, hidden, cell = torch.randn(4, 3, 5), torch.randn(3, 6), torch.randn(3, 6)
+    weights = [torch.randn(24, 5), torch.randn(24, 6), *([torch.randn(24)] * 2 if has_biases else [torch.zeros(24)] * 2)]
+
+    def layer(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return aten.mkldnn_rnn_layer(*tensors, reverse, [], 2, 6, 1, has_biases, False, False, False)[:3]
+
+    inputs = (x, *weights, hidden, cell)
+    graph = vendor_sdk.trace(layer, inputs)
+    assert "sigmoid" in prims(graph)
+    torch.testing.assert_close(tuple(graph.interpret(*inputs)), layer(*inputs), rtol=1e-5, atol=1e-6)

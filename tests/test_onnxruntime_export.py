@@ -242,3 +242,58 @@ def test_what_writes_to_its_own_values_is_made_functional(tmp_path: Path) -> Non
 
     x = torch.randn(6, 4)
     check(vendor_sdk.export(function, (x,), tmp_path / "model.onnx"), function, x)
+
+
+class _Layers(nn.Module):
+    """Recurrent layers between two others, with or without a state to begin with."""
+
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.layers = kind(5, 6, **options)
+
+    def forward(self, x: torch.Tensor, *state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = state if len(state) > 1 else state[0] if state else None
+        y, last = self.layers(x.tanh(), given)
+        return y * 2, *(last if isinstance(last, tuple) else (last,))
+
+
+RECURRENT = [nn.LSTM, nn.GRU, nn.RNN]
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"batch_first": True},
+    {"num_layers": 2, "dropout": 0.5},
+    {"bidirectional": True, "bias": False},
+    {"bidirectional": True, "num_layers": 2, "batch_first": True},
+]
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")  # torch.export about nn.RNNBase itself
+@pytest.mark.parametrize("options", VARIANTS, ids=lambda options: "-".join(options) or "plain")
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_layers(kind: type[nn.RNNBase], options: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = _Layers(kind, **options).eval()
+    x = torch.randn(4, 3, 5)
+    path = vendor_sdk.export(model, (x,), tmp_path / "model.onnx")
+    exact = model.double()(x.double())
+    (given,) = ort.InferenceSession(str(path)).get_inputs()
+    found = ort.InferenceSession(str(path)).run(None, {given.name: x.numpy()})
+    for got, want in zip(found, exact, strict=True):
+        torch.testing.assert_close(torch.from_numpy(got).double(), want.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_layers_of_any_batch_from_a_given_state(kind: type[nn.RNNBase], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = _Layers(kind, bidirectional=True, batch_first=True).eval()
+
+    def inputs(batch: int) -> tuple[torch.Tensor, ...]:
+        states = 2 if kind is nn.LSTM else 1
+        return torch.randn(batch, 4, 5), *(torch.randn(2, batch, 6) for _ in range(states))
+
+    traced = inputs(3)
+    dynamic = ({0: "batch"}, tuple({1: "batch"} for _ in traced[1:]))
+    path = vendor_sdk.export(model, traced, tmp_path / "model.onnx", dynamic=dynamic)
+    for batch in (3, 1, 7):
+        check(path, model, *inputs(batch))

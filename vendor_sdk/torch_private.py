@@ -17,6 +17,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch import fx
 from torch._decomp import _core_aten_decompositions_post_autograd, core_aten_decompositions, decomposition_table
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.backends.common import aot_autograd as _aot_autograd
 from torch._dynamo.callback import callback_handler
@@ -85,13 +86,25 @@ def a_trace_of_its_own() -> Iterator[None]:
 
 
 def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table) -> fx.GraphModule:
-    """Retraces ``module`` with ``table``; nodes keep the user's source lines."""
-    with fx.traceback.preserve_node_meta(), _use_lazy_graph_module(True):
+    """Retraces ``module`` with ``table``; nodes keep the user's source lines.
+
+    With symbolic sizes under ``torch._dispatch.python.enable_python_dispatcher``, as AOTAutograd traces: composite operators
+    that torch.export leaves whole (``gru``) are then taken apart by rules for such sizes, not by kernels that ask for numbers.
+    """
+    symbolic = any(_is_symbolic(value) for value in fake_inputs)
+    dispatcher = enable_python_dispatcher() if symbolic else contextlib.nullcontext()
+    with fx.traceback.preserve_node_meta(), _use_lazy_graph_module(True), dispatcher:
         traced: fx.GraphModule = make_fx(fx.Interpreter(module).run, decomposition_table=dict(table))(*fake_inputs)
     for node in traced.graph.nodes:
         if node.op == "call_function":
             node.meta.setdefault("val", None)  # operators that return nothing (assertions) get none from make_fx
     return traced
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(size, torch.SymInt) for size in value.shape)
+    return isinstance(value, torch.SymInt)
 
 
 def functional_trace(function: Callable[..., Any], fake_inputs: Sequence[Any]) -> fx.GraphModule:

@@ -18,6 +18,7 @@ from vendor_sdk.normalize.experts import EXPERTS
 from vendor_sdk.normalize.experts import LATE as LATE_EXPERTS
 from vendor_sdk.normalize.foreach import FOREACH
 from vendor_sdk.normalize.positions import POSITIONS
+from vendor_sdk.normalize.recurrent import RECURRENT
 from vendor_sdk.normalize.rules import Rule, aten, named
 from vendor_sdk.normalize.sampling import SAMPLING
 from vendor_sdk.normalize.torch_prims import LATE, TORCH_PRIMS
@@ -98,7 +99,7 @@ def _rules() -> dict[OpOverload, Rule]:
     table = {key: rule for key, rule in torch_rules.items() if key not in BY_TARGET}
     for target, composite in COMPOSITE_BY_TARGET.items():
         table[target] = composite.targets[target]
-    for rules in (_derived(), VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING, ATTENTION, EXPERTS):
+    for rules in (_derived(), VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING, ATTENTION, EXPERTS, RECURRENT):
         table.update(rules)
     return table
 
