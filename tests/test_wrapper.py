@@ -295,6 +295,16 @@ def test_blocks_stay_below_their_limit() -> None:
         vendor_sdk.release_memory()
 
 
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 0, 5), (4, 1, 3), (1024, 512)])
+def test_memory_lies_row_major(shape: tuple[int, ...], inference: bool) -> None:
+    with torch.inference_mode(inference):
+        like, found = torch.empty(shape, dtype=torch.float64), warm_empty(shape, torch.float64)
+    assert (found.shape, found.stride(), found.dtype) == (like.shape, like.stride(), like.dtype)
+    assert found.storage_offset() == 0
+    assert not found.is_inference() or inference
+
+
 def test_memory_is_released_and_taken_again() -> None:
     x = torch.randn(1024, 600)
 

@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 
+from vendor_sdk import torch_private
+
 LARGE = 1 << 20
 """Bytes from which an output comes from a block. Below, the C library's own caches are as good."""
 PAGE = 1 << 21
@@ -149,11 +151,7 @@ def shaped(
     No view in the sense of autograd: a tensor of its own on the same storage.
     """
     if strides is None:
-        steps, step = [], 1
-        for size in reversed(shape):
-            steps.append(step)
-            step *= max(size, 1)
-        strides = tuple(reversed(steps))
+        strides = _contiguous(shape)
     start = flat.storage_offset() * flat.dtype.itemsize + offset
     if torch.is_inference_mode_enabled():
         # Tensors made in inference mode could not be written to outside of it, and frames outlive the mode.
@@ -165,9 +163,28 @@ def shaped(
 
 def warm_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """``torch.empty(shape, dtype=dtype)`` on the host; large ones in warm memory."""
-    nbytes = dtype.itemsize
-    for size in shape:
-        nbytes *= size
+    nbytes, strides = _extent(shape, dtype)
     if nbytes < LARGE:
-        return torch.empty(shape, dtype=dtype)
-    return shaped(tensor_over_block(nbytes), 0, shape, dtype)
+        return _allocate(shape, strides, dtype)
+    return shaped(tensor_over_block(nbytes), 0, shape, dtype, strides)
+
+
+@functools.lru_cache(maxsize=4096)
+def _extent(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, tuple[int, ...]]:
+    """Bytes and strides of a contiguous tensor."""
+    return math.prod(shape) * dtype.itemsize, _contiguous(shape)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(steps))
+
+
+def _allocated(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+_allocate = torch_private.plain_allocator(torch.device("cpu")) or _allocated

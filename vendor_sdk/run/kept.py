@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -60,22 +61,28 @@ def sealed(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]]
         return lambda given: False
     seals = [Seal(tensor) for tensor in tensors]
     since = _broken[0]
-    # Every call of a compiled graph comes here, for each of its parameters.
-    parts = [(seal.address, seal.version, *seal.samples[0], *seal.samples[1]) for seal in seals]
+    # Every call of a compiled graph comes here, for each of its parameters: no bytecode runs for each.
+    addresses, versions = [seal.address for seal in seals], [seal.version for seal in seals]
+    memory = [place for seal in seals for place, _ in seal.samples]
+    contents = [content for seal in seals for _, content in seal.samples]
 
     def hold(given: Sequence[torch.Tensor]) -> bool:
-        for tensor, (address, version, middle, in_middle, end, at_end) in zip(given, parts, strict=True):
-            if (
-                tensor.data_ptr() != address
-                or tensor.is_inference()
-                or tensor._version != version
-                or middle.raw != in_middle
-                or end.raw != at_end
-            ):
-                return False
-        return since == _broken[0]
+        try:
+            return (  # The addresses come first: what lay at an earlier one may be gone.
+                list(map(_address, given)) == addresses
+                and list(map(_version, given)) == versions
+                and list(map(_raw, memory)) == contents
+                and since == _broken[0]
+            )
+        except RuntimeError:  # an inference tensor has no version
+            return False
 
     return hold
+
+
+_address = torch.Tensor.data_ptr
+_version = operator.attrgetter("_version")
+_raw = operator.attrgetter("raw")
 
 
 @dataclass(eq=False, slots=True)
