@@ -130,6 +130,19 @@ def test_results_that_are_still_held_are_not_written_to() -> None:
     torch.testing.assert_close(torch.stack(results), torch.sin(inputs))
 
 
+def test_results_of_known_sizes_are_not_looked_at_again() -> None:
+    x = torch.randn(4, 3)
+    known = compiled(lambda x: (x.exp(), x.sum(1)), x)
+    assert partition_of(known).verified
+    assert "checked" not in known.source
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        call = torch.compile(lambda x: x.exp(), backend=NAME, dynamic=True)
+        torch.testing.assert_close(call(x), x.exp())
+    assert not partition_of(graphs[0]).verified
+    assert "checked" in graphs[0].source
+
+
 def test_a_negated_view_is_what_it_stands_for() -> None:
     x = torch.randn(4, dtype=torch.complex64).conj().imag
     assert x.is_neg()

@@ -349,6 +349,35 @@ def test_a_bad_partition_is_reported(make: Callable[..., str], change: Callable[
         torch.compile(model, backend=name)(torch.randn(3))
 
 
+def test_an_executable_may_vouch_for_its_results(make: Callable[..., str]) -> None:
+    class Executable:
+        def __init__(self, graph: PrimGraph, *, verified: bool) -> None:
+            self.graph, self.verified = graph, verified
+
+        def __call__(self, values: Sequence[Any]) -> Sequence[Any]:
+            return self.graph.interpret(*values)
+
+    class Vouching(Recorder):
+        verified = True
+
+        def compile(self, graph: PrimGraph) -> Callable[[Sequence[Any]], Sequence[Any]]:
+            return Executable(graph, verified=self.verified)
+
+    def model(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x + 1).sin(), (x * 2).t()
+
+    x = torch.randn(3, 4)
+    compiler = Vouching()
+    name = make({}, compiler=compiler)
+    for verified in (True, False):
+        compiler.verified = verified
+        run = vendor_sdk.compile_graph(vendor_sdk.trace(model, [x]), backend=name)
+        assert ("RT.checked_several" in run.source) is not verified
+        found, expected = run(x), model(x)
+        torch.testing.assert_close(tuple(found), expected)
+        assert [each.stride() for each in found] == [each.stride() for each in expected]
+
+
 def test_partitioning_is_linear(make: Callable[..., str]) -> None:
     import time
 

@@ -11,6 +11,7 @@ cost. In training, where an optimizer writes to them after every call, the sessi
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,7 @@ class Signature:
         static: places of inputs that stay the same tensors from call to call.
         training: whether their values are likely to change between calls.
         keep: whether their values may be taken in.
+        exact: whether all outputs have the sizes and dtypes of the graph's, which are known.
     """
 
     inputs: tuple[Slot, ...]
@@ -60,6 +62,7 @@ class Signature:
     static: tuple[int, ...] = ()
     training: bool = False
     keep: bool = True
+    exact: bool = False
 
 
 MakeSession = Callable[[Mapping[int, torch.Tensor]], ort.InferenceSession]
@@ -79,6 +82,7 @@ class Partition:
 
     def __init__(self, signature: Signature, make: MakeSession) -> None:
         self.signature = signature
+        self.verified = signature.exact  # ONNX Runtime fills what was allocated for it, or raises
         self._make = make
         self._sides: dict[int, _Sessions] = {}
         self._lock = threading.Lock()
@@ -111,6 +115,7 @@ class _Sessions:
     def __init__(self, signature: Signature, make: MakeSession) -> None:
         self.signature, self._make = signature, make
         self._static = signature.static if signature.keep else ()
+        self._values = _getter(self._static)
         self._inside: tuple[Seal, _Calls] | None = None
         self._outside: _Calls | None = None
         self._cost = 0.0  # seconds that the last session took to make
@@ -121,7 +126,7 @@ class _Sessions:
     def run(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         if not self._static:
             return self.outside().run(inputs)
-        values = [inputs[index] for index in self._static]
+        values = self._values(inputs)
         inside = self._inside
         if inside is not None and inside[0](values):
             return inside[1].run(inputs)
@@ -165,6 +170,11 @@ class _Sessions:
             return self._inside[1]
 
 
+def _getter(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What takes the items at some places."""
+    return operator.itemgetter(*places) if len(places) > 1 else lambda items: [items[index] for index in places]
+
+
 def _broken(_values: Sequence[torch.Tensor]) -> bool:
     """The seal of nothing."""
     return False
@@ -175,8 +185,10 @@ class _Calls:
 
     def __init__(self, session: ort.InferenceSession, signature: Signature, places: tuple[int, ...]) -> None:
         self.session = session
-        self._places = [(index, signature.inputs[index]) for index in places]
-        self._outputs = [(slot, slot.sizes or slot.shape) for slot in signature.outputs]
+        self._places = [(index, slot.name, slot.element, slot.dtype) for index in places for slot in (signature.inputs[index],)]
+        self._outputs = [
+            (slot.name, slot.element, slot.dtype, slot.shape, slot.sizes or slot.shape) for slot in signature.outputs
+        ]
         self._dynamic = any(slot.shape is None for slot in signature.outputs)
         self._idle: list[_Binding] = []
 
@@ -189,33 +201,33 @@ class _Calls:
         made: list[torch.Tensor] = []  # for this call alone: they have to live until it ends
         results = []
         try:
-            for index, slot in self._places:
+            for index, name, element, dtype in self._places:
                 value = inputs[index]
                 if not isinstance(value, torch.Tensor) or not value.is_contiguous() or value.is_neg():
-                    value = _plain(value, slot.dtype)
+                    value = _plain(value, dtype)
                     made.append(value)
                 where = value.data_ptr() or _NOWHERE, value.shape
-                if bound.get(slot.name) != where:
-                    raw.bind_input(slot.name, CPU_DEVICE, slot.element, where[1], where[0])
-                    bound[slot.name] = where
-            for slot, sizes in self._outputs:
+                if bound.get(name) != where:
+                    raw.bind_input(name, CPU_DEVICE, element, where[1], where[0])
+                    bound[name] = where
+            for name, element, dtype, shape, sizes in self._outputs:
                 if sizes is None:
-                    raw.bind_output(slot.name, CPU_DEVICE)
+                    raw.bind_output(name, CPU_DEVICE)
                     continue
-                result = warm_empty(sizes, slot.dtype)
+                result = warm_empty(sizes, dtype)
                 results.append(result)
                 address = result.data_ptr() or _NOWHERE
-                if bound.get(slot.name) != address:  # who drops a result gives its memory to the next one, often
-                    raw.bind_output(slot.name, CPU_DEVICE, slot.element, slot.shape, address)
-                    bound[slot.name] = address
+                if bound.get(name) != address:  # who drops a result gives its memory to the next one, often
+                    raw.bind_output(name, CPU_DEVICE, element, shape, address)
+                    bound[name] = address
             binding.run(raw, None)
         except Exception as error:  # ONNX Runtime has an exception class for each status code, with no base of their own
             raise KernelError("failed in ONNX Runtime", why=str(error)) from error
         if self._dynamic:
             given = iter(results)
             results = [
-                torch_tensor(value, slot.dtype) if sizes is None else next(given)
-                for value, (slot, sizes) in zip(raw.get_outputs(), self._outputs, strict=True)
+                torch_tensor(value, dtype) if sizes is None else next(given)
+                for value, (_, _, dtype, _, sizes) in zip(raw.get_outputs(), self._outputs, strict=True)
             ]
         self._idle.append(binding)
         return results

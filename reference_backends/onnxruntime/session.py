@@ -56,13 +56,16 @@ class OnnxCompiler(GraphCompiler):
 
 
 def _signature(graph: PrimGraph, model: onnx.ModelProto, *, keep: bool) -> Signature:
+    fakes = [node.meta["val"] for node in graph.outputs]
+    outputs = tuple(_result(info, fake) for info, fake in zip(model.graph.output, fakes, strict=True))
     return Signature(
         inputs=tuple(map(_slot, model.graph.input)),
         seeds=sum(each.type.tensor_type.shape.dim[0].dim_value for each in model.graph.input if each.name == SEEDS),
-        outputs=tuple(_result(info, node.meta["val"]) for info, node in zip(model.graph.output, graph.outputs, strict=True)),
+        outputs=outputs,
         static=tuple(sorted(graph.static_inputs)),
         training=graph.training,
         keep=keep,
+        exact=all(slot.sizes is not None and slot.dtype == fake.dtype for slot, fake in zip(outputs, fakes, strict=True)),
     )
 
 

@@ -50,6 +50,10 @@ class GraphCompiler(abc.ABC):
         """Executable of a partition: takes the values of ``graph``'s placeholders in order (tensors of the device, ints for
         symbols), returns the values of its outputs in order. Calls may come from several threads at once.
 
+        Shape, dtype and device of what it returns are verified at every call, save where it vouches for them by a true
+        attribute ``verified``: its results are then fresh row-major tensors on the device, with the shapes and dtypes of their
+        fake values.
+
         ``graph.static_inputs`` stay the same tensors from call to call: whatever is made of their values holds until their
         version counters (``Tensor._version``) move, which in training they do at every step. Where the executable can be
         pickled, compiled graphs that have it are stored and need no compilation in the next process.
