@@ -6,8 +6,10 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 
+import vendor_sdk
 from reference_backends.cpp_cpu import compiler, units
+from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from vendor_sdk import LoopKernel
 from vendor_sdk.contract import artifacts, cache
@@ -137,6 +141,66 @@ def test_equal_kernels_are_compiled_once_in_a_graph_and_among_graphs(sources: li
     assert few < graph.launches / 2
     compiled(layers(7), x, w)
     assert kernels_in(sources) == few, "the kernels of another graph are the same"
+
+
+@pytest.fixture
+def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """One core, at work until the event is set."""
+    launching._library()  # for which programs wait, too
+    one, free = ThreadPoolExecutor(1), threading.Event()
+    monkeypatch.setattr(compiler, "_pool", lambda: one)
+    monkeypatch.setattr(compiler, "cores", lambda: 1)
+    one.submit(free.wait)
+    yield free
+    free.set()
+    one.shutdown()
+
+
+def test_kernels_that_wait_for_a_core_share_a_unit_whatever_graph_they_are_of(
+    sources: list[str], busy: threading.Event
+) -> None:
+    x = torch.randn(5, 7)
+    functions = (torch.sin, lambda x: torch.softmax(x, -1), lambda x: torch.cumsum(x, 1) * 2)
+    graphs = [vendor_sdk.compile_graph(vendor_sdk.trace(each, (x,)), backend="cpp_cpu") for each in functions]
+    assert not kernels_in(sources)
+    busy.set()
+    for graph, function in zip(graphs, functions, strict=True):
+        torch.testing.assert_close(graph(x)[0], function(x))
+    assert [kernels_in([source]) for source in sources if kernels_in([source])] == [sum(graph.launches for graph in graphs)]
+
+
+def test_kernels_wait_for_company_while_earlier_graphs_were_not_called(
+    sources: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(units, "_WAITING", units._Waiting())
+    x = torch.randn(5, 7)
+    functions = (torch.exp, torch.tanh, torch.sqrt, torch.erf)
+    graphs = [vendor_sdk.compile_graph(vendor_sdk.trace(each, (x,)), backend="cpp_cpu") for each in functions]
+    for graph, function in zip(graphs, functions, strict=True):
+        torch.testing.assert_close(graph(x)[0], function(x), equal_nan=True)
+    found = [kernels_in([source]) for source in sources if kernels_in([source])]
+    assert found == [1, 3], "the first at once, the others when one of them is called"
+    again = vendor_sdk.compile_graph(vendor_sdk.trace(torch.sin, (x,)), backend="cpp_cpu")
+    units._home[next(reversed(units._home))].future.result(timeout=60)  # type: ignore[attr-defined]
+    assert [kernels_in([source]) for source in sources if kernels_in([source])] == [1, 3, 1], "none is uncalled: at once"
+    torch.testing.assert_close(again(x)[0], torch.sin(x))
+
+
+def test_a_kernel_that_the_compiler_refuses_takes_no_other_of_its_unit_along(
+    sources: list[str], busy: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(5, 7)
+    right = vendor_sdk.compile_graph(vendor_sdk.trace(torch.sin, (x,)), backend="cpp_cpu")
+    with monkeypatch.context() as patched:
+        honest = CppEmitter.emit
+        patched.setattr(CppEmitter, "emit", lambda self, kernel: honest(self, kernel) + "not_a_type y;\n")
+        wrong = vendor_sdk.compile_graph(vendor_sdk.trace(torch.cos, (x,)), backend="cpp_cpu")
+    busy.set()
+    torch.testing.assert_close(right(x)[0], torch.sin(x))
+    with pytest.raises(vendor_sdk.CompilerError, match="not_a_type") as refused:
+        wrong(x)
+    assert kernels_in([Path(refused.value.where).read_text()]) == 1, "the source that is kept is the refused kernel's own"
+    torch.testing.assert_close(right(x)[0], torch.sin(x))
 
 
 def test_layers_that_differ_in_their_seeds_share_kernels(sources: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -333,6 +334,35 @@ def test_many_processes_build_one_entry(cache: Path) -> None:
     found = {process.communicate(timeout=120)[0].strip() for process in running}
     assert len(found) == 1
     assert ctypes.CDLL(found.pop()).answer() == 42
+
+
+def test_processes_wait_for_the_one_that_compiles(cache: Path, tmp_path: Path) -> None:
+    log, wrapper = tmp_path / "log", tmp_path / "slowly"
+    wrapper.write_text(
+        f'#!/bin/sh\nif [ "$1" != --version ]; then echo once >> {log}; sleep 1; fi\nexec {compiler.compiler()} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    code = (
+        "import sys; from reference_backends.cpp_cpu import compiler; compiler.toolchain(); print('ready', flush=True); "
+        f"input(); print(compiler.build({SOURCE!r}))"
+    )
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", code], env={**os.environ, "CXX": str(wrapper)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    for process in running:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert len({process.communicate(timeout=120)[0].strip() for process in running}) == 1
+    assert log.read_text() == "once\n"
+    assert not list(cache.glob("*.lock"))
 
 
 def test_refused_code_keeps_the_source_and_the_compilers_words(cache: Path) -> None:

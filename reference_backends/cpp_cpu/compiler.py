@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -86,6 +88,17 @@ def start(source: str) -> None:
     """Begins to compile ``source`` in the background, unless it is in the cache, as many at once as this process has cores;
     ``build`` waits for it."""
     _begin(source)
+
+
+def submit(work: Callable[[], None]) -> None:
+    """Has ``work`` done in the background, in turn with what ``start`` began."""
+    _pool().submit(work)
+
+
+def made(source: str) -> Path:
+    """As ``build``, in this thread: for work that was submitted, which would wait for itself."""
+    key = key_of(source)
+    return found(key) or _compile(key, source)
 
 
 Library = TypeVar("Library", bound=ctypes.CDLL)
@@ -166,8 +179,43 @@ def _begin(source: str) -> Path | Future[Path]:
 
 
 def _compile(key: str, source: str) -> Path:
-    with tempfile.TemporaryDirectory(prefix="cpp_cpu-") as folder:
-        return ARTIFACTS.keep(key, _library(key, source, Path(folder)).read_bytes(), _SUFFIX)
+    with _in_turn(key):
+        path = found(key)
+        if path is not None:
+            return path
+        with tempfile.TemporaryDirectory(prefix="cpp_cpu-") as folder:
+            return ARTIFACTS.keep(key, _library(key, source, Path(folder)).read_bytes(), _SUFFIX)
+
+
+@contextlib.contextmanager
+def _in_turn(key: str) -> Iterator[None]:
+    """Waits while another process makes the same library, until it has it, is gone or takes longer than ``PATIENCE``."""
+    try:
+        import fcntl
+
+        path = cache_dir("cpp_cpu") / f"{key}.lock"
+        file = path.open("w")
+    except (ImportError, OSError):  # no such locks, or no place for them
+        yield
+        return
+    until = time.monotonic() + PATIENCE
+    with file:
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # a file system without locks
+                break
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+PATIENCE = 120.0
+"""Seconds for another process to compile a library."""
 
 
 def _library(key: str, source: str, folder: Path) -> Path:

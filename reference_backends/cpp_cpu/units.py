@@ -2,7 +2,9 @@
 
 A kernel's key is the hash of its text, its name left out, and of the headers that it needs. What the cache lacks is cut into
 translation units, about one a core, which are compiled side by side; each kernel's entry then says which library it is in. So a
-graph that shares half its kernels with another compiles the other half, and loads both libraries.
+graph that shares half its kernels with another compiles the other half, and loads both libraries. While all cores compile, and
+while kernels of earlier graphs were not called yet, kernels wait, of whatever graph; those that wait share the next translation
+unit, and read the headers once.
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import re
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reference_backends.cpp_cpu import compiler, machine, products
 from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.table import CTYPES, SPECIAL
-from vendor_sdk import LoopKernel, loop
+from vendor_sdk import CompilerError, LoopKernel, loop
 
 UNIT_WEIGHT = 2000
 """What a compiler process of its own costs, in characters of kernel text that take as long: starting it and reading the headers
@@ -30,6 +35,8 @@ HEADER_WEIGHT = {
     "scans.h": 500,
 }
 """What a header adds to the first kernel of a unit that needs it: instantiating its templates."""
+COMPANY = 12 * UNIT_WEIGHT
+"""Kernels that nobody waits for are compiled when there is so much of them: a process of its own costs them little then."""
 WORTH = 0.8
 """Part of the time that another process must leave to be started: the other cores may be busy."""
 _CALLED = {
@@ -126,31 +133,125 @@ def _libraries(units: Sequence[Unit]) -> dict[str, Callable[[], ctypes.CDLL]]:
             missing[unit.key] = unit
         else:
             homes[unit.key] = home
-    for group in _split(list(missing.values())):
-        source = _source(group)
-        compiler.start(source)
-        homes.update(dict.fromkeys((unit.key for unit in group), _Built(source, group)))
+    made = {key: _Pending(unit) for key, unit in missing.items()}
+    _WAITING.add(list(made.values()))
+    homes.update(made)
     _home.update(homes)
     return homes
 
 
-class _Built:
-    """Gives the library of a translation unit that is being compiled: the first call waits for it and records its kernels."""
+@dataclass(frozen=True)
+class _Compiled:
+    """A translation unit that went through the compiler."""
 
-    def __init__(self, source: str, units: Sequence[Unit]) -> None:
-        self.source, self.kernels = source, [unit.key for unit in units]
-        self.calls = dict.fromkeys(need for unit in units for need in unit.calls)
+    source: str
+    path: Path
+    units: tuple[Unit, ...]
 
-    def __call__(self) -> ctypes.CDLL:
+    def load(self) -> ctypes.CDLL:
+        """Its library; the first call records the kernels."""
         home = compiler.key_of(self.source)
         if home not in _loaded:
-            for need in self.calls:
+            calls = dict.fromkeys(need for unit in self.units for need in unit.calls)
+            for need in calls:
                 products.load(need)
-            _loaded[home] = compiler.load(self.source)
-            entry = "\n".join((home, *map(" ".join, self.calls)))
-            for kernel in self.kernels:
-                compiler.ARTIFACTS.keep(kernel, entry.encode(), _INDEX)
+            _loaded[home] = compiler.load(self.source, self.path)
+            entry = "\n".join((home, *map(" ".join, calls)))
+            for unit in self.units:
+                compiler.ARTIFACTS.keep(unit.key, entry.encode(), _INDEX)
         return _loaded[home]
+
+
+def _compile(units: Sequence[Unit]) -> _Compiled:
+    source = _source(units)
+    return _Compiled(source, compiler.made(source), tuple(units))
+
+
+class _Pending:
+    """Gives the library of a kernel that waits for a compiler, or is with it: the first call waits too."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit, self.process = unit, os.getpid()
+        self.future: Future[_Compiled] = Future()
+
+    def __call__(self) -> ctypes.CDLL:
+        _WAITING.wanted(self)
+        if self.future.done() or self.process == os.getpid():
+            try:
+                return self.future.result().load()
+            except CompilerError:
+                pass  # another kernel of its unit may be to blame
+        # Or the process was forked meanwhile, and the compiler's answer went to its parent.
+        compiled = _compile([self.unit])
+        self.future = Future()
+        self.future.set_result(compiled)
+        return compiled.load()
+
+
+class _Waiting:
+    """Kernels that wait for a core, or for company: who compiles graph after graph before calling the first is in no hurry."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._lock = threading.Lock()
+        self._kernels: list[_Pending] = []
+        self._uncalled: set[str] = set()
+        """Keys of kernels that nobody has called yet."""
+        self._turns = 0
+        """How many units are to be made of them at most."""
+
+    def add(self, kernels: Sequence[_Pending]) -> None:
+        if not kernels:
+            return
+        with self._lock:
+            hurry = not self._uncalled
+            self._kernels += kernels
+            self._uncalled.update(each.unit.key for each in kernels)
+            waiting = [each.unit for each in self._kernels]
+        if hurry:
+            self._begin(len(_split(waiting)))
+        elif _weight(waiting) >= COMPANY:
+            self._begin(1)
+
+    def wanted(self, kernel: _Pending) -> None:
+        """Somebody calls it: it waits for no company any more."""
+        with self._lock:
+            self._uncalled.discard(kernel.unit.key)
+            waiting = [each.unit for each in self._kernels] if kernel in self._kernels and not self._turns else []
+        if waiting:
+            self._begin(len(_split(waiting)))
+
+    def _begin(self, turns: int) -> None:
+        with self._lock:
+            self._turns += turns
+        for _ in range(turns):
+            compiler.submit(self._turn)
+
+    def _turn(self) -> None:
+        """Compiles a part of what waits; the last turn all that is left."""
+        with self._lock:
+            groups = _split([each.unit for each in self._kernels], self._turns)
+            self._turns -= 1
+            taken = {unit.key for unit in groups[0]} if groups else set()
+            group = [each for each in self._kernels if each.unit.key in taken]
+            self._kernels = [each for each in self._kernels if each.unit.key not in taken]
+        if not group:
+            return
+        try:
+            compiled = _compile(list({each.unit.key: each.unit for each in group}.values()))
+        except BaseException as error:
+            for each in group:
+                each.future.set_exception(error)
+        else:
+            for each in group:
+                each.future.set_result(compiled)
+
+
+_WAITING = _Waiting()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_WAITING.forget)
 
 
 def _recorded(key: str) -> Callable[[], ctypes.CDLL] | None:
@@ -179,11 +280,12 @@ def _headers(names: set[str]) -> int:
     return sum(HEADER_WEIGHT[name] for name in names)
 
 
-def _split(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Groups that take about equally long, no more of them than pay; kernels that need the same headers stand together."""
+def _split(units: Sequence[Unit], most: int | None = None) -> list[list[Unit]]:
+    """Groups that take about equally long, no more of them than pay, or than ``most``; kernels that need the same headers stand
+    together."""
     ordered = sorted(units, key=lambda unit: (unit.more, unit.key))
     best: list[list[Unit]] = [ordered] if ordered else []
-    for count in range(2, min(compiler.cores(), len(units)) + 1):
+    for count in range(2, min(most or compiler.cores(), compiler.cores(), len(units)) + 1):
         groups: list[list[Unit]] = [[]]
         share, characters = _weight(ordered) / count, UNIT_WEIGHT
         for unit in ordered:
