@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from conformance.cases import Case, draw
 from conformance.endure import Problem, endure, independent
 from conformance.guards import Guarded, same_bits, storage_bytes
 from conformance.judge import Expectation, Judgement, expected_result, judge
-from conformance.outcome import MESSAGE_LIMIT, Failure, Outcome
+from conformance.outcome import MESSAGE_LIMIT, Failure, Outcome, Steps, finished
 from conformance.placements import placement
 from conformance.pool import LOST_DEVICE
 from conformance.program import Program, build, inputs_of, interchangeable, tensors
@@ -68,6 +68,21 @@ def certify(
         apart: compile the samples one by one from the start (after a crash of all together).
         announce: called with a sample's index before it runs alone, so that a crash can be attributed.
     """
+    return finished(steps(subject, case, effort=effort, seed=seed, device=device, only=only, apart=apart, announce=announce))
+
+
+def steps(
+    subject: Subject,
+    case: Case,
+    *,
+    effort: Effort,
+    seed: int,
+    device: torch.device,
+    only: int | None = None,
+    apart: bool = False,
+    announce: Callable[[int], None] = lambda index: None,
+) -> Steps:
+    """``certify``, with a pause where the program of all samples is with the compiler."""
     started = time.perf_counter()
     outcome = Outcome("pass")
     try:
@@ -82,7 +97,7 @@ def certify(
     ran = False
     if not apart and trials:
         try:
-            result = _run(subject, case, trials, device)
+            result = yield from _run(subject, case, trials, device)
         except Exception:
             traceback.print_exc()
             _leave_a_lost_device(device)
@@ -99,7 +114,7 @@ def certify(
         for trial in trials:
             announce(trial.index)
             try:
-                result = _run(subject, case, [trial], device)
+                result = yield from _run(subject, case, [trial], device)
             except Exception:
                 traceback.print_exc()
                 _leave_a_lost_device(device)
@@ -154,10 +169,11 @@ def _trials(case: Case, effort: Effort, seed: int, only: int | None) -> list[_Tr
     return trials
 
 
-def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.device) -> _RunResult:
-    """Compiles one program, calls it with different values, and judges every call."""
+def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.device) -> Generator[None, None, _RunResult]:
+    """Compiles one program, pauses, calls it with different values, and judges every call."""
     program = build(case.row.target, [t.sample for t in trials], [t.expected.outline for t in trials], device)
     compiled = subject.compile(program)
+    yield
     result = _RunResult([p for p in compiled.placements if p.node not in compiled.empty])
     inputs, others = Guarded(program.inputs), Guarded(inputs_of([t.fresh for t in trials], device))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
 
 ABSENT = "absent"
@@ -47,6 +48,21 @@ class Outcome:
     fresh: int = 0
     seconds: float = 0.0
     failures: list[Failure] = field(default_factory=list)
+
+
+Steps = Generator[None, None, Outcome]
+"""A case with pauses: one each time that a program was handed to the subject's compiler, which may go on in the background, and
+before that program is called. Other cases may run meanwhile."""
+
+
+def finished(steps: Steps) -> Outcome:
+    """What comes out without pauses."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
 
 
 @dataclass(frozen=True)

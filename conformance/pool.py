@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe, connection
 from pathlib import Path
@@ -31,6 +31,10 @@ START_SECONDS = 300.0
 
 CASES_PER_WORKER = 300
 """A worker is replaced after so many cases, so that what compilers leave in memory does not add up."""
+
+AHEAD = 16
+"""Cases that a worker has at a time at most: it begins them, so that compilers are busy in the background, while it runs the
+first. What a compiler is asked for meanwhile it can compile together."""
 
 LOG_TAIL = 20_000
 """Bytes of a worker's output that are kept with a failed case."""
@@ -89,7 +93,14 @@ class _Job:
     apart: bool = False
     crash: str = ""
     """How an earlier attempt, with all samples together, ended."""
+    solo: bool = False
+    """A worker that has this case has no other: what happens to it is this case's doing."""
+    before: float = 0.0
+    """Seconds spent in workers that ended."""
     spent: float = 0.0
+    """In the one that has it."""
+    printed: list[tuple[int, int]] = field(default_factory=list)
+    """From where to where in its worker's log."""
 
 
 @dataclass
@@ -99,7 +110,10 @@ class _Worker:
     log: Path
     deadline: float
     ready: bool = False
+    jobs: list[_Job] = field(default_factory=list)
+    """Handed out, without a result yet."""
     job: _Job | None = None
+    """At which it is."""
     began: float = 0.0
     log_start: int = 0
     sample: int | None = None
@@ -180,7 +194,7 @@ class Pool:
         while case.id not in self._results:
             if self._refusal is not None:
                 raise self._refusal
-            if not self._queue and not any(worker.job for worker in self._alive):
+            if not self._queue and not any(worker.jobs for worker in self._alive):
                 raise KeyError(f"{case.id} was never submitted")
             self._step()
         return self._results[case.id]
@@ -192,9 +206,7 @@ class Pool:
 
     def _step(self) -> None:
         """One round: hand out, wait, collect, check deadlines."""
-        for worker in list(self._alive):
-            if worker.ready and worker.job is None and self._queue:
-                self._assign(worker, self._queue.popleft())
+        self._hand_out()
         starting = sum(not worker.ready for worker in self._alive)
         while self._queue and len(self._alive) < self.workers and starting < len(self._queue):
             self._start()
@@ -241,17 +253,48 @@ class Pool:
         theirs.close()
         self._alive.append(_Worker(process, ours, log, time.monotonic() + START_SECONDS))
 
+    def _hand_out(self) -> None:
+        """Gives workers cases, those that have fewest first, while they may have more."""
+        while self._queue:
+            # Towards the end less, so that all of them end at about the same time.
+            most = 1 if self.only is not None or self.undisturbed else min(AHEAD, 1 + len(self._queue) // self.workers)
+            free = [
+                worker
+                for worker in self._alive
+                if worker.ready
+                and len(worker.jobs) < (1 if self._queue[0].solo else most)
+                and not any(job.solo for job in worker.jobs)
+                and worker.served + len(worker.jobs) < CASES_PER_WORKER
+            ]
+            if not free:
+                return
+            self._assign(min(free, key=lambda worker: len(worker.jobs)), self._queue.popleft())
+
     def _assign(self, worker: _Worker, job: _Job) -> None:
-        worker.job, worker.sample = job, None
-        worker.began = time.monotonic()
-        worker.deadline = worker.began + self.timeout
-        worker.log_start = worker.log.stat().st_size
+        worker.jobs.append(job)
+        if worker.job is None:
+            self._turn_to(worker, job, worker.log.stat().st_size)
         request = {"do": "case", **dataclasses.asdict(job.case), "only": self.only, "apart": job.apart}
         try:
             worker.connection.send_bytes(json.dumps(request).encode())
-        except OSError:  # it died between two cases: this one is not to blame
-            self._queue.appendleft(job)
-            self._end(worker)
+        except OSError:
+            if worker.job is job:  # it died between two cases: this one is not to blame
+                worker.job = None
+            self._died(worker)
+
+    def _turn_to(self, worker: _Worker, job: _Job, printed: int) -> None:
+        """The worker is at ``job`` now, and had printed so much before."""
+        self._leave(worker, printed)
+        worker.job, worker.sample = job, None
+        worker.began = time.monotonic()
+        worker.deadline = worker.began + self.timeout - job.spent
+        worker.log_start = printed
+
+    def _leave(self, worker: _Worker, printed: int) -> None:
+        if worker.job is not None:
+            worker.job.spent += time.monotonic() - worker.began
+            worker.job.printed.append((worker.log_start, printed))
+            worker.job = None
 
     def _received(self, worker: _Worker, message: dict[str, Any]) -> None:
         match message["event"]:
@@ -260,6 +303,8 @@ class Pool:
                 self._description = message["description"]
             case "refused":
                 self._refuse(message["error"])
+            case "at":
+                self._turn_to(worker, next(job for job in worker.jobs if job.case.id == message["case"]), message["log"])
             case "sample":
                 worker.sample = message["index"]
             case "done":
@@ -271,7 +316,7 @@ class Pool:
                     outcome["failures"].insert(
                         0, _failure(-1, "crash", f"{job.crash} with all samples together; none does alone")
                     )
-                self._finish(worker, outcome)
+                self._finish(worker, outcome, message["log"])
                 worker.served += 1
                 if worker.served >= CASES_PER_WORKER:
                     self._end(worker)
@@ -281,33 +326,54 @@ class Pool:
         self._refusal = StartError(why)
         raise self._refusal
 
-    def _finish(self, worker: _Worker, outcome: dict[str, Any]) -> None:
+    def _finish(self, worker: _Worker, outcome: dict[str, Any], printed: int) -> None:
         job = worker.job
         assert job is not None
-        worker.job = None
-        outcome["seconds"] = round(job.spent + time.monotonic() - worker.began, 3)
-        result = Result(job.case, outcome, self._log(worker))
+        worker.jobs.remove(job)
+        self._leave(worker, printed)
+        if worker.jobs:
+            self._turn_to(worker, worker.jobs[0], printed)
+        outcome["seconds"] = round(job.before + job.spent, 3)
+        result = Result(job.case, outcome, _read(worker.log, job.printed))
         self._results[job.case.id] = result
         self.progress(result)
 
     def _died(self, worker: _Worker) -> None:
         job = worker.job
+        company = [each for each in worker.jobs if each is not job]
         self._end(worker)
+        printed = worker.log.stat().st_size
+        log = _read(worker.log, [(worker.log_start, printed)])
         how = _ending(worker.process.returncode)
-        if _CORRUPTION.search(self._log(worker)):
+        if _CORRUPTION.search(log):
             how += ": the heap is corrupt, something was written outside of its memory"
         if not worker.ready:
-            self._refuse(f"the worker process {how} while it loaded the backend:\n{self._log(worker)}")
+            self._refuse(f"the worker process {how} while it loaded the backend:\n{log}")
+        self._again(company, solo=True)
         if job is None:
+            return
+        if company:
+            # Perhaps one of the others did it, in the background.
+            self._leave(worker, printed)
+            self._again([job], solo=True)
             return
         if not job.apart and self.only is None and job.case.kind not in TIMED:
             # Again, sample by sample, to say which one it is.
-            spent = job.spent + time.monotonic() - worker.began
-            self._queue.appendleft(_Job(job.case, apart=True, crash=f"the worker process {how}", spent=spent))
+            self._leave(worker, printed)
+            job.apart, job.crash = True, f"the worker process {how}"
+            self._again([job], solo=True)
             return
         index = self.only if worker.sample is None else worker.sample
         failure = _failure(-1 if index is None else index, "crash", f"the worker process {how}")
-        self._finish(worker, _failed("crash", failure))
+        self._finish(worker, _failed("crash", failure), printed)
+
+    def _again(self, jobs: Sequence[_Job], *, solo: bool) -> None:
+        """Queues what a worker had that ended, first of all."""
+        for job in reversed(jobs):
+            job.printed.clear()
+            job.before, job.spent = job.before + job.spent, 0.0
+            job.solo |= solo
+            self._queue.appendleft(job)
 
     def _timed_out(self, worker: _Worker) -> None:
         if hasattr(signal, "SIGUSR1"):
@@ -315,12 +381,16 @@ class Pool:
                 os.kill(worker.process.pid, signal.SIGUSR1)
             time.sleep(0.2)  # for the stacks to reach the log
         self._end(worker)
+        printed = worker.log.stat().st_size
         if not worker.ready:
-            self._refuse(f"the backend did not load within {START_SECONDS:g} s:\n{self._log(worker)}")
+            log = _read(worker.log, [(0, printed)])
+            self._refuse(f"the backend did not load within {START_SECONDS:g} s:\n{log}")
         assert worker.job is not None
+        self._again([job for job in worker.jobs if job is not worker.job], solo=False)
+        worker.jobs = [worker.job]
         index = self.only if worker.sample is None else worker.sample
         failure = _failure(-1 if index is None else index, "timeout", f"no result within {self.timeout:g} s")
-        self._finish(worker, _failed("timeout", failure))
+        self._finish(worker, _failed("timeout", failure), printed)
 
     def _end(self, worker: _Worker) -> None:
         """Ends a worker with everything it started."""
@@ -330,11 +400,16 @@ class Pool:
         worker.process.wait()
         worker.connection.close()
 
-    def _log(self, worker: _Worker) -> str:
-        with worker.log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(worker.log_start, size - LOG_TAIL))
-            return file.read().decode(errors="replace")
+
+def _read(log: Path, parts: Iterable[tuple[int, int]]) -> str:
+    """The end of what stands in parts of a worker's log."""
+    text = b""
+    with log.open("rb") as file:
+        for start, end in parts:
+            start = max(start, end - LOG_TAIL)
+            file.seek(start)
+            text += file.read(max(0, end - start))
+    return text[-LOG_TAIL:].decode(errors="replace")
 
 
 def _failed(verdict: str, failure: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,19 @@
 """A worker process: makes the subject once, then runs case after case as it is told.
 
+Of the cases that it was handed, those of prims are begun as soon as they are known: their programs are with the subject's
+compiler, which may work in the background, while earlier cases run.
+
 It talks to the pool over a connection of its own (a file descriptor given at start), one JSON object a message, so that
 whatever a vendor's code prints goes to the log and cannot be taken for an answer.
 
     pool -> worker   {"do": "case", "kind", "prim", "dtype", "only", "apart"}
     pool -> worker   {"do": "numerics"}
     worker -> pool   {"event": "ready", "description": {...}} | {"event": "refused", "error": "..."}       once, at start
+                     {"event": "at", "case": "exp[float16]", "log": 4711}                          before it begins, and goes on
                      {"event": "sample", "index": 3}                                                       before a lone sample
-                     {"event": "done", "outcome": {...}}
+                     {"event": "done", "log": 5711, "outcome": {...}}                               of the case that it was at
+
+``log`` is how much the worker has printed.
                      {"event": "numerics", "found": [{...}]}
 """
 
@@ -21,6 +27,7 @@ import os
 import signal
 import sys
 import traceback
+from collections import deque
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -70,10 +77,9 @@ def _serve(connection: Connection, settings: Settings) -> None:
     try:
         import torch
 
-        from conformance import behaviour, fused
         from conformance import subject as subjects  # imports ``witness``, which must see everything before any plugin does
-        from conformance.cases import BEHAVIOUR, FUSED, TIMED, Case, seed_of
-        from conformance.certify import certify
+        from conformance.cases import Case
+        from conformance.handed import Handed
         from conformance.probes import datasheet
         from conformance.stopwatch import Stopwatch
         from vendor_sdk import Effort
@@ -87,35 +93,41 @@ def _serve(connection: Connection, settings: Settings) -> None:
     device = torch.device(description.device_type)
     stopwatch = Stopwatch(subject, Effort[settings.effort.upper()], settings.seed, device)
     send({"event": "ready", "description": dataclasses.asdict(description)})
+
+    def at(case: Case) -> None:
+        send({"event": "at", "case": case.id, "log": _printed()})
+
+    def announce(index: int) -> None:
+        send({"event": "sample", "index": index})
+
+    waiting: deque[Handed] = deque()
     while True:
-        request = json.loads(connection.recv_bytes())
-        if request["do"] == "numerics":
-            send({"event": "numerics", "found": [dataclasses.asdict(each) for each in datasheet(subject, device)]})
-            continue
-        case = Case(request["prim"], request["dtype"], request["kind"])
-        if case.kind in TIMED:
-            outcome, measured = stopwatch.run(case)
-            sys.stdout.flush()
-            sys.stderr.flush()
-            send({"event": "done", "outcome": {**dataclasses.asdict(outcome), "performance": measured}})
-            continue
-        how: dict[str, Any] = {
-            "effort": Effort[settings.effort.upper()],
-            "device": device,
-            "only": request["only"],
-            "apart": request["apart"],
-            "announce": lambda index: send({"event": "sample", "index": index}),
-        }
-        if case.kind == FUSED:
-            kind = case.prim.partition("/")[2].rpartition("-")[0]
-            outcome = fused.certify(subject, kind, seed=seed_of(case, settings.seed), **how)
-        elif case.kind == BEHAVIOUR:
-            outcome = behaviour.certify(subject, case.prim, seed=seed_of(case, settings.seed), **how)
-        else:
-            outcome = certify(subject, case, seed=settings.seed, **how)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        send({"event": "done", "outcome": dataclasses.asdict(outcome)})
+        while not waiting or connection.poll():
+            request = json.loads(connection.recv_bytes())
+            if request["do"] == "numerics":
+                send({"event": "numerics", "found": [dataclasses.asdict(each) for each in datasheet(subject, device)]})
+                continue
+            case = Case(request["prim"], request["dtype"], request["kind"])
+            handed = Handed(subject, case, settings, device, stopwatch, request["only"], request["apart"], announce)
+            if handed.early:
+                at(case)
+                handed.begin()
+            waiting.append(handed)
+        handed = waiting.popleft()
+        at(handed.case)
+        outcome = handed.finish()
+        send({"event": "done", "log": _printed(), "outcome": outcome})
+
+
+def _printed() -> int:
+    """Bytes in the file that this process prints to."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return os.fstat(LOG).st_size
+
+
+LOG = 1
+"""Descriptor of the log, which the pool made this process's standard output."""
 
 
 if __name__ == "__main__":

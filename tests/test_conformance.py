@@ -252,6 +252,63 @@ def test_a_worker_leaves_a_device_that_is_lost(monkeypatch: pytest.MonkeyPatch) 
     assert pool._ending(pool.LOST_DEVICE) == "lost the device"
 
 
+AHEAD = (
+    CHIP.partition("@vendor_sdk.hookimpl\ndef kernels")[0]
+    + """
+import threading
+
+
+def note(what):
+    with open("notes", "a") as file:
+        file.write(what + " ")
+
+
+def noted(name, function):
+    def kernel(x):
+        note("run:" + name)
+        time.sleep(0.05)
+        return exactly(function)(x)
+    return kernel
+
+
+def breaks():
+    time.sleep(0.3)
+    os.abort()
+
+
+@vendor_sdk.hookimpl
+def kernels():
+    return {"sin": noted("sin", numpy.sin), "cos": noted("cos", numpy.cos), "tan": lambda x: time.sleep(2) or aten.tan(x)}
+
+
+@vendor_sdk.hookimpl
+def supports(node):
+    note("compile:" + node.prim)
+    if node.prim == "tan":
+        threading.Thread(target=breaks, daemon=True).start()
+"""
+)
+"""A chip that notes when it compiles and when it runs, and whose compiler of "tan" ends the process from the background."""
+
+
+def test_cases_are_compiled_while_earlier_ones_have_not_run_yet(tmp_path: Path) -> None:
+    (tmp_path / "chip.py").write_text(AHEAD)
+    words = ["--prims", "sin,cos", "--dtypes", "float32", "--effort", "quick", "-n", "1", "--output", "out"]
+    done = command(tmp_path, "conformance", "--backend", "buggy", "--plugin", "chip.py", *words)
+    assert done.status == 0, done.text
+    order = list(dict.fromkeys((tmp_path / "notes").read_text().split()))
+    assert order == ["compile:cos", "compile:sin", "run:cos", "run:sin"]
+
+
+def test_a_crash_in_the_background_is_that_of_the_case_that_caused_it(tmp_path: Path) -> None:
+    (tmp_path / "chip.py").write_text(AHEAD)
+    words = ["--prims", "sin,cos,tan", "--dtypes", "float32", "--effort", "quick", "-n", "1", "--output", "out"]
+    done = command(tmp_path, "conformance", "--backend", "buggy", "--plugin", "chip.py", *words)
+    assert done.status == 1, done.text
+    verdicts = {entry["prim"]: entry["verdict"] for entry in done.report["cases"]}
+    assert verdicts == {"sin": "pass", "cos": "pass", "tan": "crash"}
+
+
 def test_a_crash_names_the_sample_and_its_reproducer_crashes(buggy: Finished) -> None:
     (failure,) = buggy.entry("maximum[float32]")["failures"]
     sample = cases.draw(Case("maximum", "float32"), vendor_sdk.Effort.STANDARD, 3)[failure["sample"]]
