@@ -147,6 +147,18 @@ def test_ops_says_what_a_backend_does_with_each_prim(install: Any) -> None:
     assert "2 prims: 1 native, 1 host" in table
 
 
+@pytest.mark.parametrize(("command", "status"), [("ops", 1), ("next", 1), ("conformance", 4)])
+def test_a_backend_that_nobody_offers_is_refused_before_torch_is_imported(command: str, status: int) -> None:
+    program = (
+        "import sys\nfrom vendor_sdk.cli import main\n"
+        f"try:\n    main(['{command}', '--backend', 'nonsense'])\n"
+        "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == [str(status), "False"], done.stdout + done.stderr
+    assert done.stderr.startswith("error: no backend named 'nonsense'")
+
+
 def test_errors_have_no_traceback_and_status_1() -> None:
     result = run("ops", "--backend", "nonsense")
     assert result.exit_code == 1

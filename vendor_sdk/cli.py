@@ -107,6 +107,10 @@ def list_backends(check: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ops(patterns: Sequence[str], families: Sequence[str], backend: str | None, as_json: bool) -> None:
     """Show the prims whose names match PATTERNS. These are globs; all by default."""
+    if backend:
+        from vendor_sdk.contract import discovery
+
+        discovery.find(backend)  # before anything imports torch, which takes seconds
     from vendor_sdk.prims.opset import OPSET
     from vendor_sdk.prims.row import Family
 
@@ -164,7 +168,18 @@ def _elsewhere(function: Any) -> click.Command:
 @_elsewhere
 def conformance(arguments: Sequence[str]) -> None:
     """Certify a backend (`vendor-sdk conformance --help`)."""
-    status = _of_suite("conformance").main(args=list(arguments), prog_name="vendor-sdk conformance", standalone_mode=False)
+    suite = _of_suite("conformance")
+    given = suite.make_context("vendor-sdk conformance", list(arguments), resilient_parsing=True).params
+    name = given.get("backend") or ""
+    if name and not name.startswith("torch:") and not given.get("plugin"):
+        from vendor_sdk.contract import discovery
+
+        try:
+            discovery.find(name)  # before anything imports torch, which takes seconds
+        except VendorSDKError as error:
+            click.echo(f"error: {error}", err=True)
+            sys.exit(4)
+    status = suite.main(args=list(arguments), prog_name="vendor-sdk conformance", standalone_mode=False)
     sys.exit(status if isinstance(status, int) else 0)
 
 

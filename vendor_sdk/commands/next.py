@@ -20,6 +20,9 @@ from vendor_sdk.terminal import BACKEND, console, plain, print_json, table
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(backend: str, models: str, script: Path | None, training: bool, everything: bool, as_json: bool) -> None:
     """Rank what a backend should implement next. By the models that it unlocks, and by what it costs on the host."""
+    from vendor_sdk.contract import discovery
+
+    discovery.find(backend)  # before anything imports torch, which takes seconds
     from vendor_sdk import advice
 
     names = [name.strip() for name in models.split(",") if name.strip()]
