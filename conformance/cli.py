@@ -40,6 +40,7 @@ Exit status:
     metavar="DIR",
     help="For report.json, junit.xml and logs. Default: conformance-results/NAME; with --sample nothing is written.",
 )
+@click.option("--no-output", is_flag=True, help="Write nothing.")
 @click.option("--seed", type=click.IntRange(min=0), help="All values follow from it (default: a new one, in the report).")
 @click.option(
     "--shard", metavar="I/N", help="Only this part of the selection, as 2/8; needs --seed. `vendor-sdk report merge`."
@@ -77,6 +78,7 @@ def main(
     dtypes: str,
     workers: int,
     output: Path | None,
+    no_output: bool,
     seed: int | None,
     shard: str | None,
     numerics: bool,
@@ -91,7 +93,9 @@ def main(
     """Certifies a backend: every prim with every dtype, against a float64 reference under the prim's own error bound."""
     import pytest
 
-    if output is None and sample is None:
+    if output is not None and no_output:
+        raise click.UsageError("--output says where the report goes, --no-output that there is none: give one of them")
+    if output is None and sample is None and not no_output:
         name = backend.replace(":", "-") + (f"-{shard.replace('/', '-of-')}" if shard else "")
         output = Path("conformance-results") / name
     here = Path(__file__).resolve().parent

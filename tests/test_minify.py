@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -122,12 +123,21 @@ def test_several_results_and_integers_stay_together(tmp_path: Path) -> None:
     assert prim_name(next(found.graph.calls())) == "max.dim"
 
 
+def test_the_suite_leaves_no_report_of_a_case_and_names_none(tmp_path: Path) -> None:
+    line = minify.case_command("sin[float32]", "torch:eager", (), 30)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "report:" not in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_does_not_fail_is_said(tmp_path: Path) -> None:
     path = written(traced(torch.sin, torch.ones(3)), tmp_path / "whole")
     with Imagined(lambda prims, graph: False) as pool, pytest.raises(OptionError, match="none of 1 compiled graphs fails"):
         minify.find([path], pool)
     with pytest.raises(OptionError, match="names no case"):
-        minify.case_command("exp", "badchip", (), 1, tmp_path)
+        minify.case_command("exp", "badchip", (), 1)
 
 
 @pytest.mark.parametrize(

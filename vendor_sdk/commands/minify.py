@@ -68,7 +68,7 @@ def command(
             line = (
                 minify.script_command(script, arguments)
                 if script is not None
-                else minify.case_command(case or "", backend or "", plugins, timeout, Path(folder) / "report")
+                else minify.case_command(case or "", backend or "", plugins, timeout)
             )
             # Several graphs may be compiled, and each may take its time.
             programs = minify.dumped(line, dumps, 10 * timeout)
