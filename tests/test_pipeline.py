@@ -491,6 +491,22 @@ def test_memory_that_runs_out_in_a_kernel_keeps_its_type(make: Callable[..., str
     torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin())
 
 
+def test_memory_that_runs_out_in_a_partition_is_said_by_the_names_of_its_prims(make: Callable[..., str]) -> None:
+    class Small(Recorder):
+        def compile(self, graph: PrimGraph) -> Callable[[Sequence[Any]], Sequence[Any]]:
+            def full(values: Sequence[Any]) -> Sequence[Any]:
+                raise torch.OutOfMemoryError("no 8 GiB are left")
+
+            return full
+
+    compiled = torch.compile(lambda x: x.sin() + x, backend=make({}, compiler=Small()))
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        compiled(torch.ones(4))
+    (note,) = (note for note in caught.value.__notes__ if "raised by" in note)
+    assert "the partition of sin and add" in note
+    assert "partition_" not in note
+
+
 @pytest.mark.parametrize("name", ["toy", "toychip", "toyloops"])
 def test_inputs_may_have_other_strides_than_the_traced_ones(name: str) -> None:
     register_toys()

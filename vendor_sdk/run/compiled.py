@@ -192,7 +192,7 @@ class CompiledGraph:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or (
             isinstance(error, VendorSDKError) and not isinstance(error, KernelError)
         ):
-            error.add_note(f"raised by {call}{_at(node)} (backend {self.backend})")
+            error.add_note(f"raised by {fused} {on}{_at(node)} (backend {self.backend})")
             return
         if isinstance(error, KernelError):
             raise KernelError(
