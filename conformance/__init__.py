@@ -6,8 +6,8 @@ is certified), ``judge`` (one result against its reference), ``certify`` (one ca
 ``witness`` (what shows beside values and after many calls), ``fused`` (generated graphs) with ``graphs`` (how they are drawn),
 ``spans`` (what their results may be) and ``script`` (a failure as a program), ``probes`` (numerics), ``patterns``, ``zoo``
 (what is timed), ``timing``, ``roofline`` (how), ``performance``, ``models``, ``stopwatch`` (a timed case), ``profiles``,
-``levels`` (what it adds up to), ``handed``, ``worker`` and ``pool`` (cases in processes of their own), ``expectations`` (what the
-vendor declares), ``session`` and ``journal`` (a run, and what is left of one that was stopped), ``report``, ``page``, ``charts`` and
-``console`` (what came out), ``evidence``, ``again``, ``merge`` and ``compare`` (reports afterwards), ``plugin``, ``cli`` and
-``report_cli`` (pytest and the command line).
+``levels`` (what it adds up to), ``handed``, ``worker`` and ``pool`` (cases in processes of their own), ``expectations``
+(what the vendor declares), ``session`` and ``journal`` (a run, and what is left of one that was stopped), ``report``,
+``page``, ``charts`` and ``console`` (what came out), ``evidence``, ``again``, ``merge`` and ``compare`` (reports afterwards),
+``plugin``, ``cli`` and ``report_cli`` (pytest and the command line).
 """
