@@ -169,23 +169,6 @@ def test_kernels_that_wait_for_a_core_share_a_unit_whatever_graph_they_are_of(
     assert [kernels_in([source]) for source in sources if kernels_in([source])] == [sum(graph.launches for graph in graphs)]
 
 
-def test_kernels_wait_for_company_while_earlier_graphs_were_not_called(
-    sources: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(units, "_WAITING", units._Waiting())
-    x = torch.randn(5, 7)
-    functions = (torch.exp, torch.tanh, torch.sqrt, torch.erf)
-    graphs = [vendor_sdk.compile_graph(vendor_sdk.trace(each, (x,)), backend="cpp_cpu") for each in functions]
-    for graph, function in zip(graphs, functions, strict=True):
-        torch.testing.assert_close(graph(x)[0], function(x), equal_nan=True)
-    found = [kernels_in([source]) for source in sources if kernels_in([source])]
-    assert found == [1, 3], "the first at once, the others when one of them is called"
-    again = vendor_sdk.compile_graph(vendor_sdk.trace(torch.sin, (x,)), backend="cpp_cpu")
-    units._home[next(reversed(units._home))].future.result(timeout=60)  # type: ignore[attr-defined]
-    assert [kernels_in([source]) for source in sources if kernels_in([source])] == [1, 3, 1], "none is uncalled: at once"
-    torch.testing.assert_close(again(x)[0], torch.sin(x))
-
-
 def test_a_kernel_that_the_compiler_refuses_takes_no_other_of_its_unit_along(
     sources: list[str], busy: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,8 @@
 
 A kernel's key is the hash of its text, its name left out, and of the headers that it needs. What the cache lacks is cut into
 translation units, about one a core, which are compiled side by side; each kernel's entry then says which library it is in. So a
-graph that shares half its kernels with another compiles the other half, and loads both libraries. While all cores compile, and
-while kernels of earlier graphs were not called yet, kernels wait, of whatever graph; those that wait share the next translation
-unit, and read the headers once.
+graph that shares half its kernels with another compiles the other half, and loads both libraries. While all cores compile,
+kernels wait, of whatever graph; those that wait share the next translation unit, and read the headers once.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ HEADER_WEIGHT = {
     "scans.h": 500,
 }
 """What a header adds to the first kernel of a unit that needs it: instantiating its templates."""
-COMPANY = 12 * UNIT_WEIGHT
-"""Kernels that nobody waits for are compiled when there is so much of them: a process of its own costs them little then."""
 WORTH = 0.8
 """Part of the time that another process must leave to be started: the other cores may be busy."""
 _CALLED = {
@@ -175,7 +172,6 @@ class _Pending:
         self.future: Future[_Compiled] = Future()
 
     def __call__(self) -> ctypes.CDLL:
-        _WAITING.wanted(self)
         if self.future.done() or self.process == os.getpid():
             try:
                 return self.future.result().load()
@@ -189,7 +185,7 @@ class _Pending:
 
 
 class _Waiting:
-    """Kernels that wait for a core, or for company: who compiles graph after graph before calling the first is in no hurry."""
+    """Kernels that wait for a core."""
 
     def __init__(self) -> None:
         self.forget()
@@ -197,34 +193,13 @@ class _Waiting:
     def forget(self) -> None:
         self._lock = threading.Lock()
         self._kernels: list[_Pending] = []
-        self._uncalled: set[str] = set()
-        """Keys of kernels that nobody has called yet."""
         self._turns = 0
         """How many units are to be made of them at most."""
 
     def add(self, kernels: Sequence[_Pending]) -> None:
-        if not kernels:
-            return
+        turns = len(_split([each.unit for each in kernels]))
         with self._lock:
-            hurry = not self._uncalled
             self._kernels += kernels
-            self._uncalled.update(each.unit.key for each in kernels)
-            waiting = [each.unit for each in self._kernels]
-        if hurry:
-            self._begin(len(_split(waiting)))
-        elif _weight(waiting) >= COMPANY:
-            self._begin(1)
-
-    def wanted(self, kernel: _Pending) -> None:
-        """Somebody calls it: it waits for no company any more."""
-        with self._lock:
-            self._uncalled.discard(kernel.unit.key)
-            waiting = [each.unit for each in self._kernels] if kernel in self._kernels and not self._turns else []
-        if waiting:
-            self._begin(len(_split(waiting)))
-
-    def _begin(self, turns: int) -> None:
-        with self._lock:
             self._turns += turns
         for _ in range(turns):
             compiler.submit(self._turn)
