@@ -87,12 +87,14 @@ class Result:
     log: str
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     case: Case
     apart: bool = False
     crash: str = ""
-    """How an earlier attempt, with all samples together, ended."""
+    """How an earlier attempt ended, with all samples together or others begun."""
+    after: list[_Job] = field(default_factory=list)
+    """Others that were begun in a worker that crashed; their results come first, to say whose doing it was."""
     solo: bool = False
     """A worker that has this case has no other: what happens to it is this case's doing."""
     before: float = 0.0
@@ -255,20 +257,25 @@ class Pool:
 
     def _hand_out(self) -> None:
         """Gives workers cases, those that have fewest first, while they may have more."""
-        while self._queue:
+        while (job := self._next()) is not None:
             # Towards the end less, so that all of them end at about the same time.
             most = 1 if self.only is not None or self.undisturbed else min(AHEAD, 1 + len(self._queue) // self.workers)
             free = [
                 worker
                 for worker in self._alive
                 if worker.ready
-                and len(worker.jobs) < (1 if self._queue[0].solo else most)
-                and not any(job.solo for job in worker.jobs)
+                and len(worker.jobs) < (1 if job.solo else most)
+                and not any(each.solo for each in worker.jobs)
                 and worker.served + len(worker.jobs) < CASES_PER_WORKER
             ]
             if not free:
                 return
-            self._assign(min(free, key=lambda worker: len(worker.jobs)), self._queue.popleft())
+            self._queue.remove(job)
+            self._assign(min(free, key=lambda worker: len(worker.jobs)), job)
+
+    def _next(self) -> _Job | None:
+        """The first in the queue that waits for no other."""
+        return next((job for job in self._queue if all(each.case.id in self._results for each in job.after)), None)
 
     def _assign(self, worker: _Worker, job: _Job) -> None:
         worker.jobs.append(job)
@@ -311,11 +318,9 @@ class Pool:
                 job = worker.job
                 assert job is not None
                 outcome = message["outcome"]
-                if job.crash:
+                if job.crash and not any(self._results[each.case.id].outcome["verdict"] == "crash" for each in job.after):
                     outcome["verdict"] = "crash"
-                    outcome["failures"].insert(
-                        0, _failure(-1, "crash", f"{job.crash} with all samples together; none does alone")
-                    )
+                    outcome["failures"].insert(0, _failure(-1, "crash", f"{job.crash}; none does alone"))
                 self._finish(worker, outcome, message["log"])
                 worker.served += 1
                 if worker.served >= CASES_PER_WORKER:
@@ -349,18 +354,19 @@ class Pool:
             how += ": the heap is corrupt, something was written outside of its memory"
         if not worker.ready:
             self._refuse(f"the worker process {how} while it loaded the backend:\n{log}")
+        if job is not None and company:
+            # Perhaps one of the others did it, in the background: where none of them does it alone, this one answers for it.
+            self._leave(worker, printed)
+            job.after, job.crash = company, f"the worker process {how} with {len(company)} other cases begun"
+            self._again([*company, job], solo=True)
+            return
         self._again(company, solo=True)
         if job is None:
-            return
-        if company:
-            # Perhaps one of the others did it, in the background.
-            self._leave(worker, printed)
-            self._again([job], solo=True)
             return
         if not job.apart and self.only is None and job.case.kind not in TIMED:
             # Again, sample by sample, to say which one it is.
             self._leave(worker, printed)
-            job.apart, job.crash = True, f"the worker process {how}"
+            job.apart, job.crash, job.after = True, f"the worker process {how} with all samples together", []
             self._again([job], solo=True)
             return
         index = self.only if worker.sample is None else worker.sample

@@ -309,6 +309,44 @@ def test_a_crash_in_the_background_is_that_of_the_case_that_caused_it(tmp_path: 
     assert verdicts == {"sin": "pass", "cos": "pass", "tan": "crash"}
 
 
+TOGETHER = (
+    CHIP.partition("@vendor_sdk.hookimpl\ndef kernels")[0]
+    + """
+waiting = set()
+
+
+def alone(function):
+    def kernel(x):
+        if len(waiting) > 1:
+            os.abort()
+        waiting.clear()
+        return exactly(function)(x)
+    return kernel
+
+
+@vendor_sdk.hookimpl
+def kernels():
+    return {"sin": alone(numpy.sin), "cos": alone(numpy.cos)}
+
+
+@vendor_sdk.hookimpl
+def supports(node):
+    waiting.add(node.prim)
+"""
+)
+"""A chip on which a program runs only while no other waits to be run."""
+
+
+def test_a_crash_that_no_case_causes_alone_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "chip.py").write_text(TOGETHER)
+    words = ["--prims", "sin,cos", "--dtypes", "float32", "--effort", "quick", "-n", "1", "--output", "out"]
+    done = command(tmp_path, "conformance", "--backend", "buggy", "--plugin", "chip.py", *words)
+    assert done.status == 1, done.text
+    assert sorted(entry["verdict"] for entry in done.report["cases"]) == ["crash", "pass"]
+    (crash,) = (failure for entry in done.report["cases"] for failure in entry["failures"])
+    assert "with 1 other cases begun; none does alone" in crash["message"]
+
+
 def test_a_crash_names_the_sample_and_its_reproducer_crashes(buggy: Finished) -> None:
     (failure,) = buggy.entry("maximum[float32]")["failures"]
     sample = cases.draw(Case("maximum", "float32"), vendor_sdk.Effort.STANDARD, 3)[failure["sample"]]
