@@ -22,7 +22,7 @@ from conformance.cases import Case, draw
 from conformance.endure import Problem, endure, independent
 from conformance.guards import Guarded, same_bits, storage_bytes
 from conformance.judge import Expectation, Judgement, expected_result, judge
-from conformance.outcome import MESSAGE_LIMIT, Failure, Outcome, Steps, finished
+from conformance.outcome import MESSAGE_LIMIT, Failure, Outcome, Steps
 from conformance.placements import placement
 from conformance.pool import LOST_DEVICE
 from conformance.program import Program, build, inputs_of, interchangeable, tensors
@@ -56,8 +56,8 @@ def certify(
     only: int | None = None,
     apart: bool = False,
     announce: Callable[[int], None] = lambda index: None,
-) -> Outcome:
-    """Runs ``case`` and judges every result.
+) -> Steps:
+    """Runs ``case`` and judges every result, with a pause where the program of all samples is with the compiler.
 
     Args:
         subject: what is certified.
@@ -68,21 +68,6 @@ def certify(
         apart: compile the samples one by one from the start (after a crash of all together).
         announce: called with a sample's index before it runs alone, so that a crash can be attributed.
     """
-    return finished(steps(subject, case, effort=effort, seed=seed, device=device, only=only, apart=apart, announce=announce))
-
-
-def steps(
-    subject: Subject,
-    case: Case,
-    *,
-    effort: Effort,
-    seed: int,
-    device: torch.device,
-    only: int | None = None,
-    apart: bool = False,
-    announce: Callable[[int], None] = lambda index: None,
-) -> Steps:
-    """``certify``, with a pause where the program of all samples is with the compiler."""
     started = time.perf_counter()
     outcome = Outcome("pass")
     try:

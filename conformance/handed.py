@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from conformance import behaviour, fused
+from conformance import behaviour, certify, fused
 from conformance.cases import BEHAVIOUR, FUSED, PRIM, TIMED, Case, seed_of
-from conformance.certify import steps
 from conformance.outcome import Outcome, Steps, finished
 from conformance.stopwatch import Stopwatch
 from conformance.subject import Subject
@@ -47,7 +46,7 @@ class Handed:
 
     def begin(self) -> None:
         """Runs to the first pause."""
-        self._begun = steps(self.subject, self.case, seed=self.settings.seed, **self._how())
+        self._begun = certify.certify(self.subject, self.case, seed=self.settings.seed, **self._how())
         try:
             next(self._begun)
         except StopIteration as end:
@@ -66,7 +65,7 @@ class Handed:
         if self._begun is not None:
             return finished(self._begun)
         if self.case.kind == PRIM:
-            return finished(steps(self.subject, self.case, seed=self.settings.seed, **self._how()))
+            return finished(certify.certify(self.subject, self.case, seed=self.settings.seed, **self._how()))
         seed = seed_of(self.case, self.settings.seed)
         if self.case.kind == FUSED:
             kind = self.case.prim.partition("/")[2].rpartition("-")[0]

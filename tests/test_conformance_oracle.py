@@ -19,7 +19,8 @@ import torch
 import vendor_sdk
 from conformance import cases, guards, judge, probes, witness
 from conformance.cases import Case
-from conformance.certify import Outcome, certify
+from conformance.certify import certify
+from conformance.outcome import Outcome, finished
 from conformance.subject import BackendSubject
 
 aten = torch.ops.aten
@@ -484,7 +485,8 @@ def subject_of(chip: Chip) -> Iterator[BackendSubject]:
 def outcome(chip: Chip, case: str) -> Outcome:
     prim, _, dtype = case.removesuffix("]").partition("[")
     with subject_of(chip) as subject:
-        return certify(subject, Case(prim, dtype), effort=vendor_sdk.Effort.STANDARD, seed=SEED, device=torch.device("cpu"))
+        case = Case(prim, dtype)
+        return finished(certify(subject, case, effort=vendor_sdk.Effort.STANDARD, seed=SEED, device=torch.device("cpu")))
 
 
 @pytest.fixture(autouse=True)
