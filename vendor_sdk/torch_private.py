@@ -375,7 +375,9 @@ def fake_tensor(
 
 def fake_like(value: torch.Tensor) -> torch.Tensor:
     """A fake tensor that lies like another, in storage of its own."""
-    return fake_tensor(fake_mode_of(value), value.shape, value.stride(), int(value.storage_offset()), value.dtype, value.device)
+    mode = fake_mode_of(value)
+    with unset_fake_temporarily():  # with the mode on, each step of it is dispatched
+        return fake_tensor(mode, value.shape, value.stride(), int(value.storage_offset()), value.dtype, value.device)
 
 
 def lazy_graph_module(root: Any, graph: fx.Graph) -> fx.GraphModule:
