@@ -91,11 +91,12 @@ def test_name_offered_twice_names_both_distributions_and_hides_no_other(install:
     assert vendor_sdk.load("other").backend.name == "other"
 
 
-def test_second_copy_of_one_distribution_is_no_collision(install: Any, tmp_path: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("folder", ["acme_chip-1.0.dist-info", "acme_chip.egg-info", "Acme.Chip-1.0-py3.11.egg-info"])
+def test_second_copy_of_one_distribution_is_no_collision(install: Any, folder: str, tmp_path: Any, monkeypatch: Any) -> None:
     root = install("acme-chip", {"acme": "acme_plugin"})
     copy = tmp_path / "copy"
     copy.mkdir()
-    (copy / "acme_chip-1.0.dist-info").symlink_to(root / "acme_chip-1.0.dist-info")
+    (copy / folder).symlink_to(root / "acme_chip-1.0.dist-info")
     monkeypatch.syspath_prepend(str(copy))
     assert len(discovery.installed().named("acme")) == 1
 

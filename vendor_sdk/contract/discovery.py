@@ -189,7 +189,7 @@ def _label(distribution: metadata.Distribution) -> str:
 def _folder(distribution: metadata.Distribution) -> str:
     """The name as the folder of the metadata has it: reading a file of every distribution takes longer than all the rest."""
     folder = getattr(distribution, "_path", None)
-    return "" if folder is None else PurePath(str(folder)).name.partition("-")[0].removesuffix(".egg-info")
+    return "" if folder is None else PurePath(str(folder)).stem.partition("-")[0]
 
 
 def _field(distribution: metadata.Distribution, name: str) -> str:
