@@ -110,7 +110,7 @@ def ops(patterns: Sequence[str], families: Sequence[str], backend: str | None, a
     if backend:
         from vendor_sdk.contract import discovery
 
-        discovery.find(backend)  # before anything imports torch, which takes seconds
+        discovery.refuse_unknown(backend)
     from vendor_sdk.prims.opset import OPSET
     from vendor_sdk.prims.row import Family
 
@@ -175,7 +175,7 @@ def conformance(arguments: Sequence[str]) -> None:
         from vendor_sdk.contract import discovery
 
         try:
-            discovery.find(name)  # before anything imports torch, which takes seconds
+            discovery.refuse_unknown(name)
         except VendorSDKError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(4)

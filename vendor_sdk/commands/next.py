@@ -22,7 +22,7 @@ def command(backend: str, models: str, script: Path | None, training: bool, ever
     """Rank what a backend should implement next. By the models that it unlocks, and by what it costs on the host."""
     from vendor_sdk.contract import discovery
 
-    discovery.find(backend)  # before anything imports torch, which takes seconds
+    discovery.refuse_unknown(backend)
     from vendor_sdk import advice
 
     names = [name.strip() for name in models.split(",") if name.strip()]

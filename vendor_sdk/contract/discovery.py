@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
@@ -146,6 +147,15 @@ def find(name: str, in_process: Iterable[str] = ()) -> Offer:
             fix="Rename the backend in the entry points and in Backend(name=...).",
         )
     return offers[0]
+
+
+def refuse_unknown(name: str) -> None:
+    """``find``, for commands that would import torch, which takes seconds, before they refuse a name themselves.
+
+    Where torch is imported already, backends may be registered in this process too: the loader knows.
+    """
+    if "vendor_sdk.contract.loader" not in sys.modules:
+        find(name)
 
 
 def collision(offers: Iterable[Offer]) -> str:
