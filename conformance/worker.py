@@ -12,9 +12,9 @@ whatever a vendor's code prints goes to the log and cannot be taken for an answe
                      {"event": "at", "case": "exp[float16]", "log": 4711}                          before it begins, and goes on
                      {"event": "sample", "index": 3}                                                       before a lone sample
                      {"event": "done", "log": 5711, "outcome": {...}}                               of the case that it was at
+                     {"event": "numerics", "found": [{...}]}
 
 ``log`` is how much the worker has printed.
-                     {"event": "numerics", "found": [{...}]}
 """
 
 from __future__ import annotations
