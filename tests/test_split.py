@@ -37,9 +37,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def divided(kernel: LoopKernel, parts: int, *, apart: bool = False) -> LoopKernel:
+def divided(kernel: LoopKernel, parts: int, *, apart: bool = False, maps: int | None = None) -> LoopKernel:
     for position in reversed(range(len(kernel.body))):
-        kernel = split(kernel, position, parts, apart=apart)
+        kernel = split(kernel, position, parts, apart=apart, maps=maps)
     verify(kernel)
     return kernel
 
@@ -53,6 +53,20 @@ def test_parts_give_the_same(name: str, parts: int) -> None:
     compiled.kernels = {
         node: replace(lowered, kernel=divided(lowered.kernel, parts)) for node, lowered in compiled.kernels.items()
     }
+    expected = function(x)
+    for found, exact in zip(compiled.run(x), expected if isinstance(expected, tuple) else (expected,), strict=True):
+        torch.testing.assert_close(found, exact)
+
+
+@pytest.mark.parametrize(("parts", "maps"), [(2, 5), (4, 1), (5, 20)])
+@pytest.mark.parametrize("name", ["softmax", "layer norm", "batch norm", "normalized, and the mean"])
+def test_loops_that_only_store_have_parts_of_their_own(name: str, parts: int, maps: int) -> None:
+    function, x = FUNCTIONS[name], torch.randn(40, 20)
+    compiled = fusing.compiled(function, [x], Limits())
+    kernels = {node: divided(lowered.kernel, parts, apart=True, maps=maps) for node, lowered in compiled.kernels.items()}
+    firsts = [nest.ranges[0].size.value for kernel in kernels.values() for nest in kernel.body if nest.ranges]
+    assert {parts, maps} <= set(firsts)
+    compiled.kernels = {node: replace(lowered, kernel=kernels[node]) for node, lowered in compiled.kernels.items()}
     expected = function(x)
     for found, exact in zip(compiled.run(x), expected if isinstance(expected, tuple) else (expected,), strict=True):
         torch.testing.assert_close(found, exact)

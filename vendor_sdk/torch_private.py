@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -717,9 +716,14 @@ def flash_statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return statistics.dtype
 
 
-def storage_uses(storages: Sequence[torch.UntypedStorage]) -> list[int]:
+def storage_handles(storages: Sequence[torch.UntypedStorage]) -> list[int]:
+    """What ``storage_uses`` takes for storages, as long as they exist."""
+    return [storage._cdata for storage in storages]
+
+
+def storage_uses(handles: Sequence[int]) -> list[int]:
     """How many tensors, and Python objects of storages, refer to each storage."""
-    return [*map(torch._C._storage_Use_Count, map(operator.attrgetter("_cdata"), storages))]
+    return [*map(torch._C._storage_Use_Count, handles)]
 
 
 def size_text(size: torch.SymInt | torch.SymFloat) -> tuple[set[str], str]:

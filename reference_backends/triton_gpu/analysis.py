@@ -108,6 +108,18 @@ def reads_steadily(s: Loop) -> bool:
     )
 
 
+def reads_around(nest: loop.Nest) -> bool:
+    """Whether an inner loop reads elements that its other iterations read too: those of windows that overlap."""
+    for s in inner_loops(nest):
+        places: dict[str, set[index.Int]] = {}
+        for each in body_of(s):
+            if isinstance(each, loop.Load):
+                places.setdefault(each.param, set()).add(each.index)
+        if any(len(found) > 1 for found in places.values()):
+            return True
+    return False
+
+
 def late(body: Sequence[loop.Stmt]) -> frozenset[int]:
     """Stores, by identity, over content that was loaded and that their values do not follow from. The thread that stores an
     element need not be the one that loads it: where the stored value does not wait for the loaded one, the store must."""

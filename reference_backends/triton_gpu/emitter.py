@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from reference_backends.triton_gpu import compiler, products
-from reference_backends.triton_gpu.analysis import inner_loops, length_of, manner, walks_across
+from reference_backends.triton_gpu.analysis import inner_loops, length_of, manner, reads_around, walks_across
 from reference_backends.triton_gpu.contraction import ProductText, template
 from reference_backends.triton_gpu.copies import copied
 from reference_backends.triton_gpu.functions import arguments_text, symbol_name
-from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Fixed, Kind, Several, parts
+from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Fixed, Kind, Several, maps, parts
 from reference_backends.triton_gpu.machine import TARGETS, machine
 from reference_backends.triton_gpu.machine_code import Binary, binary, resources
 from reference_backends.triton_gpu.nest import NestText
@@ -46,6 +46,8 @@ LAUNCH_BYTES = 1 << 23
 """What an H200 moves in the 2 us of a launch."""
 NESTS = 32
 """Loops of a foreach step in one launch."""
+PART = 64
+"""Iterations in a part of a loop: a line of halves."""
 FEW = 8
 """Rows of a length that only the call knows which are divided as if they were long: so many programs alone would take long."""
 UNKNOWN = 1 << 22
@@ -81,7 +83,10 @@ def divided(kernel: LoopKernel) -> LoopKernel:
             kind: Kind = "whole" if longest <= LONGEST and not across else manner(nest)
             number = parts(count, known, kind)
             if number > 1:
-                kernel = split.split(kernel, position, number, apart=kind == "across")
+                if kind == "across":
+                    kernel = split.split(kernel, position, number, apart=not reads_around(nest), maps=maps(known))
+                else:
+                    kernel = split.split(kernel, position, number)
                 continue
         kernel = copied(kernel, position)
     return kernel
@@ -178,6 +183,7 @@ class TritonEmitter(Emitter):
         chunk_elements=ELEMENTS,
         launch_bytes=LAUNCH_BYTES,
         nests=NESTS,
+        part=PART,
         chunk_apart=True,
     )
     seeds_in_memory = True

@@ -19,14 +19,15 @@ from reference_backends.triton_gpu.machine import Machine, machine
 from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of
 from vendor_sdk import split
 
-Kind = Literal["row", "fixed", "whole", "along", "lean", "again", "costly", "across", "spread"]
+Kind = Literal["row", "fixed", "short", "whole", "along", "lean", "again", "costly", "across", "spread"]
 """How a nest's inner loops become tiles: all iterations at once, as the text says (with one iteration of the nest in a program,
-or several) or as the launch does; some at a time, with the lanes along memory in the loop (once; or several times over, one row
-or more; or with costly functions) or across it, in the nest; or divided among programs."""
+or several, or, where they only store, as many as lie in a line that they walk across) or as the launch does; some at a time,
+with the lanes along memory in the loop (once; or several times over, one row or more; or with costly functions) or across it,
+in the nest; or divided among programs."""
 
 WARPS = 4
-"""Of a program where no inner loop is a tile: eight elements a thread, one vector of halves."""
-POINTS = 1024
+"""Of a program where no inner loop is a tile: sixteen elements a thread, two vectors of halves."""
+POINTS = 2048
 """Iterations of a program where no inner loop is a tile."""
 FEWEST = 256
 """The same at least, where there are few programs: two for each thread."""
@@ -54,9 +55,9 @@ LONG: dict[str, tuple[int, int]] = {
 rows are under way at once; what is computed for long wants many programs."""
 ACROSS = 64
 """Iterations of a nest in a tile whose inner loop walks across memory: a line of halves."""
-NARROW = {"across": 8, "spread": 16}
+NARROW = {"across": 8, "short": 16, "spread": 16}
 """The same where there are few programs (a sector of 32 bytes: partial sums are float32); and of a tile that divides inner
-loops too."""
+loops too, or only stores."""
 LINE = 128
 """Bytes to which buffers that share memory are aligned."""
 SQUARE = 64
@@ -80,6 +81,9 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD) -
     if kind == "across":
         x = min(ACROSS, _power(count))
         return x, [min(2 * ELEMENTS // x, _power(n)) for n in lengths], 8
+    if kind == "short":
+        x = min(max(ACROSS, ELEMENTS // longest), _power(count))
+        return x, [], min(_below(x * longest // thread // 32), 4)
     if kind in LONG:
         block, warps = LONG[kind]
         blocks = [min(block, _power(n)) for n in lengths]
@@ -118,6 +122,12 @@ def parts(count: int, lengths: Sequence[int], kind: Kind) -> int:
         whole = (n for n in range(most, 2 * most + 1) if longest % (n * max(blocks)) == 0)
         return next(whole, -(-most // split.LINE) * split.LINE)
     return next((n for n in range(most, most // 2, -1) if longest % (n * split.LINE) == 0), max(most, 1))
+
+
+def maps(lengths: Sequence[int]) -> int:
+    """The same for loops that only store and walk across memory: what a program writes is one tile, then it ends, so that no
+    program's reads wait for its own writes."""
+    return -(-max(lengths) // (ELEMENTS // ACROSS))
 
 
 def _below(n: int) -> int:

@@ -91,13 +91,15 @@ class NestText(Loops):
         """Whether the text says how many iterations lie in a tile; else the launch does."""
         self.kind: Kind = manner(nest)
         if self.spread or self.whole:
-            self.kind = "spread" if self.spread else "fixed" if self.fixed else "whole"
+            stores = bool(self.inner) and all(isinstance(s, loop.Nest) for s in self.inner)
+            short = self.fixed and stores and walks_across(self.nest)
+            self.kind = "spread" if self.spread else "short" if short else "fixed" if self.fixed else "whole"
         self.written = {s.param for s in loop.walk(self.nest.body) if isinstance(s, loop.Store)}
         self.late = late(self.nest.body)
         self.private: dict[str, Private] = {}
         self.kept: dict[str, Private] = {}
         self.place(self.lead, index.variable("lead", self.leads))
-        self.shift = self.vector_shift(nest) if self.kind == "across" and len(self.ranges) == 1 else index.ZERO
+        self.shift = self.vector_shift(nest) if self.kind in ("across", "short") and len(self.ranges) == 1 else index.ZERO
         """How many iterations the axis x begins before the first: what lies in memory before them in the first vector."""
         if self.shift == index.ZERO:
             self.place(self.ranges, index.variable("x_index", self.count))

@@ -48,6 +48,9 @@ class Limits:
         launch_bytes: what the device moves in the time of one more launch. A result that follows from the graph's inputs
             alone has no kernel of its own then, though it is dear, where it is a number a row or a column of what its readers
             compute, and they compute no more bytes than that; 0: launches are free.
+        part: iterations of each part from which on an innermost loop that computes different things in its parts (a ``cat``, a
+            ``pad``) is cut into a loop for each, instead of one with conditions: where shorter ones begin or end, lines of
+            memory are cut.
         chunk_apart: whether the rows of a chunk lie as far apart as there are chunks, a multiple of 16: then all begin at the
             same place within a vector, whatever their length, and iterations that run at once read neighbouring rows.
     """
@@ -63,6 +66,7 @@ class Limits:
     chunks: int = 8
     chunk_elements: int = 0
     launch_bytes: int = 0
+    part: int = 16
     chunk_apart: bool = False
 
 

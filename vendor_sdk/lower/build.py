@@ -41,6 +41,7 @@ from vendor_sdk.ir.loop import (
     Symbol,
 )
 from vendor_sdk.ir.loop_ops import ACCEPTS, HALVES, OPS
+from vendor_sdk.lower.integers import COMPARISONS, SMALL, Affine, combined, fits
 from vendor_sdk.lower.view import read_through
 from vendor_sdk.prims.opset import BY_TARGET
 
@@ -196,6 +197,8 @@ class Builder:
         self._request: Request | None = None
         self._made_of: dict[str, tuple[Int | Value | None, ...]] = {}
         """What pure values are made of, by name."""
+        self._affine: dict[str, Affine] = {}
+        """What is known of int64 values, by name."""
         self._mask: Value | None = None
         """Inside a masked read of a fused node: where its operands may be read."""
 
@@ -406,13 +409,18 @@ class Builder:
         else:
             raise self.fail(f"numbers of {dtype}")
         # repr tells -0.0 from 0.0 and knows NaN, which equality does not.
-        return self._pure((repr(number), dtype), dtype, (), lambda to: Const(to, number, dtype))
+        value = self._pure((repr(number), dtype), dtype, (), lambda to: Const(to, number, dtype))
+        if dtype == torch.int64:
+            self._affine[value.name] = Affine("", dtype, ix.wrap(int(number)))
+        return value
 
     def index(self, expression: Int) -> Value:
         """An index expression as an int64 value."""
         if expression.value is not None:
             return self.const(expression.value, torch.int64)
-        return self._pure(expression, torch.int64, (expression,), lambda to: Index(to, expression))
+        value = self._pure(expression, torch.int64, (expression,), lambda to: Index(to, expression))
+        self._affine[value.name] = Affine("", torch.int64, expression)
+        return value
 
     def as_index(self, value: Value, lower: int | None = None, below: Int | None = None) -> Int:
         """An int64 value as a symbol of index expressions; ``lower`` and ``below`` say what is known of it."""
@@ -460,10 +468,36 @@ class Builder:
         elif row.result != "given":
             dtype = {"bool": torch.bool, "int64": torch.int64, "int32": torch.int32}[row.result]
         assert dtype is not None, f"{op} needs a result dtype"
+        if len(args) == 2 and operands[0].dtype == torch.int64 and (simpler := self._of_integers(op, *args)):
+            return simpler
         if self._mask is not None:
             args = self._guarded(op, args)
         names, result = tuple(a.name for a in args), dtype
         return self._pure((op, names, dtype), dtype, args, lambda to: Compute(to, op, names, result))
+
+    def _of_integers(self, op: str, left: Value, right: Value) -> Value | None:
+        """``op`` on two int64 values as less than that, if it is less."""
+        a, b = (self._affine.get(v.name) or Affine(v.name, v.dtype, ix.ZERO) for v in (left, right))
+        if op not in COMPARISONS:
+            made = combined(op, a, b)
+            if made is None:
+                return None
+            if not made.value:
+                return self.index(made.offset)
+            if made.offset == ix.ZERO:
+                return self.convert(Value(made.value, made.dtype), torch.int64)
+            names = left.name, right.name
+            value = self._pure(
+                (op, names, torch.int64), torch.int64, (left, right), lambda to: Compute(to, op, names, torch.int64)
+            )
+            self._affine[value.name] = made
+            return value
+        sides = [v for v in (a, b) if v.value]
+        apart = b.offset - a.offset if a.value else a.offset - b.offset
+        if not sides or any(v.dtype not in SMALL for v in sides) or not (apart == ix.ZERO if len(sides) == 2 else fits(apart)):
+            return None
+        small = [self.convert(Value(v.value, v.dtype) if v.value else self.index(apart), torch.int32) for v in (a, b)]
+        return self.compute(op, *small)
 
     def _guarded(self, op: str, args: tuple[Value, ...]) -> tuple[Value, ...]:
         """Operands that raise no error where the mask is false, whatever was read there."""
@@ -487,15 +521,21 @@ class Builder:
             return value
         if dtype.is_floating_point and value.name in self._whole:
             return self.convert(self._whole[value.name], dtype)
-        known = (*ACCEPTS["any"], *HALVES)
         for d in (value.dtype, dtype):
-            if d not in known:
+            if d not in (*ACCEPTS["any"], *HALVES):
                 raise self.fail(f"values of {d}")
         if value.dtype in HALVES and dtype not in FLOAT_FROM_HALF:
             value = self.convert(value, torch.float32)
+        known = self._affine.get(value.name)
+        if known and known.offset.value is not None and not known.value and dtype in SMALL:
+            return self.const(known.offset.value, dtype)
+        if known and known.value and known.offset == ix.ZERO and dtype in SMALL:
+            return self.convert(Value(known.value, known.dtype), dtype)
         made = self.compute("convert", value, dtype=dtype)
         if value.dtype in BYTES and dtype.is_floating_point:
             self._whole[made.name] = value
+        if value.dtype in SMALL and dtype == torch.int64:
+            self._affine[made.name] = Affine(value.name, value.dtype, ix.ZERO)
         return made
 
     # Memory
@@ -516,10 +556,10 @@ class Builder:
         return self._inputs[root], layout
 
     def load(
-        self, source: Argument, index: Sequence[Int], mask: Value | None = None, other: bool | int | float | Value = 0
+        self, source: Argument, index: Sequence[Int], mask: Value | None = None, other: bool | int | float | Value | None = 0
     ) -> Value:
         """Element ``index`` (one expression a dimension) of a tensor node, through whatever views are above it. Where ``mask``
-        is false, ``other`` stands instead and memory is not read. The value has the node's dtype."""
+        is false, ``other`` stands instead (``None``: anything) and memory is not read. The value has the node's dtype."""
         root, position = read_through(self, source, tuple(index))
         if self.is_fused(root):
             return self._load_fused(root, position, mask, other)
@@ -532,7 +572,7 @@ class Builder:
         filler = None
         if mask is not None:
             # An element of a fused half may come as float32.
-            filler = self.convert(other, param.dtype) if isinstance(other, Value) else self.const(other, param.dtype)
+            filler = self.convert(other, param.dtype) if isinstance(other, Value) else self.const(other or 0, param.dtype)
         if self._mask is not None and (mask is not None or not self._read_anyway(flat, param)):
             mask = self._mask if mask is None else self.compute("bitand", self._mask, mask)
             filler = self.const(0, param.dtype) if filler is None else filler
@@ -595,7 +635,9 @@ class Builder:
         """Runs the node's lowering."""
         raise NotImplementedError
 
-    def _load_fused(self, root: Node, index: tuple[Int, ...], mask: Value | None, other: bool | int | float | Value) -> Value:
+    def _load_fused(
+        self, root: Node, index: tuple[Int, ...], mask: Value | None, other: bool | int | float | Value | None
+    ) -> Value:
         if mask is None:
             return self.element(root, index)
         outside = self._mask
@@ -604,6 +646,8 @@ class Builder:
             value = self.element(root, index)
         finally:
             self._mask = outside
+        if other is None:
+            return value
         filler = other if isinstance(other, Value) else self.const(other, self.dtype(root))
         return self._where(mask, value, self.convert(filler, value.dtype))
 

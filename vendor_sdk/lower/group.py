@@ -33,21 +33,20 @@ from vendor_sdk.prims.opset import BY_TARGET
 
 PARTS = 8
 """Loops that one loop may be cut into."""
-SHORTEST = 16
-"""Iterations from which on a part of a loop pays."""
 TOTALS: Mapping[str, StoreMode] = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
 """Reductions that may run over the rows of a group, a step a row, and the stores that make the steps."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A loop variable that runs over ``size`` iterations of the loop ``var``, from ``start`` on: its part number ``place``."""
+    """A loop variable that runs over ``size`` iterations of the loop ``var``, from ``start`` on: its part number ``place``.
+    Parts of it have ``least`` iterations."""
 
     var: str
     place: int
     start: Int
     size: Int
-    innermost: bool
+    least: int
 
     def cuts_at(self, at: Int) -> bool:
         """Whether a cut lies within the part, in any order of magnitude of sizes, and pays. Where it may lie at an end, one
@@ -56,7 +55,7 @@ class _Part:
         if at == 0 or rest == 0 or not (ix.nonnegative(at) and ix.nonnegative(rest)):
             return False
         shortest = ix.bounds(ix.minimum(at, rest))[1]
-        return not self.innermost or shortest is None or shortest >= SHORTEST
+        return shortest is None or shortest >= self.least
 
 
 class _Split(Exception):
@@ -182,7 +181,7 @@ class GroupBuilder(Builder):
 
     def _loops(self, loops: Loops, outputs: list[Node], by_name: Mapping[str, Node], limits: Limits) -> None:
         if not loops.totals and not loops.columns:
-            self._elements(loops, outputs)
+            self._elements(loops, outputs, limits.part)
             return
         if not loops.totals:
             self._rows(loops, loops.rows, {}, outputs, limits)
@@ -220,12 +219,14 @@ class GroupBuilder(Builder):
                     for position, index in stored:
                         self._store_result(position, outputs[position], index)
 
-    def _elements(self, loops: Loops, outputs: list[Node]) -> None:
+    def _elements(self, loops: Loops, outputs: list[Node], shortest: int) -> None:
         """The nest of a group without reductions. A loop over parts that compute different things (cat, pad) is cut into one
         for each part, inside the loops around it: what two parts read is still near when the second runs."""
         last = len(loops.rows) - 1
         whole = {
-            r.var: _Part(r.var, 0, ix.ZERO, r.size, k == last) for k, r in enumerate(loops.rows) if self.inner_nests or k == 0
+            r.var: _Part(r.var, 0, ix.ZERO, r.size, shortest if k == last else 1)
+            for k, r in enumerate(loops.rows)
+            if self.inner_nests or k == 0
         }
         cuts: list[Int] = []
         var = ""
@@ -233,7 +234,7 @@ class GroupBuilder(Builder):
             self._parts = {} if len(cuts) >= PARTS else dict(whole)
             made = len(self._nests)
             try:
-                self._cut_elements(loops, outputs, var, cuts)
+                self._cut_elements(loops, outputs, var, cuts, shortest)
             except _Split as split:
                 del self._nests[made:]
                 var, whole = split.part.var, {}
@@ -242,7 +243,7 @@ class GroupBuilder(Builder):
                 break
         self._parts = {}
 
-    def _cut_elements(self, loops: Loops, outputs: list[Node], var: str, cuts: Sequence[Int]) -> None:
+    def _cut_elements(self, loops: Loops, outputs: list[Node], var: str, cuts: Sequence[Int], shortest: int) -> None:
         """The loops with the one over ``var`` cut at ``cuts``, which ascend."""
         if not cuts:
             with self.loops(loops.rows):
@@ -254,7 +255,7 @@ class GroupBuilder(Builder):
             for place, (start, end) in enumerate(pairwise((ix.ZERO, *cuts, cut.size))):
                 part = Range(self._fresh("i"), end - start)
                 if len(cuts) < PARTS:
-                    self._parts[part.var] = _Part(var, place, start, part.size, not inside)
+                    self._parts[part.var] = _Part(var, place, start, part.size, 1 if inside else shortest)
                 with self.loops((part, *inside)):
                     self._store_all(loops, outputs, {var: ix.variable(part.var, part.size) + start})
 

@@ -209,8 +209,8 @@ def _max_backward(n: int) -> Lowering:
             for offset in itertools.product(*(range(count) for count in reach)):
                 o = [(at + p) // s - back for at, p, s, back in zip(position, w.padding, w.stride, offset, strict=True)]
                 mask = all_of(k, [c for window, count in zip(o, outs, strict=True) for c in inside(k, window, count)])
-                hit = k.compute("eq", k.convert(k.load(positions, (*lead, *o), mask), torch.int64), here)
-                value = k.convert(k.load(gradient, (*lead, *o), mask), dtype)
+                hit = k.compute("eq", k.convert(k.load(positions, (*lead, *o), mask, None), torch.int64), here)
+                value = k.convert(k.load(gradient, (*lead, *o), mask, None), dtype)
                 hit = hit if mask is None else k.compute("bitand", hit, mask)
                 total = k.compute("add", total, k.compute("where", hit, value, k.const(0, dtype)))
             k.store(0, i, k.convert(total, k.outputs[0].dtype))

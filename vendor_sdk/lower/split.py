@@ -62,17 +62,20 @@ def long_loops(nest: Nest) -> list[Reduce | Nest]:
     return [s for s in loops if isinstance(s, Reduce | Nest)] if plain else []
 
 
-def split(kernel: LoopKernel, position: int, parts: Int | int, *, apart: bool = False) -> LoopKernel:
+def split(
+    kernel: LoopKernel, position: int, parts: Int | int, *, apart: bool = False, maps: Int | int | None = None
+) -> LoopKernel:
     """``kernel`` with the inner loops of nest ``position`` divided into ``parts``, where ``long_loops`` finds any.
 
     Args:
-        apart: whether a part's iterations lie as far apart as there are parts, instead of side by side.
+        apart: whether a part's iterations of a reduction lie as far apart as there are parts, instead of side by side.
+        maps: into how many parts loops are divided that reduce nothing; as others where it is not given.
     """
     nest = kernel.body[position]
     loops = long_loops(nest)
     if not loops:
         return kernel
-    return _Split(kernel, position, nest, ix.wrap(parts), apart).run()
+    return _Split(kernel, position, nest, ix.wrap(parts), apart, ix.wrap(parts if maps is None else maps)).run()
 
 
 def _read(stmts: Sequence[Stmt]) -> set[str]:
@@ -81,8 +84,8 @@ def _read(stmts: Sequence[Stmt]) -> set[str]:
 
 
 class _Split:
-    def __init__(self, kernel: LoopKernel, position: int, nest: Nest, parts: Int, apart: bool) -> None:
-        self.kernel, self.position, self.nest, self.parts, self.apart = kernel, position, nest, parts, apart
+    def __init__(self, kernel: LoopKernel, position: int, nest: Nest, parts: Int, apart: bool, maps: Int) -> None:
+        self.kernel, self.position, self.nest, self.parts, self.apart, self.maps = kernel, position, nest, parts, apart, maps
         self.taken = {name for s in walk(kernel.body) for name in (*makes(s), *loop_variables(s))}
         self.taken |= {p.name for p in (*kernel.params, *kernel.scratch)} | {s.name for s in kernel.symbols}
         self.scratch: list[Param] = []
@@ -159,16 +162,18 @@ class _Split:
                 return waiting
             waiting = found
 
-    def part_of(self, ranges: Sequence[Range], body: Sequence[Stmt]) -> tuple[Range, Range, list[Stmt], str | None]:
+    def part_of(
+        self, ranges: Sequence[Range], body: Sequence[Stmt], parts: Int, *, apart: bool
+    ) -> tuple[Range, Range, list[Stmt], str | None]:
         """The range of parts, that of a part's iterations, the body there, and the value that says whether one counts."""
         total = ix.product([r.size for r in ranges])
-        size = (total + (self.parts - 1)) // self.parts
-        if not self.apart and total != size * self.parts:
+        size = (total + (parts - 1)) // parts
+        if not apart and total != size * parts:
             size = (size + (LINE - 1)) // LINE * LINE
-        part, inner = Range(self.fresh("p"), self.parts), Range(self.fresh("q"), size)
+        part, inner = Range(self.fresh("p"), parts), Range(self.fresh("q"), size)
         p, q = (ix.variable(r.var, r.size) for r in (part, inner))
-        flat = q * self.parts + p if self.apart else p * size + q
-        ragged = total != size * self.parts
+        flat = q * parts + p if apart else p * size + q
+        ragged = total != size * parts
         # Positions count below the total, which a part's own arithmetic does not tell.
         places: dict[str, Int] = {}
         rest = flat
@@ -196,7 +201,7 @@ class _Split:
 
     def reduction(self, s: Reduce, before: Sequence[Stmt], pairs: Sequence[Deviations]) -> Reduce:
         """Adds the nest of the parts, which sum the deviations of ``pairs`` too. Returns the reduction over their results."""
-        part, inner, body, inside = self.part_of(s.ranges, s.body)
+        part, inner, body, inside = self.part_of(s.ranges, s.body, self.parts, apart=self.apart)
         whole = tuple(body)
         first: list[Stmt] = []
         accumulators, loads, joined = [], [], []
@@ -330,7 +335,7 @@ class _Split:
         return chosen
 
     def map(self, s: Nest, before: Sequence[Stmt]) -> None:
-        part, inner, body, _ = self.part_of(s.ranges, s.body)
+        part, inner, body, _ = self.part_of(s.ranges, s.body, self.maps, apart=False)
         self.add((part, *self.nest.ranges), (*before, Nest((inner,), tuple(body))))
 
     def add(self, ranges: tuple[Range, ...], body: Sequence[Stmt]) -> None:

@@ -117,12 +117,13 @@ class _Results:
         self.inside = [(i, a) for i, a in aliased if i not in known]
         storages = {result.untyped_storage().data_ptr(): result.untyped_storage() for _, result in self.lent}
         self.storages = [*storages.values()]
-        self.alone = torch_private.storage_uses(self.storages)
+        self.handles = torch_private.storage_handles(self.storages)
+        self.alone = torch_private.storage_uses(self.handles)
         """How often each is referred to when nobody outside has it."""
 
     def free(self) -> bool:
         """Whether nobody has any that lies in the recording's memory."""
-        uses = torch_private.storage_uses(self.storages)
+        uses = torch_private.storage_uses(self.handles)
         return uses == self.alone or all(map(operator.le, uses, self.alone))
 
     def of(self, operands: Sequence[Any]) -> list[Any]:
