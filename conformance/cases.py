@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -77,6 +78,13 @@ PER_KIND = 4
 """Cases of each kind of generated graphs."""
 
 
+def quick_dtypes(row: Prim) -> set[str]:
+    """The dtypes in which effort ``quick`` runs a prim: its first, and one other, which differs from prim to prim."""
+    names = [name for each in row.dtypes for name, dtype in DTYPES.items() if dtype == each]
+    others = names[1:]
+    return {*names[:1], *others[zlib.crc32(row.name.encode()) % max(len(others), 1) :][:1]}
+
+
 def performance_cases(effort: str = "full", dtypes: Sequence[str] = ()) -> list[Case]:
     """The patterns and models that are run with ``effort``, in ``dtypes`` (by default float32, and with ``full`` all of
     ``patterns.DTYPES``; models are float32)."""
@@ -100,7 +108,7 @@ class Selection:
             given, kinds without a glob have no case.
         dtypes: names, empty for all.
         profile: only what is part of this workload.
-        effort: decides which patterns and models are run.
+        effort: decides which patterns and models are run; ``quick`` runs prims that are not named in ``quick_dtypes``.
     """
 
     prims: Sequence[str] = ()
@@ -132,6 +140,8 @@ class Selection:
         effort = "full" if self.patterns or self.models else self.effort
         dtypes = self.dtypes or (("float32",) if self.effort != "full" else ())
         found = [case for case in all_cases() if not self.dtypes or case.dtype in self.dtypes]
+        if self.effort == "quick" and not self.dtypes and not self.prims:
+            found = [case for case in found if case.kind != PRIM or case.dtype in quick_dtypes(case.row)]
         found += performance_cases(effort, dtypes)
         some = any(given.values())
         found = [

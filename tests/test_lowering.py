@@ -197,6 +197,23 @@ def test_what_is_not_lowered_says_why(target: object, args: tuple[object, ...], 
         pytest.fail(f"lowered to {one.lowered.kernel}")
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("count", "rows"), [((3, 4), 50), ((1, 1), 5), ((40,), 50)])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_few_gradients_of_an_embedding_take_no_table_of_sums(
+    count: tuple[int, ...], rows: int, dtype: torch.dtype, *, scaled: bool
+) -> None:
+    """Each position adds up all that name its row, in float32; many go through a table of float32."""
+    positions = torch.randint(rows // 4, rows // 2, count)
+    gradient = torch.randn(*count, 6).to(dtype)
+    one = call(aten.embedding_dense_backward.default, (gradient, positions, rows, rows // 3, scaled))
+    (found,) = run(one)
+    wanted = aten.embedding_dense_backward.default(gradient.double(), positions, rows, rows // 3, scaled)
+    torch.testing.assert_close(found.double(), wanted, rtol=torch.finfo(dtype).eps, atol=1e-6)
+    few = positions.numel() ** 2 <= 4 * rows
+    assert [p.name for p in one.lowered.kernel.scratch if p.dtype == torch.float32] == ([] if few else ["wide0"])
+
+
 def test_histograms_of_whole_numbers() -> None:
     """As mixtures of experts count their tokens on a GPU; torch has none on a CPU."""
     graph = torch.fx.Graph()

@@ -388,11 +388,12 @@ def _lower_all(graph: PrimGraph, session: Session, *, own_memory: bool) -> dict[
             continue
         assert session.emitter is not None
         name = f"k{len(lowered)}_{re.sub('[^0-9A-Za-z]+', '_', prim_name(node)).strip('_')}"
+        ops = session.emitter.ops.keys()
+        limits = usable(session.emitter.limits, ops)
         if isinstance(node.target, Fused):
-            ops = session.emitter.ops.keys()
-            lowered[node] = lower_group(node, name, layout, usable(session.emitter.limits, ops), inner_nests="nest" in ops)
+            lowered[node] = lower_group(node, name, layout, limits, inner_nests="nest" in ops)
         else:
-            lowered[node] = lower(node, name, layout)
+            lowered[node] = lower(node, name, layout, limits)
     return lowered
 
 

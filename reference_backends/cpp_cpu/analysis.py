@@ -123,7 +123,12 @@ def gathers(body: Sequence[loop.Stmt], variable: str) -> bool:
     accesses = [s for s in inside if isinstance(s, loop.Load | loop.Store)]
     if _branches(inside, variable):
         return False
-    single = [s for s in accesses if not _together(s, variable) or index.symbols(s.index).keys() & (varying - {variable})]
+    paired = in_turn(inside, variable)
+    single = [
+        s
+        for s in accesses
+        if id(s) not in paired and (not _together(s, variable) or index.symbols(s.index).keys() & (varying - {variable}))
+    ]
     raising = [s for s in inside if isinstance(s, loop.Compute) and s.op in LANE_BY_LANE]
     return len(single) + len(raising) > min(6, max(2, len(inside) // 8))
 
@@ -143,8 +148,33 @@ def _branches(inside: Sequence[loop.Stmt], variable: str) -> bool:
 
 def _together(s: loop.Load | loop.Store, variable: str) -> bool:
     """Whether lanes touch one element, neighbouring ones, or what two vectors give when they are shuffled (``load_second``)."""
-    shuffled = isinstance(s, loop.Load) and s.dtype.itemsize == 4
+    shuffled = isinstance(s, loop.Load) and s.dtype.itemsize <= 4
     return stride_is(s.index, variable, 0, 1, *((2,) if shuffled else ()))
+
+
+def in_turn(inside: Sequence[loop.Stmt], variable: str) -> dict[int, tuple[loop.Store, loop.Store] | None]:
+    """Stores of every second element that stand in pairs, by identity: the later one with the pair, in order of their places,
+    the earlier one with ``None``."""
+    found: dict[int, tuple[loop.Store, loop.Store] | None] = {}
+    waiting: dict[str, list[loop.Store]] = {}
+    for s in inside:
+        if isinstance(s, loop.Load):
+            waiting.pop(s.param, None)
+        if not isinstance(s, loop.Store):
+            continue
+        others = waiting.setdefault(s.param, [])
+        if s.mask is not None or s.mode != "set" or not stride_is(s.index, variable, 2):
+            others.clear()
+            continue
+        for other in others:
+            apart = (s.index - other.index).value
+            if apart in (1, -1):
+                found[id(other)], found[id(s)] = None, (other, s) if apart == 1 else (s, other)
+                others.remove(other)
+                break
+        else:
+            others.append(s)
+    return found
 
 
 def light(body: Sequence[loop.Stmt]) -> bool:

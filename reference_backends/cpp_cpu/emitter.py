@@ -96,6 +96,8 @@ class CppEmitter(Emitter):
         local_dynamic=True,
         buffers=4096,
         nests=512,
+        copies=4,
+        interleaves=True,
     )
 
     def foresee(self, prims: Mapping[str, frozenset[torch.dtype]]) -> None:

@@ -265,6 +265,7 @@ INLINE B from_bytes(Part<uint8_t> b) { return B((Mask)(widened(b) != 0)); }
 template <class L> INLINE B load_lanes(const bool *p, L live, B *) { return from_bytes(load_lanes((const uint8_t *)p, live, (V<uint8_t> *)0).v); }
 template <class T, class L> INLINE vec<T> load(const T *p, L live) { return load_lanes(p, live, (vec<T> *)0); }
 
+INLINE Part<uint8_t> as_bytes(B m) { return __builtin_convertvector((Mask)(m.v & 1), Part<uint8_t>); }
 template <class T, int S> INLINE void store(T *p, V<T, S> v, Full, bool past_caches) { if (past_caches) stream_pack(p, v.v); else store_pack(p, v.v); }
 template <class T> INLINE void store(T *p, V<T, 8> v, Full, bool past_caches) {
   if (past_caches) { stream_pack(p, v.low); stream_pack(p + HALF, v.high); }
@@ -273,7 +274,7 @@ template <class T> INLINE void store(T *p, V<T, 8> v, Full, bool past_caches) {
 template <class T, int S> INLINE void store(T *p, V<T, S> v, Tail t, bool) { store_pack(p, v.v, t.n); }
 template <class T> INLINE void store(T *p, V<T, 8> v, Tail t, bool) { store_pack(p, v.low, t.n); store_pack(p + HALF, v.high, t.n - HALF); }
 template <class L> INLINE void store(bool *p, B m, L live, bool past_caches) {
-  store((uint8_t *)p, V<uint8_t>(__builtin_convertvector((Mask)(m.v & 1), Part<uint8_t>)), live, past_caches);
+  store((uint8_t *)p, V<uint8_t>(as_bytes(m)), live, past_caches);
 }
 
 // One lane at a time, for what has no vector form: `f(lane)` for each lane that lives.
@@ -298,24 +299,30 @@ template <class T, class L> INLINE void store_where(B mask, T *p, vec<T> v, L li
 }
 
 // Every second element from p on: `a` begins at p, `b` LANES - 1 elements later, so that nothing behind the last of them is read.
-template <class T> INLINE vec<T> every_second(Mask a, Mask b) {
-  Mask take;
+template <int Bytes> struct Bits { typedef int32_t type; };
+template <> struct Bits<1> { typedef uint8_t type; };
+template <> struct Bits<2> { typedef uint16_t type; };
+template <class T> using Packed = Part<typename Bits<sizeof(T)>::type>;
+template <class P> INLINE P every_second(P a, P b) {
+  P take;
   for (int l = 0; l < LANES; ++l) take[l] = l < HALF ? 2 * l : 2 * l + 1;
-  return vec<T>((Part<T>)shuffle(a, b, take));
+  return shuffle(a, b, take);
 }
-INLINE void load_both(const void *p, Full, Mask *both) {
-  both[0] = load_pack<Mask>(p);
-  both[1] = load_pack<Mask>((const int32_t *)p + LANES - 1);
+template <class P, class T> INLINE void load_both(const T *p, Full, P *both) {
+  both[0] = load_pack<P>(p);
+  both[1] = load_pack<P>(p + LANES - 1);
 }
-INLINE void load_both(const void *p, Tail t, Mask *both) {
-  both[0] = load_pack<Mask>(p, (int)min_int(2 * t.n - 1, LANES));
-  both[1] = load_pack<Mask>((const int32_t *)p + LANES - 1, 2 * t.n - LANES);
+template <class P, class T> INLINE void load_both(const T *p, Tail t, P *both) {
+  both[0] = load_pack<P>(p, (int)min_int(2 * t.n - 1, LANES));
+  both[1] = load_pack<P>(p + LANES - 1, 2 * t.n - LANES);
 }
+template <class T> INLINE vec<T> of_packed(Packed<T> v, const T *) { return vec<T>((Part<T>)v); }
+INLINE B of_packed(Part<uint8_t> v, const bool *) { return from_bytes(v); }
 template <class T, class L> INLINE vec<T> load_second(const T *p, L live) {
-  if constexpr (sizeof(T) == 4) {
-    Mask both[2];
+  if constexpr (sizeof(T) <= 4) {
+    Packed<T> both[2];
     load_both(p, live, both);
-    return every_second<T>(both[0], both[1]);
+    return of_packed(every_second(both[0], both[1]), p);
   } else return per_lane<T>(live, [&](int l) { return p[2 * l]; });
 }
 // Eight bits with a zero behind each.
@@ -330,13 +337,26 @@ template <class T, class L> INLINE vec<T> load_second_where(B mask, const T *p, 
     const uint32_t bits = lane_bits(mask & alive(live));
     const Mask a = __builtin_ia32_loaddqusi512_mask((const int *)p, Mask{}, (uint16_t)spread(bits & 255));
     const Mask b = __builtin_ia32_loaddqusi512_mask((const int *)p + LANES - 1, Mask{}, (uint16_t)(spread(bits >> HALF) << 1));
-    return select(mask, every_second<T>(a, b), other);
+    return select(mask, vec<T>((Part<T>)every_second(a, b)), other);
   }
 #endif
   if (every(mask | !alive(live))) return load_second(p, live);
   for (int l = 0; l < live.n; ++l) if (mask[l]) other.set(l, p[2 * l]);
   return other;
 }
+// Elements of a and b in turn, from p on.
+template <class P> INLINE void store_in_turn(void *p, P a, P b, int n) {
+  P low, high;
+  for (int l = 0; l < LANES; ++l) low[l] = l / 2 + l % 2 * LANES, high[l] = HALF + l / 2 + l % 2 * LANES;
+  low = shuffle(a, b, low), high = shuffle(a, b, high);
+  if (n == LANES) store_pack(p, low), store_pack((char *)p + sizeof(P), high);
+  else store_pack(p, low, (int)min_int(2 * n, LANES)), store_pack((char *)p + sizeof(P), high, 2 * n - LANES);
+}
+template <class T, int S, class L> INLINE void store_pairs(T *p, V<T, S> a, V<T, S> b, L live) {
+  if constexpr (S <= 4) store_in_turn(p, (Packed<T>)a.v, (Packed<T>)b.v, live.n);
+  else for (int l = 0; l < live.n; ++l) p[2 * l] = a[l], p[2 * l + 1] = b[l];
+}
+template <class L> INLINE void store_pairs(bool *p, B a, B b, L live) { store_in_turn(p, as_bytes(a), as_bytes(b), live.n); }
 // Conversions: those that the instruction set rounds or cuts as base.h does, the others lane by lane.
 template <class To, class From, class Enable = void> struct VectorConvert {
   INLINE_METHOD static vec<To> apply(vec<From> a) { return per_lane<To>(Full(), [&](int l) { return Convert<To, From>::apply(a[l]); }); }

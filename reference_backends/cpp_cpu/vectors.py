@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from reference_backends.cpp_cpu.analysis import Leaf, gathers, hoist, scatters
+from reference_backends.cpp_cpu.analysis import Leaf, gathers, hoist, in_turn, scatters
 from reference_backends.cpp_cpu.statements import HALVES, Statements
 from reference_backends.cpp_cpu.table import CTYPES, OPS, combined
 from vendor_sdk import index, loop
@@ -111,8 +111,12 @@ class Vectors(Statements):
         self.out.open(f"const auto {name} = [&](const int64_t {r.var}, const auto live{extra}) INLINE_LAMBDA")
         for value, text in given.items():
             self.out(f"const vec<{CTYPES[self.types[value]]}> {value}_v = {text};")
+        pairs = in_turn(inside, r.var)
         for s in inside:
-            self.vector_statement(s)
+            if id(s) not in pairs:
+                self.vector_statement(s)
+            elif (pair := pairs[id(s)]) is not None:
+                self.store_pairs(*pair)
         if after is not None:
             after()
         self.out.close(after=";")
@@ -250,6 +254,11 @@ class Vectors(Statements):
             self.out(f"store_where({s.mask}_v, {target}, {value}, live, {flag});")
         else:
             self.out(f"if ({s.mask}) store({target}, {value}, live, {flag});")
+
+    def store_pairs(self, even: loop.Store, odd: loop.Store) -> None:
+        """Two stores of every second element, the second one's behind the first one's."""
+        target = f"{even.param} + {self.sum(index.to_c(even.index))}"
+        self.out(f"store_pairs({target}, {self.operand(even.value)}, {self.operand(odd.value)}, live);")
 
     def store_lanes(self, s: loop.Store) -> None:
         """One lane after the other, in order: lanes may meet in one element."""

@@ -51,6 +51,10 @@ class Limits:
         part: iterations of each part from which on an innermost loop that computes different things in its parts (a ``cat``, a
             ``pad``) is cut into a loop for each, instead of one with conditions: where shorter ones begin or end, lines of
             memory are cut.
+        copies: iterations of a loop that may be written out in its body, where neighbours read the same elements (the windows
+            over a position, an image that is enlarged): four are two each way. 1: never.
+        interleaves: whether loops that walk along memory are written out too, by two: stores of every second element stand in
+            pairs then, which an emitter does as one.
         chunk_apart: whether the rows of a chunk lie as far apart as there are chunks, a multiple of 16: then all begin at the
             same place within a vector, whatever their length, and iterations that run at once read neighbouring rows.
     """
@@ -67,6 +71,8 @@ class Limits:
     chunk_elements: int = 0
     launch_bytes: int = 0
     part: int = 16
+    copies: int = 1
+    interleaves: bool = False
     chunk_apart: bool = False
 
 

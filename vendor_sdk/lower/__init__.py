@@ -68,15 +68,17 @@ LOWERINGS: Mapping[str, Lowering] = _table()
 """Prim name to its lowering; the presence of a key is the capability."""
 CONTRACTIONS = frozenset(_CONTRACTIONS)
 """Prims that are matrix products or convolutions: emitters have a template for them, or not."""
+_PLAIN = Limits()
 
 
-def lower(node: torch.fx.Node, name: str, layout: LayoutOf) -> Lowered:
+def lower(node: torch.fx.Node, name: str, layout: LayoutOf, limits: Limits = _PLAIN) -> Lowered:
     """The node as a loop kernel called ``name``.
 
     Args:
         node: a ``call_function`` node whose target is a prim in ``LOWERINGS`` or ``VIEWS`` (a view becomes a copy kernel), with
             ``meta["val"]`` fake values throughout.
         layout: for an input node, its ``Layout``, or None when it is itself a view to fold.
+        limits: what the emitter allows.
 
     Raises ``LoweringError`` when this case (a dtype, a symbolic argument) is not lowered; the message says which.
     """
@@ -94,7 +96,7 @@ def lower(node: torch.fx.Node, name: str, layout: LayoutOf) -> Lowered:
         LOWERINGS[row.name](builder)
     else:
         raise LoweringError(f"'{row.name}' has no lowering", fix="offer a kernel for it, or let it run on the host")
-    return simplify(builder.finish())
+    return simplify(builder.finish(), limits)
 
 
 def lower_group(node: torch.fx.Node, name: str, layout: LayoutOf, limits: Limits, *, inner_nests: bool) -> Lowered:

@@ -177,7 +177,7 @@ class GroupBuilder(Builder):
                     self._fill_margin(position, outputs[position], place.index)
         self.outputs = self.results
         self._request = None
-        return simplify(self.finish())
+        return simplify(self.finish(), limits)
 
     def _loops(self, loops: Loops, outputs: list[Node], by_name: Mapping[str, Node], limits: Limits) -> None:
         if not loops.totals and not loops.columns:

@@ -12,6 +12,7 @@ import torch
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
 from vendor_sdk.ir.loop import Param, StoreMode
+from vendor_sdk.ir.loop_ops import HALVES
 from vendor_sdk.lower.build import Argument, Builder, Lowering, Value, is_tensor, opmath
 from vendor_sdk.lower.copy import all_of, copy, inside
 from vendor_sdk.lower.pointwise import truth
@@ -295,27 +296,50 @@ def _nonzero_static(k: Builder) -> None:
     assert rank.value == len(shape)
 
 
+EACH = 4
+"""Rows of a table for each pair of positions from which on a table of sums costs more than comparing all positions."""
+
+
 def _embedding_dense_backward(k: Builder) -> None:
-    _sums(k, "add")
     gradient, positions = k.args["grad_output"], k.args["indices"]
     rows, width = k.outputs[0].shape
     dtype = opmath(k.outputs[0].dtype)
+    count = ix.product(k.shape(positions)).value
+    # Sums of halves would go through a table of float32, twice as large as the result.
+    compared = k.outputs[0].dtype in HALVES and count is not None and ix.nonnegative(rows * EACH - count * count)
+    if not compared:
+        _sums(k, "add")
     frequency = _frequency(k, positions, rows) if k.args.get("scale_grad_by_freq") else None
     padding = k.integer(k.args["padding_idx"])
     with k.nest(k.outputs[0].shape) as i:
         k.store(0, i, k.const(0, k.outputs[0].dtype))
     shape = k.shape(positions)
-    with k.nest((*shape, width)) as i:
-        at = i[:-1]
+
+    def place(at: tuple[Int, ...]) -> tuple[Value, Value]:
+        """The index at a position, as it is and as a row."""
         index = k.convert(k.load(positions, at), torch.int64)
-        mask = None
-        if padding >= 0:
-            mask = k.compute("ne", index, k.const(padding, torch.int64))
-        row = k.as_index(k.compute("wrap_index", index, k.index(rows)), 0, rows)
-        value = k.load(gradient, i)
-        if frequency is not None:
-            value = k.compute("div", k.convert(value, dtype), k.convert(k.load_buffer(frequency, row), dtype))
-        k.store(0, (row, i[-1]), value, "add", mask)
+        return index, k.compute("wrap_index", index, k.index(rows))
+
+    with k.nest((*shape, width)) as i:
+        index, place_ = place(i[:-1])
+        mask = k.compute("ne", index, k.const(padding, torch.int64)) if padding >= 0 else None
+        row = k.as_index(place_, 0, rows)
+
+        def part(at: tuple[Int, ...], same: Value | None = None) -> Value:
+            value = k.load(gradient, (*at, i[-1]), same)
+            if frequency is None:
+                return value
+            return k.compute("div", k.convert(value, dtype), k.convert(k.load_buffer(frequency, row), dtype))
+
+        if compared:
+
+            def element(r: tuple[Int, ...]) -> Value:
+                return k.convert(part(r, k.compute("eq", place(r)[1], place_)), dtype)
+
+            # Positions that name one row store the same sum there.
+            k.store(0, (row, i[-1]), k.reduce1(shape, "sum", element), "set", mask)
+        else:
+            k.store(0, (row, i[-1]), part(i[:-1]), "add", mask)
 
 
 def _frequency(k: Builder, positions: Argument, rows: Int) -> Param:

@@ -208,7 +208,8 @@ def _max_backward(n: int) -> Lowering:
             total = k.const(0, dtype)
             for offset in itertools.product(*(range(count) for count in reach)):
                 o = [(at + p) // s - back for at, p, s, back in zip(position, w.padding, w.stride, offset, strict=True)]
-                mask = all_of(k, [c for window, count in zip(o, outs, strict=True) for c in inside(k, window, count)])
+                conditions = [c for window, count in zip(o, outs, strict=True) for c in inside(k, window, count)]
+                mask = all_of(k, conditions + _reached(k, w, position, offset))
                 hit = k.compute("eq", k.convert(k.load(positions, (*lead, *o), mask, None), torch.int64), here)
                 value = k.convert(k.load(gradient, (*lead, *o), mask, None), dtype)
                 hit = hit if mask is None else k.compute("bitand", hit, mask)
@@ -216,6 +217,17 @@ def _max_backward(n: int) -> Lowering:
             k.store(0, i, k.convert(total, k.outputs[0].dtype))
 
     return lowering
+
+
+def _reached(k: Builder, w: Window, position: Sequence[Int], back: Sequence[int]) -> list[Value]:
+    """Conditions that a position is not behind the end of a window, the last that begins before it or one further ``back``:
+    known, where the position's remainder by the stride is."""
+    found = []
+    for at, size, d, s, p, behind in zip(position, w.kernel, w.dilation, w.stride, w.padding, back, strict=True):
+        left = (size - 1) * d + 1 - s * behind
+        if left < s:
+            found.append(k.compute("lt", k.index((at + p) % s), k.const(left, torch.int64)))
+    return found
 
 
 def _scatter_gradient(k: Builder, n: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.loop import (
     Accumulator,
@@ -27,14 +28,15 @@ from vendor_sdk.ir.loop import (
 from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.ir.ranges import merge
 from vendor_sdk.lower.build import TRAPS, Lowered
+from vendor_sdk.lower.strides import strided
 
 REPORTS = TRAPS | {"wrap_index"}
 """Ops that may report an error, which nobody needs to read."""
 
 
-def simplify(lowered: Lowered) -> Lowered:
+def simplify(lowered: Lowered, limits: Limits) -> Lowered:
     kernel = lowered.kernel
-    body = tuple(nest for nest in map(_nest, live(kernel.body, set())) if isinstance(nest, Nest))
+    body = tuple(nest for nest in map(_nest, live(strided(kernel.body, limits), set())) if isinstance(nest, Nest))
     return replace(lowered, kernel=replace(kernel, body=body))
 
 

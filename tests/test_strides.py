@@ -1,0 +1,199 @@
+"""Loops of which neighbours read the same elements, written out: the same numbers, plain indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import vendor_sdk
+from tests import fusing
+from tests.toys import use_kind
+from vendor_sdk.ir import index as ix
+from vendor_sdk.ir.loop import Compute, Load, Nest, Reduce, Store, walk
+from vendor_sdk.ir.loop_verify import verify
+from vendor_sdk.lower.strides import decided
+
+Tensor = torch.Tensor
+ALL = replace(fusing.ROOM, copies=4, interleaves=True)
+ROWS = replace(fusing.ROOM, copies=4)
+
+
+def pooled(window: tuple[Any, ...], *, last: bool = False) -> Callable[..., Any]:
+    """The gradient of a max pool, of an image that the result follows from too."""
+
+    def function(image: Tensor, g: Tensor) -> Tensor:
+        if last:
+            image = image.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+        _, indices = torch.ops.aten.max_pool2d_with_indices(image, *window)
+        size, stride, padding, *rest = (*window, [1, 1], False) if len(window) == 3 else (*window, False)
+        found: Tensor = torch.ops.aten.max_pool2d_with_indices_backward(g, image, size, stride, padding, *rest, indices)
+        return found * image
+
+    return function
+
+
+def enlarged(x: Tensor) -> Tensor:
+    return x.repeat_interleave(2, 2).repeat_interleave(2, 3) + 1
+
+
+def repeated(x: Tensor) -> Tensor:
+    return x.repeat_interleave(2, 1) * x.repeat_interleave(2, 1)
+
+
+def shuffled(x: Tensor) -> Tensor:
+    return F.pixel_shuffle(torch.cat([x, x * 2, x + 1, -x], 1), 2)
+
+
+def summed(x: Tensor) -> tuple[Tensor, ...]:
+    big = enlarged(x)
+    turned = big * torch.arange(big.shape[-1])
+    return turned.sum((0, 2, 3)), turned.amax((0, 2, 3)), (turned > 1).any(1)
+
+
+def beside(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    big = y.repeat_interleave(2, 2).repeat_interleave(2, 3)[:, :, :7, :9]
+    turned = x * big + big
+    return turned.sum((0, 2, 3)), turned.amax((0, 2, 3)), turned.mul(0.5).prod(3)
+
+
+def image(*shape: int) -> Tensor:
+    return torch.randint(-3, 4, shape).float()
+
+
+CASES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "pool 3 2 1": (pooled(([3, 3], [2, 2], [1, 1])), [image(2, 3, 8, 12), image(2, 3, 4, 6)]),
+    "pool 2 2": (pooled(([2, 2], [2, 2], [0, 0])), [image(2, 3, 8, 12), image(2, 3, 4, 6)]),
+    "pool 2 3, gaps": (pooled(([2, 2], [3, 3], [0, 0])), [image(2, 3, 9, 12), image(2, 3, 3, 4)]),
+    "pool 3 2, dilated": (pooled(([3, 3], [2, 2], [1, 1], [2, 2])), [image(2, 3, 8, 12), image(2, 3, 3, 5)]),
+    "pool of odd images": (pooled(([3, 3], [2, 2], [1, 1])), [image(2, 3, 7, 12), image(2, 3, 4, 6)]),
+    "pool, channels last": (pooled(([3, 3], [2, 2], [1, 1]), last=True), [image(2, 3, 8, 12), image(2, 3, 4, 6)]),
+    "enlarged": (enlarged, [image(2, 3, 5, 6)]),
+    "repeated": (repeated, [image(4, 6)]),
+    "pixel shuffle": (shuffled, [image(2, 3, 4, 4)]),
+    "pool 3 3 of odd images": (pooled(([3, 3], [3, 3], [1, 1])), [image(2, 3, 11, 13), image(2, 3, 4, 5)]),
+    "pool of few": (pooled(([3, 3], [2, 2], [1, 1])), [image(2, 3, 3, 1), image(2, 3, 2, 1)]),
+    "reductions": (summed, [image(2, 3, 5, 6)]),
+    "reductions of what is left over": (beside, [image(2, 3, 7, 9), image(2, 3, 4, 5)]),
+}
+
+
+@pytest.mark.parametrize("limits", [ALL, ROWS], ids=["all", "rows"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_numbers(name: str, limits: Any) -> None:
+    function, inputs = CASES[name]
+    compiled = fusing.compiled(function, inputs, limits)
+    for lowered in compiled.kernels.values():
+        verify(lowered.kernel)
+    expected = function(*inputs)
+    for found, exact in zip(compiled.run(*inputs), expected if isinstance(expected, tuple) else (expected,), strict=True):
+        torch.testing.assert_close(found, exact)
+
+
+def quotients(function: Callable[..., Any], inputs: list[Tensor], limits: Any) -> int:
+    """Indices of memory with quotients or remainders of what is no constant."""
+    kernels = [lowered.kernel for lowered in fusing.compiled(function, inputs, limits).kernels.values()]
+    accesses = [s for kernel in kernels for s in walk(kernel.body) if isinstance(s, Load | Store)]
+    return sum("//" in repr(s.index) or "%" in repr(s.index) for s in accesses)
+
+
+def test_indices_are_plain() -> None:
+    for name in ("pool 3 2 1", "enlarged", "repeated"):
+        assert quotients(*CASES[name], fusing.ROOM) > 0, name
+        assert quotients(*CASES[name], ALL) == 0, name
+    assert quotients(*CASES["reductions"], ALL) == 1, "around a loop"
+    assert quotients(*CASES["pool of odd images"], ALL) == 0
+    assert quotients(*CASES["repeated"], ROWS) > 0, "lines would be written in bits"
+
+
+def test_elements_are_read_once_and_what_cannot_be_is_left_out() -> None:
+    """Of four neighbours one lies in four windows of three by three, two in two, one in one."""
+    function, inputs = CASES["pool 3 2 1"]
+    (lowered,) = [
+        each
+        for each in fusing.compiled(function, inputs, ALL).kernels.values()
+        if "max_pool2d_with_indices_backward" in each.kernel.name or len(each.kernel.params) == 4
+    ]
+    body = lowered.kernel.body
+    assert sum(isinstance(s, Load) and s.param == "in1" for s in walk(body)) <= 4
+    compared = [s for s in walk(body) if isinstance(s, Compute) and s.op == "eq"]
+    assert len(compared) == 9
+
+
+def test_reductions_that_tell_positions_stay() -> None:
+    def function(x: Tensor) -> Tensor:
+        return enlarged(x).flatten(1).argmax(1)
+
+    x = image(2, 3, 5, 6)
+    compiled = fusing.compiled(function, [x], ALL)
+    (found,) = compiled.run(x)
+    torch.testing.assert_close(found, function(x))
+    assert any(isinstance(s, Reduce) for each in compiled.kernels.values() for s in walk(each.kernel.body))
+
+
+def test_large_bodies_and_far_neighbours_stay() -> None:
+    def far(x: Tensor) -> Tensor:
+        return x.repeat_interleave(8, 1) + 1
+
+    assert quotients(far, [image(4, 6)], ALL) > 0
+    function, inputs = CASES["repeated"]
+    nests = [s for each in fusing.compiled(function, inputs, ALL).kernels.values() for s in each.kernel.body]
+    assert [len([s for s in walk((nest,)) if isinstance(s, Store)]) for nest in nests if isinstance(nest, Nest)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("op", "left", "right", "truth"),
+    [
+        ("lt", ix.variable("x", 4), ix.wrap(4), True),
+        ("lt", ix.variable("x", 4), ix.wrap(3), None),
+        ("lt", ix.variable("x", 4) + 3, ix.wrap(3), False),
+        ("le", ix.variable("x", 4) + 3, ix.wrap(3), None),
+        ("gt", ix.variable("x", 4), ix.wrap(-1), True),
+        ("ge", ix.variable("x", 4), ix.variable("x", 4), True),
+        ("eq", ix.variable("x", 4), ix.variable("x", 4) + 1, False),
+        ("ne", ix.variable("x", 4), ix.wrap(7), True),
+        ("eq", ix.variable("x", 4), ix.wrap(2), None),
+        ("add", ix.wrap(1), ix.wrap(2), None),
+    ],
+)
+def test_comparisons_that_bounds_decide(op: str, left: ix.Int, right: ix.Int, truth: bool | None) -> None:
+    assert decided(op, left, right) is truth
+
+
+@pytest.mark.parametrize("dtype", vendor_sdk.ALL)
+def test_vectors_of_every_second_element(dtype: torch.dtype) -> None:
+    """Loads and stores of them, of whole vectors and of what is left over, never behind the last element."""
+    use_kind("cpp_cpu")
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        far, near = x.repeat_interleave(2, 0).repeat_interleave(2, 1), y[:, ::2]
+        return far, near ^ y[:, 1::2] if dtype == torch.bool else near + y[:, 1::2], far != y[: len(far), : far.shape[1]]
+
+    compiled = torch.compile(function, backend="cpp_cpu", dynamic=False)
+    for width in (5, 33):
+        torch._dynamo.reset()
+        x, y = (torch.randint(0, 2 if dtype == torch.bool else 100, (n * 3, n * width)).to(dtype) for n in (1, 2))
+        for found, wanted in zip(compiled(x, y), function(x, y), strict=True):
+            assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(8, 8), (9, 37), (34, 70)])
+def test_what_follows_from_a_pools_gradient(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Sums over it beside what is stored, as a batch norm has."""
+    use_kind("cpp_cpu")
+
+    def function(x: Tensor) -> Tensor:
+        return F.max_pool2d(F.batch_norm(x, None, None, training=True).relu(), 3, 2, 1)
+
+    x = torch.randn(2, 5, *shape, dtype=dtype, requires_grad=True)
+    g = torch.randn_like(function(x))
+    (found,) = torch.autograd.grad(torch.compile(function, backend="cpp_cpu", dynamic=False)(x), x, g)
+    exact = x.detach().double().requires_grad_()
+    (wanted,) = torch.autograd.grad(function(exact), exact, g.double())
+    off = (found.double() - wanted).norm() / wanted.norm()
+    assert off < (1e-5 if dtype == torch.float32 else 0.2)

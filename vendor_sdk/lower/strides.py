@@ -1,0 +1,272 @@
+"""Loops whose iterations read what their neighbours read, written out for a few neighbours at a time.
+
+An index such as ``(y + 1) // 2`` (of the windows over a position, of what an image was enlarged from) is the same for two
+neighbours, and no multiple of the loop variable: lanes along ``y`` would gather. A loop over every second ``y``, with both
+neighbours in its body, reads each such element once, and its indices are plain again; conditions that hold for one neighbour
+and not for the other are decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from vendor_sdk.contract.emitter import Limits
+from vendor_sdk.ir import index as ix
+from vendor_sdk.ir.index import Int
+from vendor_sdk.ir.loop import Accumulator, Compute, Const, Index, Load, Nest, Range, Reduce, Scalar, Scan, Stmt, Store, makes
+from vendor_sdk.ir.ranges import renamed, substitute
+
+FARTHEST = 4
+"""Neighbours that read the same, at most."""
+STATEMENTS = 256
+"""Of a body that was written out."""
+CHAINS: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+"""Reductions, and what combines their operands."""
+UNKNOWN = ix.symbol("unknown")
+Leaf = Load | Const | Scalar | Index | Compute
+
+
+def strided(body: tuple[Stmt, ...], limits: Limits) -> tuple[Stmt, ...]:
+    """``body`` with its loops written out as far as ``limits`` allows and it pays."""
+    return _body(body, limits, {}) if limits.copies > 1 else body
+
+
+def _body(body: Sequence[Stmt], limits: Limits, around: Mapping[str, Int]) -> tuple[Stmt, ...]:
+    """``around``: what is known of int64 values of outer bodies."""
+    known = {**around, **_integers(body)}
+    found: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, Scan):
+            found.append(stmt)
+        elif isinstance(stmt, Nest | Reduce) and any(isinstance(s, Nest | Reduce | Scan) for s in stmt.body):
+            found.append(replace(stmt, body=_body(stmt.body, limits, known)))
+        elif isinstance(stmt, Nest | Reduce):
+            found += _loops(stmt, limits, known)
+        else:
+            found.append(stmt)
+    return tuple(found)
+
+
+def _integers(body: Sequence[Stmt]) -> dict[str, Int]:
+    found = {s.to: s.index for s in body if isinstance(s, Index)}
+    return found | {s.to: ix.wrap(int(s.value)) for s in body if isinstance(s, Const) and s.dtype == torch.int64}
+
+
+def _loops(loop: Nest | Reduce, limits: Limits, around: Mapping[str, Int]) -> list[Stmt]:
+    """What stands for a loop: itself, written out, or several, of which the others have what neighbours leave over."""
+    if isinstance(loop, Nest):
+        return [*_parts(loop, limits, around)]
+    if not all(a.op in CHAINS for a in loop.accumulators):
+        return [loop]
+    found = _parts(loop, limits, around)
+    if len(found) == 1:
+        return [*found]
+    totals: list[Stmt] = []
+    for a, *several in zip(loop.accumulators, *(part.accumulators for part in found), strict=True):  # type: ignore[union-attr]
+        (first, *others) = (each.to[0] for each in several)
+        for k, other in enumerate(others, 1):
+            to = a.to[0] if k == len(others) else f"{a.to[0]}t{k}"
+            totals.append(Compute(to, CHAINS[a.op], (first, other), a.dtype))
+            first = to
+    return [*found, *totals]
+
+
+def _parts(
+    loop: Nest | Reduce, limits: Limits, around: Mapping[str, Int], start: int = 0, copies: int = 1
+) -> list[Nest | Reduce]:
+    for number, r in enumerate(loop.ranges[start:], start):
+        period = _period(r, loop.body, interleaves=limits.interleaves)
+        if period is None or copies * period > limits.copies or len(loop.body) * period > STATEMENTS:
+            continue
+        whole = _written_out(loop, number, period, around)
+        rest = _left_over(loop, number, period)
+        if rest is None:
+            return _parts(whole, limits, around, number + 1, copies * period)
+        if isinstance(whole, Reduce):
+            whole = replace(whole, accumulators=tuple(replace(a, to=(f"{a.to[0]}n{number}w",)) for a in whole.accumulators))
+        found = _parts(whole, limits, around, number + 1, copies * period)
+        return [*found, *_parts(rest, limits, around, number + 1, copies)]
+    return [loop]
+
+
+# Which loops
+
+
+def _period(r: Range, body: Sequence[Stmt], *, interleaves: bool) -> int | None:
+    """After how many iterations neighbours read something else; None where that is not so, or does not pay."""
+    found: set[int] = set()
+    accesses = [s for s in body if isinstance(s, Load | Store)]
+    plain = all(_plain(s.index, r.var, found) for s in body if isinstance(s, Load | Store | Index))
+    size = r.size.value
+    if not plain or len(found) != 1 or size is None:
+        return None
+    (period,) = found
+    if not 2 <= period <= FARTHEST or size < 2 * period:
+        return None
+    along = [s for s in accesses if (step := ix.stride(s.index, r.var)) is not None and step == 1]
+    if along and not (interleaves and period == 2):
+        return None
+    return period
+
+
+def _plain(expression: Int, variable: str, found: set[int]) -> bool:
+    """Whether an expression is affine in ``variable`` but for quotients and remainders of it and something, whose divisors join
+    ``found``."""
+    for atom, _ in expression.terms:
+        for factor in atom.factors:
+            if isinstance(factor, ix.Symbol) or variable not in ix.symbols(ix.wrap_atom(factor)):
+                continue
+            if isinstance(factor, ix.Extreme):
+                if not all(_plain(each, variable, found) for each in factor.key[1:]):
+                    return False
+                continue
+            numerator, divisor = factor.key
+            step = ix.stride(numerator, variable)
+            if divisor.value is None or step is None or step != 1:
+                return False
+            found.add(divisor.value)
+    return True
+
+
+# Writing out
+
+
+@dataclass
+class _Copies:
+    """A body under construction.
+
+    Attributes:
+        integers: what is known of int64 values.
+        truths: of bools.
+        values: names by what computes them.
+        written: params that are stored, whose loads stay where they are.
+    """
+
+    integers: dict[str, Int]
+    written: set[str]
+    body: list[Stmt] = field(default_factory=list)
+    truths: dict[str, bool] = field(default_factory=dict)
+    values: dict[Any, str] = field(default_factory=dict)
+
+    def add(self, stmt: Stmt, names: dict[str, str], suffix: str) -> None:
+        """Appends a statement of a copy, if it is not there already; ``names`` says what its values are called."""
+        stmt = renamed(stmt, names)
+        if isinstance(stmt, Store):
+            truth = self.truths.get(stmt.mask or "")
+            if truth is not False:
+                self.body.append(replace(stmt, mask=None) if truth else stmt)
+            return
+        assert isinstance(stmt, Leaf)
+        original = stmt.to
+        same, stmt = self.simpler(stmt)
+        if same is not None:
+            names[original] = same
+            return
+        key = repr(replace(stmt, to="")) if isinstance(stmt, Const) else replace(stmt, to="")
+        if not (isinstance(stmt, Load) and stmt.param in self.written):
+            if key in self.values:
+                names[original] = self.values[key]
+                return
+            self.values[key] = original + suffix
+        names[original] = original + suffix
+        stmt = replace(stmt, to=original + suffix)
+        self.body.append(stmt)
+        self.integers.update(_integers((stmt,)))
+        if isinstance(stmt, Const) and stmt.dtype == torch.bool:
+            self.truths[stmt.to] = bool(stmt.value)
+
+    def simpler(self, stmt: Leaf) -> tuple[str | None, Leaf]:
+        """A value that is the same as a statement's, or the statement with less in it."""
+        if isinstance(stmt, Index) and stmt.index.value is not None:
+            return None, Const(stmt.to, stmt.index.value, torch.int64)
+        if isinstance(stmt, Load) and stmt.mask in self.truths:
+            return (None, replace(stmt, mask=None, other=None)) if self.truths[stmt.mask] else (stmt.other, stmt)
+        if not isinstance(stmt, Compute):
+            return None, stmt
+        if stmt.op == "convert" and stmt.dtype == torch.int32:
+            number = self.integers.get(stmt.args[0], UNKNOWN).value
+            if number is not None and -(2**31) <= number < 2**31:
+                return None, Const(stmt.to, number, torch.int32)
+        if stmt.op == "where" and stmt.args[0] in self.truths:
+            return stmt.args[1 if self.truths[stmt.args[0]] else 2], stmt
+        if stmt.op in ("bitand", "bitor") and stmt.dtype == torch.bool:
+            neutral = stmt.op == "bitand"
+            for one, other in (stmt.args, stmt.args[::-1]):
+                if one in self.truths:
+                    return (other if self.truths[one] is neutral else one), stmt
+        if stmt.op == "bitnot" and stmt.args[0] in self.truths:
+            return None, Const(stmt.to, not self.truths[stmt.args[0]], torch.bool)
+        if len(stmt.args) == 2 and all(name in self.integers for name in stmt.args):
+            truth = decided(stmt.op, *(self.integers[name] for name in stmt.args))
+            if truth is not None:
+                return None, Const(stmt.to, truth, torch.bool)
+        return None, stmt
+
+
+def decided(op: str, left: Int, right: Int) -> bool | None:
+    """What a comparison of two expressions gives, whatever the values of their variables; None: that depends."""
+    if op in ("gt", "ge"):
+        left, right, op = right, left, {"gt": "lt", "ge": "le"}[op]
+    apart = right - left
+    if op in ("lt", "le"):
+        least = int(op == "lt")
+        return True if ix.nonnegative(apart - least) else False if ix.nonnegative(-apart - (1 - least)) else None
+    if op in ("eq", "ne"):
+        equal = True if apart == ix.ZERO else False if ix.nonnegative(apart - 1) or ix.nonnegative(-apart - 1) else None
+        return equal if equal is None or op == "eq" else not equal
+    return None
+
+
+def _written_out(loop: Nest | Reduce, number: int, period: int, around: Mapping[str, Int]) -> Nest | Reduce:
+    """The loop over every ``period``-th iteration of its range ``number``."""
+    r = loop.ranges[number]
+    assert r.size.value is not None
+    coarse = Range(r.var, ix.wrap(r.size.value // period))
+    variable = ix.variable(coarse.var, coarse.size)
+    copies = _Copies(dict(around), {s.param for s in loop.body if isinstance(s, Store)})
+    named: list[dict[str, str]] = []
+    for k in range(period):
+        names: dict[str, str] = {}
+        for stmt in substitute(loop.body, {r.var: variable * period + k}):
+            copies.add(stmt, names, f"n{number}p{k}" if k else "")
+        named.append(names)
+    ranges = (*loop.ranges[:number], coarse, *loop.ranges[number + 1 :])
+    if isinstance(loop, Nest):
+        return Nest(ranges, tuple(copies.body))
+    combined = tuple(_combined(a, number, named, copies.body) for a in loop.accumulators)
+    return Reduce(ranges, tuple(copies.body), combined)
+
+
+def _combined(a: Accumulator, number: int, named: Sequence[Mapping[str, str]], body: list[Stmt]) -> Accumulator:
+    """An accumulator of what the copies' operands make together."""
+    (arg,) = a.args
+    first, *others = (names.get(arg, arg) for names in named)
+    for k, other in enumerate(others, 1):
+        both = f"{a.to[0]}n{number}p{k}"
+        body.append(Compute(both, CHAINS[a.op], (first, other), a.dtype))
+        first = both
+    return replace(a, args=(first,))
+
+
+def _left_over(loop: Nest | Reduce, number: int, period: int) -> Nest | Reduce | None:
+    """The loop over the iterations of its range ``number`` that are none of ``period``."""
+    r = loop.ranges[number]
+    assert r.size.value is not None
+    left = r.size.value % period
+    if not left:
+        return None
+    rest = Range(f"{r.var}n{number}r", ix.wrap(left))
+    names = {name: f"{name}n{number}r" for s in loop.body for name in makes(s)}
+    body = substitute(loop.body, {r.var: ix.variable(rest.var, rest.size) + (r.size.value - left)})
+    ranges = (*loop.ranges[:number], rest, *loop.ranges[number + 1 :])
+    moved = tuple(renamed(s, names) for s in body)
+    if isinstance(loop, Nest):
+        return Nest(ranges, moved)
+    accumulators = tuple(
+        replace(a, to=(f"{a.to[0]}n{number}r",), args=tuple(names.get(arg, arg) for arg in a.args)) for a in loop.accumulators
+    )
+    return Reduce(ranges, moved, accumulators)
