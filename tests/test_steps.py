@@ -96,6 +96,19 @@ class Unrolled(nn.Module):
         return state
 
 
+def test_rows_that_vary() -> None:
+    """The batch may be another at each call, without a compilation."""
+    register_toys()
+    model = Unrolled()
+    graphs: list[CompiledGraph] = []
+    with recording(graphs.append), torch.no_grad():
+        compiled = torch.compile(model, backend="toyloops", fullgraph=True, dynamic=True)
+        for rows in (4, 7, 100, 2):
+            x = torch.randn(rows, 6, 16)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+    assert [graph.launches for graph in graphs] == [9]
+
+
 def test_kernels_of_an_unrolled_network() -> None:
     """Of which one is the product of all inputs; in training, a step stays one product."""
     register_toys()

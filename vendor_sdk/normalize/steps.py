@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from vendor_sdk import torch_private
 from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.normalize.canonicalize import drop_dead
 from vendor_sdk.normalize.products import call_before, fake
@@ -48,12 +49,12 @@ def join_steps(graph: PrimGraph) -> PrimGraph:
     if graph.training or graph.backward:
         return graph
     place = {node: number for number, node in enumerate(graph.module.graph.nodes)}
-    sharing: dict[tuple[fx.Node, fx.Node | None, torch.Size], list[fx.Node]] = {}
+    sharing: dict[tuple[fx.Node, fx.Node | None, str], list[fx.Node]] = {}
     for node in graph.calls():
         if node.target in _FACTORS and _fits(node):
             bias = node.args[0] if node.target == aten.addmm.default else None
             assert bias is None or isinstance(bias, fx.Node)
-            sharing.setdefault((_factor(node, 1), bias, node.meta["val"].shape), []).append(node)
+            sharing.setdefault((_factor(node, 1), bias, str(node.meta["val"].shape)), []).append(node)
     for (right, bias, _), products in sharing.items():
         if len(products) < STEPS:
             continue
@@ -72,14 +73,19 @@ def join_steps(graph: PrimGraph) -> PrimGraph:
 
 
 def _fits(product: fx.Node) -> bool:
-    """Whether a product is one of few rows of a size that is known, with a row added at most, in a dtype that a sum may be
-    rounded to on the way."""
+    """Whether a product is one of few rows (as traced, where their number may be another at each call) and of factors whose
+    other sizes are known, with a row added at most, in a dtype that a sum may be rounded to on the way."""
     operands = [fake(arg) for arg in product.args]
-    if product.kwargs or not all(isinstance(x, torch.Tensor) and all(isinstance(s, int) for s in x.shape) for x in operands):
+    if product.kwargs or not all(isinstance(x, torch.Tensor) for x in operands):
+        return False
+    left = operands[_FACTORS[product.target][0]]
+    known = [size for x in operands for size in (x.shape[1:] if x is left else x.shape)]
+    if not all(isinstance(size, int) for size in known):
         return False
     added = operands[0].dim() == 1 or operands[0].shape[0] == 1 if product.target == aten.addmm.default else True
     value = product.meta["val"]
-    return bool(added and value.dtype in (torch.float32, torch.float64) and 0 < value.shape[0] <= ROWS)
+    rows = torch_private.size_hint(value) // max(value.shape[1], 1)
+    return bool(added and value.dtype in (torch.float32, torch.float64) and 0 < rows <= ROWS)
 
 
 def _factor(product: fx.Node, number: int) -> fx.Node:
@@ -131,8 +137,13 @@ def _join(graph: PrimGraph, steps: Sequence[_Step], right: fx.Node, bias: fx.Nod
     if not whole:
         bounds = (end, right.meta["val"].shape[0]) if start == 0 else (0, start)
         others = call_before(graph.graph, anchor, aten.slice.Tensor, right, 0, *bounds)
+    if not isinstance(rows, int):
+        joined = call_before(graph.graph, anchor, aten.view.default, joined, [len(steps), -1, joined.meta["val"].shape[1]])
     for number, step in enumerate(steps):
-        part = call_before(graph.graph, step.product, aten.slice.Tensor, joined, 0, number * rows, (number + 1) * rows)
+        if isinstance(rows, int):
+            part = call_before(graph.graph, step.product, aten.slice.Tensor, joined, 0, number * rows, (number + 1) * rows)
+        else:
+            part = call_before(graph.graph, step.product, aten.select.int, joined, 0, number)
         if step.rest is not None:
             part = call_before(graph.graph, step.product, aten.addmm.default, part, step.rest, others)
         step.product.replace_all_uses_with(part)
