@@ -26,7 +26,7 @@ from conformance.roofline import Machine, copies
 from conformance.subject import BackendSubject, Compiled, Description, TorchSubject
 from conformance.timing import Interval, Race, at_least, interval, probes, read, timed
 from tests.test_conformance_oracle import Chip, Lazy, subject_of
-from vendor_sdk import Effort
+from vendor_sdk import ALL, OPSET, Effort
 
 Tensor = torch.Tensor
 CPU = torch.device("cpu")
@@ -434,6 +434,32 @@ def test_what_is_selected() -> None:
     ids = [case.id for case in every_case()]
     assert len(set(ids)) == len(ids)
     assert "pattern:softmax[bfloat16]" in ids
+
+
+def test_a_quick_run_has_two_dtypes_of_each_prim() -> None:
+    """Its first, and one other, all of them among those of some prim; of a prim that is named, all."""
+    found: dict[str, set[str]] = {}
+    for case in Selection(effort="quick").cases():
+        if case.kind == PRIM:
+            found.setdefault(case.prim, set()).add(case.dtype)
+    every = [case for case in Selection().cases() if case.kind == PRIM]
+    assert found.keys() == {case.prim for case in every}
+    assert all(len(names) == min(2, sum(case.prim == prim for case in every)) for prim, names in found.items())
+    firsts = {prim: next(dtype for dtype in OPSET[prim].dtypes if dtype in ALL) for prim in found}
+    assert all(str(dtype).removeprefix("torch.") in found[prim] for prim, dtype in firsts.items())
+    assert set.union(*found.values()) == {case.dtype for case in every}
+    assert {case.dtype for case in Selection(prims=["exp"], effort="quick").cases()} == {
+        c.dtype for c in every if c.prim == "exp"
+    }
+    assert {case.dtype for case in Selection(dtypes=["float16"], effort="quick").cases()} == {"float16"}
+
+
+def test_a_run_without_some_dtypes_does_not_show_that_all_are_right() -> None:
+    quick = {(case.prim, case.dtype) for case in Selection(effort="quick").cases()}
+    found = levels([e for e in entries() if e["kind"] != PRIM or (e["prim"], e["dtype"]) in quick], True)["full"]
+    (criterion,) = [c for c in found["criteria"] if c["name"].startswith("every prim passes")]
+    assert criterion["state"] == "not shown"
+    assert found["level"] == "runs"
 
 
 @pytest.mark.parametrize("profile", profiles.PROFILES)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import vendor_sdk
 from tests import fusing
 from tests.toys import use_kind
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.loop import Compute, Load, Nest, Reduce, Store, walk
+from vendor_sdk.ir.inplace import apart, may_overwrite, overwrite
+from vendor_sdk.ir.loop import Compute, Load, Nest, Range, Reduce, Store, walk
+from vendor_sdk.ir.loop_interpreter import interpret
 from vendor_sdk.ir.loop_verify import verify
 from vendor_sdk.lower.strides import decided
 
@@ -145,6 +151,49 @@ def test_large_bodies_and_far_neighbours_stay() -> None:
     assert [len([s for s in walk((nest,)) if isinstance(s, Store)]) for nest in nests if isinstance(nest, Nest)] == [2]
 
 
+@pytest.mark.parametrize("name", ["pool 3 2 1", "pool, channels last", "beside an image"])
+def test_neighbours_work_in_place_together(name: str) -> None:
+    """A kernel writes over the image that it reads where it writes, though a body has four elements of it."""
+
+    def beside_an_image(x: Tensor, y: Tensor) -> Tensor:
+        return x * enlarged(y)
+
+    cases = {**CASES, "beside an image": (beside_an_image, [image(2, 3, 8, 12), image(2, 3, 4, 6)])}
+    function, inputs = cases[name]
+    found = [each for each in fusing.compiled(function, inputs, ALL).kernels.values() if len(each.outputs) == 1]
+    lowered = found[-1]
+    kernel, out = lowered.kernel, lowered.kernel.params[-1]
+    assert sum(isinstance(s, Store) for s in walk(kernel.body)) == 4
+    (over,) = [p.name for p in kernel.params if p.role == "in" and may_overwrite(kernel, p.name, out.name)]
+    memory = {p.name: torch.rand(int(p.size.value or 0)).mul(9).to(p.dtype) for p in kernel.params}
+    changed = overwrite(kernel, over, out.name)
+    inside = {**{name: each.clone() for name, each in memory.items()}, out.name: memory[over].clone()}
+    interpret(kernel, [memory[p.name] for p in kernel.params], [])
+    interpret(changed, [inside[p.name] for p in changed.params], [])
+    torch.testing.assert_close(inside[out.name], memory[out.name])
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_neighbours_that_no_other_iteration_writes(data: st.DataObject) -> None:
+    """What is said to be written once is."""
+    ranges = [Range(f"x{n}", ix.wrap(data.draw(st.integers(1, 5)))) for n in range(data.draw(st.integers(1, 3)))]
+    place = ix.wrap(data.draw(st.integers(0, 3)))
+    for r in ranges:
+        place = place + ix.variable(r.var, r.size) * data.draw(st.sampled_from([1, 2, 3, 4, 5, 6, 8, 10, 12, 20, 24, 40]))
+    one, other = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 12))
+    distances = [0, one, other, one + other] if data.draw(st.booleans()) else [0, one]
+    places = [place + distance for distance in distances]
+    sizes = [range(r.size.value or 0) for r in ranges]
+    written = [
+        ix.evaluate(each, dict(zip((r.var for r in ranges), values, strict=True)))
+        for values in itertools.product(*sizes)
+        for each in places
+    ]
+    if apart(places, ranges):
+        assert len(set(written)) == len(written)
+
+
 @pytest.mark.parametrize(
     ("op", "left", "right", "truth"),
     [
@@ -197,3 +246,25 @@ def test_what_follows_from_a_pools_gradient(shape: tuple[int, int], dtype: torch
     (wanted,) = torch.autograd.grad(function(exact), exact, g.double())
     off = (found.double() - wanted).norm() / wanted.norm()
     assert off < (1e-5 if dtype == torch.float32 else 0.2)
+
+
+@pytest.mark.parametrize("shape", [(8, 34), (6, 70), (34, 130)])
+def test_vectors_of_every_second_element_in_place(
+    shape: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Running sums are written over by what reads each of them once."""
+    use_kind("cpp_cpu")
+    monkeypatch.setenv("VENDOR_SDK_DEBUG", str(tmp_path))
+    rows, columns = shape
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return x.cumsum(1) * y.repeat_interleave(2, 0).repeat_interleave(2, 1) + 1
+
+    x, y = torch.randn(rows, columns), torch.randn(rows // 2, columns // 2)
+    compiled = torch.compile(function, backend="cpp_cpu", dynamic=False)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x, y), function(x, y), rtol=1e-5, atol=1e-4)
+    written = [text for path in tmp_path.glob("*/10_emitted/*") if "store_pairs(" in (text := path.read_text())]
+    assert len(written) == 1
+    assert written[0].count("store_pairs(out0") == written[0].count("load(in") * 2 == 2
+    assert written[0].count("load_second(out0") == 4, "over what it reads"

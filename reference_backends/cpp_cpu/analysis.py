@@ -152,14 +152,18 @@ def _together(s: loop.Load | loop.Store, variable: str) -> bool:
     return stride_is(s.index, variable, 0, 1, *((2,) if shuffled else ()))
 
 
+MOST_LANES = 16
+"""Of a vector of any machine: four-byte elements in 64 bytes."""
+
+
 def in_turn(inside: Sequence[loop.Stmt], variable: str) -> dict[int, tuple[loop.Store, loop.Store] | None]:
     """Stores of every second element that stand in pairs, by identity: the later one with the pair, in order of their places,
     the earlier one with ``None``."""
     found: dict[int, tuple[loop.Store, loop.Store] | None] = {}
     waiting: dict[str, list[loop.Store]] = {}
     for s in inside:
-        if isinstance(s, loop.Load):
-            waiting.pop(s.param, None)
+        if isinstance(s, loop.Load) and s.param in waiting:
+            waiting[s.param] = [other for other in waiting[s.param] if _misses(s.index, other.index, variable)]
         if not isinstance(s, loop.Store):
             continue
         others = waiting.setdefault(s.param, [])
@@ -175,6 +179,12 @@ def in_turn(inside: Sequence[loop.Stmt], variable: str) -> dict[int, tuple[loop.
         else:
             others.append(s)
     return found
+
+
+def _misses(read: index.Int, written: index.Int, variable: str) -> bool:
+    """Whether a step's lanes read, every second element, none of those that its lanes write."""
+    apart = (read - written).value
+    return stride_is(read, variable, 2) and apart is not None and (apart % 2 == 1 or abs(apart) >= 2 * MOST_LANES)
 
 
 def light(body: Sequence[loop.Stmt]) -> bool:

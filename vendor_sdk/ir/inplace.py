@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from vendor_sdk.ir.index import Int, substitute, symbols, variable
+from vendor_sdk.ir.index import Int, stride, substitute, symbols, variable
 from vendor_sdk.ir.loop import Load, LoopKernel, Nest, Range, Reduce, Scan, Stmt, Store, walk
 
 
@@ -73,21 +73,25 @@ class _Walk:
 
     def allows(self, nest: Nest) -> bool:
         self._body(nest.body, ())
-        if not self.allowed or len(self.writes) != 1:
+        if not self.allowed or not self.writes or len({inner for _, inner in self.writes}) != 1:
             return False
         position, inner = self.writes[0]
         # A position that does not follow every loop, or follows loaded values, may be written twice.
-        loops = {r.var for r in (*nest.ranges, *inner)}
-        needed = {r.var for r in (*nest.ranges, *inner) if r.size.value != 1}
-        if not needed <= symbols(position).keys() <= loops | self.sizes:
+        ranges = (*nest.ranges, *inner)
+        needed = {r.var for r in ranges if r.size.value != 1}
+        if not needed <= symbols(position).keys() <= {r.var for r in ranges} | self.sizes:
             return False
-        written = _canonical(position, inner)
-        return all(_canonical(*read) == written for read in self.reads)
+        if len(self.writes) > 1 and not apart([each for each, _ in self.writes], ranges):
+            return False
+        written = {_canonical(*write) for write in self.writes}
+        return all(_canonical(*read) in written for read in self.reads)
 
     def _body(self, body: Sequence[Stmt], inner: tuple[Range, ...]) -> None:
         for s in body:
             if isinstance(s, Load) and s.param == self.operand:
-                self.allowed &= not self.writes  # a read behind the write would see the result
+                # A read behind the write would see the result.
+                read = _canonical(s.index, inner)
+                self.allowed &= all(inner == each and read != _canonical(write, each) for write, each in self.writes)
                 self.reads.append((s.index, inner))
             elif isinstance(s, Load) and s.param == self.result:
                 self.allowed = False
@@ -100,6 +104,30 @@ class _Walk:
             elif isinstance(s, Scan):
                 self._body(s.body, (*inner, s.range))
                 self._body(s.then, (*inner, s.range))
+
+
+def apart(positions: Sequence[Int], ranges: Sequence[Range]) -> bool:
+    """Whether no two iterations write one element, which neighbours that stand in one body (``lower/strides.py``) do not: their
+    distances, one each way or two, are digits of a number whose other digits are the loops."""
+    distances = [(position - positions[0]).value for position in positions]
+    if None in distances:
+        return False
+    first, *others = sorted(distances)  # type: ignore[type-var]
+    found = [each - first for each in others]  # type: ignore[operator]
+    if not (len(found) == 1 or (len(found) == 3 and found[2] == found[0] + found[1])) or 0 in found:
+        return False
+    digits = [(distance, 2) for distance in found[:2]]
+    for r in ranges:
+        step = stride(positions[0], r.var)
+        if step is None or step.value is None or r.size.value is None:
+            return False
+        digits.append((abs(step.value), r.size.value))
+    below = 0
+    for step_, size in sorted(digits):
+        if step_ <= below:
+            return False
+        below += step_ * (size - 1)
+    return True
 
 
 def _canonical(position: Int, inner: tuple[Range, ...]) -> tuple[Int, tuple[Int, ...]]:
