@@ -78,6 +78,8 @@ def _loops(loop: Nest | Reduce, limits: Limits, around: Mapping[str, Int]) -> li
 def _parts(
     loop: Nest | Reduce, limits: Limits, around: Mapping[str, Int], start: int = 0, copies: int = 1
 ) -> list[Nest | Reduce]:
+    """The loop with its ranges from ``start`` on written out, where ``copies`` iterations stand in its body already. What a
+    range leaves over is a loop of its own; accumulators of several loops have names of their own."""
     for number, r in enumerate(loop.ranges[start:], start):
         period = _period(r, loop.body, interleaves=limits.interleaves)
         if period is None or copies * period > limits.copies or len(loop.body) * period > STATEMENTS:

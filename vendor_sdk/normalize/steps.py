@@ -121,7 +121,6 @@ def _known(node: fx.Node, place: Mapping[fx.Node, int], first: int) -> bool:
 
 
 def _join(graph: PrimGraph, steps: Sequence[_Step], right: fx.Node, bias: fx.Node | None, anchor: fx.Node) -> None:
-    rows = anchor.meta["val"].shape[0]
     start, end = steps[0].start, steps[0].end
     for step in steps:
         _move_up(step.known, anchor)
@@ -137,13 +136,10 @@ def _join(graph: PrimGraph, steps: Sequence[_Step], right: fx.Node, bias: fx.Nod
     if not whole:
         bounds = (end, right.meta["val"].shape[0]) if start == 0 else (0, start)
         others = call_before(graph.graph, anchor, aten.slice.Tensor, right, 0, *bounds)
-    if not isinstance(rows, int):
-        joined = call_before(graph.graph, anchor, aten.view.default, joined, [len(steps), -1, joined.meta["val"].shape[1]])
+    # One step's rows may be another number at each call.
+    apart = call_before(graph.graph, anchor, aten.view.default, joined, [len(steps), -1, joined.meta["val"].shape[1]])
     for number, step in enumerate(steps):
-        if isinstance(rows, int):
-            part = call_before(graph.graph, step.product, aten.slice.Tensor, joined, 0, number * rows, (number + 1) * rows)
-        else:
-            part = call_before(graph.graph, step.product, aten.select.int, joined, 0, number)
+        part = call_before(graph.graph, step.product, aten.select.int, apart, 0, number)
         if step.rest is not None:
             part = call_before(graph.graph, step.product, aten.addmm.default, part, step.rest, others)
         step.product.replace_all_uses_with(part)
