@@ -120,6 +120,30 @@ def summary(table: dict[str, dict[str, Any]], names: Sequence[str]) -> list[str]
     return lines
 
 
+def widths(result: dict[str, Any]) -> list[str]:
+    """A table with a line for each shape: geometric means, and the row that is furthest behind a peer."""
+    *peers, backend = result["contestants"]
+    by_shape: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, row in result["rows"].items():
+        kernel, _, shape = name.rpartition(" ")
+        by_shape.setdefault(shape, {})[kernel] = row
+    lines = [f"| shape | {' | '.join([*peers, backend])} | furthest behind |", f"|---|{'--:|' * (len(peers) + 1)}---|"]
+    for shape, rows in by_shape.items():
+        cells = []
+        for name in (*peers, backend):
+            found = [row[name] for row in rows.values() if isinstance(row.get(name), float)]
+            cells.append(f"{statistics.geometric_mean(found):.2f}" if found else "")
+        behind = [
+            (row[backend] / row[peer], kernel, peer)
+            for kernel, row in rows.items()
+            for peer in peers
+            if isinstance(row.get(backend), float) and isinstance(row.get(peer), float)
+        ]
+        ratio, kernel, peer = min(behind, default=(1.0, "", ""))
+        lines.append(f"| {shape} | {' | '.join(cells)} | {f'{ratio:.2f} of {peer}: {kernel}' if ratio < 1 else 'none'} |")
+    return lines
+
+
 def page(result: dict[str, Any]) -> str:
     """The Markdown page of a result."""
     names = result["contestants"]
@@ -131,6 +155,10 @@ def page(result: dict[str, Any]) -> str:
         f"{result['device']}, driver {result['driver']}, torch {result['torch']}, Triton {result['triton']}, {result['date']};",
         f"{result['dtype']}; medians of {result['rounds']} rounds. A figure is the bytes that must move over their time, as a",
         "fraction of what a copy reached in the same round (`benchmarks/gpu.py` says how).",
+        "",
+        "Geometric means by shape:",
+        "",
+        *widths(result),
         "",
         f"| kernel | shape | {' | '.join(names)} | ahead |",
         f"|---|---|{'--:|' * len(names)}---|",
@@ -201,9 +229,9 @@ def main(
             print(f"{name:34} {f'{height}x{width}':>14} {row['copy GB/s']} GB/s  {cells}", flush=True)
             del program
             torch.cuda.empty_cache()
-    if json_path:
-        result = {**environment(), "dtype": dtype, "rounds": rounds, "contestants": names, "rows": table}
-        json_path.write_text(json.dumps(result, indent=1) + "\n")
+        if json_path:  # after each width: there may be many
+            result = {**environment(), "dtype": dtype, "rounds": rounds, "contestants": names, "rows": table}
+            json_path.write_text(json.dumps(result, indent=1) + "\n")
     print("\n".join(summary(table, names)))
 
 

@@ -272,7 +272,7 @@ def attend(a: Attention, rounds: int, tiles: bool) -> tuple[dict[str, Any], dict
         "sdpa": lambda: F.scaled_dot_product_attention(query, key, value, **given),  # type: ignore[arg-type]
         "dispatch": lambda: own.KERNELS[own.FORWARD].call(query, key, value, 0.0, a.causal, **kwargs),
     }
-    ways = own.ways(own.problem(query, key, value, a.causal, mask, backward=False), own.capability())
+    ways = own.ways(own.problem(query, key, value, a.causal, mask, None, backward=False), own.capability())
     for way in set(ways) & {"cudnn", "flash", "efficient"}:
         calls[way] = functools.partial(_alone, own, way, own.FORWARD, (query, key, value, 0.0, a.causal), kwargs)
     if tiles:
@@ -303,7 +303,7 @@ def attend(a: Attention, rounds: int, tiles: bool) -> tuple[dict[str, Any], dict
         "generated": lambda: flash_launch.backward(*arguments[:6], a.causal, mask, None),
         "dispatch": lambda: own.KERNELS[own.BACKWARD].call(*arguments, **kwargs),
     }
-    ways = own.ways(own.problem(query, key, value, a.causal, mask, backward=True), own.capability())
+    ways = own.ways(own.problem(query, key, value, a.causal, mask, None, backward=True), own.capability())
     for way in set(ways) & {"cudnn", "flash", "efficient"}:
         backward[way] = functools.partial(_alone, own, way, own.BACKWARD, arguments, kwargs)
     for name, time in measure(kept(backward, expected, back), rounds).items():
@@ -314,7 +314,7 @@ def attend(a: Attention, rounds: int, tiles: bool) -> tuple[dict[str, Any], dict
 def _alone(own: Any, way: str, composite: str, arguments: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """One way, which may refuse."""
     with mock.patch.object(own, "ways", return_value=(way,)):
-        return own.KERNELS[composite](*arguments, **kwargs)
+        return own.KERNELS[composite].call(*arguments, **kwargs)
 
 
 def _blocked(blocks: tuple[int, int, int, int], a: Attention, given: Sequence[Any]) -> Callable[[], Any]:

@@ -85,7 +85,7 @@ def compiled(function: Callable[..., Any], inputs: Sequence[torch.Tensor], limit
         if isinstance(node.target, Fused):
             kernels[node] = lower_group(node, f"k{len(kernels)}", layout, limits, inner_nests=True)
         elif tensors_of(node.meta["val"]) and node.target is not operator.getitem and not is_view(node):
-            kernels[node] = lower(node, f"k{len(kernels)}", layout)
+            kernels[node] = lower(node, f"k{len(kernels)}", layout, limits)
     for lowered in kernels.values():
         verify(lowered.kernel)
         assert read(text(lowered.kernel)) == lowered.kernel

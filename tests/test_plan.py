@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.inplace import may_overwrite, overwrite
 from vendor_sdk.ir.loop_interpreter import interpret
 from vendor_sdk.ir.memory import BANK, Buffer, Home, Layout, Lender, Lent, MemoryPlan, Place, Stretch, live_bytes
+from vendor_sdk.plan.apart import set_apart
 from vendor_sdk.plan.offsets import activations_of, bank_of, lay_out
 from vendor_sdk.plan.spare import spare
 
@@ -195,6 +197,19 @@ def test_what_is_born_first_and_dies_late_lies_below_the_activations() -> None:
     check(plan, layout, together)
     assert layout.lender is not None
     assert layout.peak == layout.bound
+
+
+def test_what_found_no_room_in_an_output_comes_when_it_is_wanted() -> None:
+    """A library's result comes and goes while an output's memory is there for what lies in it: the arena is not, too."""
+    layers = [(100 << 10, 1, 3, Home.ARENA), (300 << 10, 2, 4, Home.ARENA), (100 << 10, 5, 5, Home.ELSEWHERE)]
+    plan = plan_of([*layers, (100 << 10, 6, 7, Home.ARENA), (1000 << 10, 7, 7, Home.BLOCK)], 8)
+    sizes = plan.sizes({})
+    before = lay_out(plan, sizes)
+    assert before.peak > before.bound
+    layout = set_apart(plan, sizes, functools.partial(lay_out, plan, sizes))
+    check(plan, layout)
+    assert layout.peak == layout.bound == 1100 << 10
+    assert [b.home for b in plan.buffers[1:]] == [Home.ARENA, Home.ELSEWHERE, Home.APART, Home.BLOCK]
 
 
 def test_what_is_spare_is_the_longest_stretch_that_nothing_lies_in() -> None:

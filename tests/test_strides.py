@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,17 +14,20 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance.patterns import rope
 from tests import fusing
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.inplace import apart, may_overwrite, overwrite
 from vendor_sdk.ir.loop import Compute, Load, Nest, Range, Reduce, Store, walk
 from vendor_sdk.ir.loop_interpreter import interpret
 from vendor_sdk.ir.loop_verify import verify
+from vendor_sdk.lower import strides
 from vendor_sdk.lower.strides import decided
 
 Tensor = torch.Tensor
 ALL = replace(fusing.ROOM, copies=4, interleaves=True)
 ROWS = replace(fusing.ROOM, copies=4)
+SHARED = replace(fusing.ROOM, sharing=4)
 
 
 def pooled(window: tuple[Any, ...], *, last: bool = False) -> Callable[..., Any]:
@@ -208,3 +212,58 @@ def test_neighbours_that_no_other_iteration_writes(data: st.DataObject) -> None:
 )
 def test_comparisons_that_bounds_decide(op: str, left: ix.Int, right: ix.Int, truth: bool | None) -> None:
     assert decided(op, left, right) is truth
+
+
+# Outer loops
+
+
+def rotated(*heads: int) -> list[Tensor]:
+    """Heads of eight rows, and the angles that they share."""
+    return [torch.randn(*heads, 8, 16), torch.randn(8, 16), torch.randn(8, 16)]
+
+
+@pytest.fixture
+def nothing_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strides, "NEAR", 0)
+
+
+@pytest.mark.usefixtures("nothing_is_near")
+@pytest.mark.parametrize(
+    ("heads", "most", "copies"), [((6,), 4, 3), ((8,), 4, 4), ((4,), 2, 2), ((5,), 4, 1), ((2, 5), 4, 2), ((3, 3), 8, 3)]
+)
+def test_what_heads_share_is_read_once_for_several(heads: tuple[int, ...], most: int, copies: int) -> None:
+    inputs = rotated(*heads)
+    compiled = fusing.compiled(rope, inputs, replace(fusing.ROOM, sharing=most))
+    (lowered,) = compiled.kernels.values()
+    verify(lowered.kernel)
+    (found,) = compiled.run(*inputs)
+    torch.testing.assert_close(found, rope(*inputs))
+    (nest,) = lowered.kernel.body
+    assert isinstance(nest, Nest)
+    read = Counter(s.param for s in nest.body if isinstance(s, Load))
+    assert read["in1"] == read["in2"] == 1
+    assert read["in0"] == 3 * copies
+    kinds = [isinstance(s, Store) for s in nest.body]
+    assert sum(kinds) == copies
+    assert kinds == sorted(kinds), "nothing is stored before all is read"
+
+
+def loops_of(function: Callable[..., Any], inputs: list[Tensor]) -> list[int]:
+    """How many stores stand in each nest."""
+    kernels = [lowered.kernel for lowered in fusing.compiled(function, inputs, SHARED).kernels.values()]
+    return [
+        sum(isinstance(s, Store) for s in nest.body) for kernel in kernels for nest in kernel.body if isinstance(nest, Nest)
+    ]
+
+
+def test_what_is_near_is_read_again() -> None:
+    assert loops_of(rope, rotated(4)) == [1]
+
+
+@pytest.mark.usefixtures("nothing_is_near")
+def test_loops_that_share_nothing_along_memory_stay() -> None:
+    rows = [torch.randn(4, 8, 16), torch.randn(4, 8, 1)]
+    assert loops_of(lambda x, scale: x * scale, rows) == [1], "one number for each row"
+    assert loops_of(lambda x, y: x + y, [torch.randn(4, 8), torch.randn(4, 8)]) == [1], "nothing is shared"
+    assert loops_of(lambda x, y: x.t() + y, [torch.randn(8, 4), torch.randn(8)]) == [1], "lanes may lie along the outer loop"
+    assert loops_of(lambda x, y: x + y, [torch.randn(4, 8), torch.randn(8)]) == [4]

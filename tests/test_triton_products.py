@@ -290,6 +290,7 @@ def test_libraries_compute_what_they_are_for() -> None:
     assert attention.ways(problem(*plain), 0) == ("triton", "scores")
     assert attention.ways(problem(*plain, backward=True), 9) == ("cudnn", "flash", "triton", "scores")
     assert attention.ways(problem(*plain, mask=torch.bool), 9)[0] == "triton"
+    assert attention.ways(problem(*plain, mask=torch.bool, causal=False, backward=True), 9) == ("cudnn", "triton", "scores")
     assert attention.ways(problem(*plain, mask=torch.bool, backward=True), 9) == ("triton", "scores")
     assert attention.ways(problem(*plain, dtype=torch.float32, backward=True), 9) == ("triton", "scores")
     shared = 2, 8, 2, 512, 512, 64, 64

@@ -48,7 +48,7 @@ def kernels(found: vendor_sdk.Explanation) -> list[Any]:
 
 
 class Block(torch.nn.Module):
-    """Projections, attention under a mask (which no library computes), a layer norm; or a convolution."""
+    """Projections, attention with negated scores under a mask (which no library computes), a layer norm; or a convolution."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Block(torch.nn.Module):
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         q, k, v = (part.unflatten(2, (2, 32)).transpose(1, 2) for part in self.join(x).chunk(3, 2))
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=-0.2)
         return self.norm(x + mixed.transpose(1, 2).flatten(2)).tanh()
 
 
@@ -136,6 +136,28 @@ def test_sizes_and_seeds_that_only_a_call_knows_are_compiled(cache: Path) -> Non
     with pytest.raises(MachineError):
         compiled(torch.randn(30, 40))
     assert len(entries(cache)) >= 2, "rows that fit in a tile, and others"
+
+
+def marked(t: Tensor, seen: Tensor, x: Tensor, rows: Tensor) -> Tensor:
+    """Rows less the sums of others, of which no element is read."""
+    found = torch.where((torch.arange(rows.shape[1]) < t.unsqueeze(1)) & seen.unsqueeze(1), x.unsqueeze(1), 0.0)
+    return found - rows.exp() * found.to(HALF).float().sum(1, keepdim=True)
+
+
+def normed(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return total, F.layer_norm(total, total.shape[1:])
+
+
+@needs_triton
+@pytest.mark.parametrize("width", [4096, 5000, 32768])
+def test_rows_stay_in_registers(width: int) -> None:
+    """No more than a few bytes of a thread's rows lie in memory, where lanes lie along rows."""
+    rows = torch.randn(40, width, dtype=HALF)
+    labels = torch.randint(width, (40,)), torch.randn(40) > 0, torch.randn(40)
+    for function, inputs in ((marked, (*labels, rows)), (normed, (rows, rows))):
+        found = vendor_sdk.explain(function, *inputs, backend="triton_gpu", options=H100, show=False)
+        assert all(kernel.resources["stack bytes"] <= 32 for kernel in kernels(found)), function.__name__
 
 
 @needs_triton

@@ -51,6 +51,8 @@ CASES: Mapping[str, Case] = {
     "causal, odd": Case((1, 1, 150, 150, 64, 64), causal=True),
     "strides of a projection": Case((1, 1, 37, 90, 64, 64), across=True),
     "shared heads, some rows see nothing": Case((2, 1, 40, 150, 24, 40), torch.float16, mask=_seen),
+    "some rows see nothing": Case((2, 2, 40, 72, 64, 64), torch.float16, mask=_seen),
+    "numbers added": Case((2, 1, 34, 64, 64, 64), mask=_added),
     "shared heads, causal": Case((2, 1, 70, 70, 32, 32), causal=True),
     "float32, numbers added": Case((2, 1, 70, 50, 16, 16), torch.float32, causal=True, mask=_added, scale=0.3),
     "padding, negative scale": Case((1, 1, 33, 129, 128, 128), mask=_padding, scale=-0.3),
@@ -124,7 +126,7 @@ def wrong_ways(device: str) -> dict[str, str]:
             attention.BACKWARD: ((grad.to(case.dtype), *backward), gradients),
         }
         for name, (arguments, expected) in runs.items():
-            problem = attention.problem(*tensors, case.causal, mask, backward=name == attention.BACKWARD)
+            problem = attention.problem(*tensors, case.causal, mask, case.scale, backward=name == attention.BACKWARD)
             for way in attention.ways(problem, attention.capability()):
                 with mock.patch.object(attention, "ways", return_value=(way,)), contextlib.suppress(AssertionError):
                     results = attention.KERNELS[name].call(*arguments, **given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,7 +13,7 @@ SHORT = 32
 
 COSTLY = {
     *("acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh"),
-    *("erf", "erfc", "erfinv", "exp", "exp2", "expm1", "lgamma", "log", "log10", "log1p", "log2", "pow", "philox"),
+    *("erf", "erfc", "erfinv", "exp", "exp2", "expm1", "expsum", "lgamma", "log", "log10", "log1p", "log2", "pow", "philox"),
 }
 """Ops that take many instructions."""
 
@@ -64,17 +65,31 @@ def walks_across(nest: loop.Nest) -> bool:
     return False
 
 
-def manner(nest: loop.Nest) -> Literal["along", "lean", "again", "costly", "across"]:
+def rows_of(nest: loop.Nest) -> int:
+    """Operands of which each iteration of the nest reads a row of its own."""
+    loads = [s for each in inner_loops(nest) for s in body_of(each) if isinstance(s, loop.Load)]
+    return len({s.param for s in loads if len(index.symbols(s.index)) > 1})
+
+
+def keeps_rows(nest: loop.Nest) -> bool:
+    """Whether rows of several operands are read by several loops, and no program goes through rows one after the other."""
+    found = inner_loops(nest)
+    direct = {id(s) for s in nest.body if isinstance(s, Loop)}
+    return len(found) > 1 and {*map(id, found)} == direct and rows_of(nest) > 1
+
+
+def manner(nest: loop.Nest) -> Literal["along", "scan", "lean", "again", "costly", "heavy", "across"]:
     """How inner loops are taken that are too long for a tile."""
     if walks_across(nest):
         return "across"
-    found = inner_loops(nest)
-    if any(isinstance(s, loop.Compute) and s.op in COSTLY for each in found for s in body_of(each)):
-        return "costly"
+    found, several = inner_loops(nest), rows_of(nest) > 1
+    ops = {s.op for each in found for s in body_of(each) if isinstance(s, loop.Compute)}
+    ops |= {a.op for each in found for a in getattr(each, "accumulators", ())}
+    if ops & COSTLY:
+        return "heavy" if several else "costly"
     if len(found) == 1:
-        return "along"
-    rows = {s.param for each in found for s in body_of(each) if isinstance(s, loop.Load) and len(index.symbols(s.index)) > 1}
-    return "again" if len(rows) > 1 else "lean"
+        return "scan" if isinstance(found[0], loop.Scan) else "along"
+    return "again" if several else "lean"
 
 
 def transposed(nest: loop.Nest) -> loop.Nest | None:
@@ -118,6 +133,11 @@ def reads_around(nest: loop.Nest) -> bool:
         if any(len(found) > 1 for found in places.values()):
             return True
     return False
+
+
+def copies(nest: loop.Nest) -> int:
+    """How many iterations of a loop stand in the body: how often it stores to one buffer."""
+    return max(Counter(s.param for s in nest.body if isinstance(s, loop.Store)).values(), default=1)
 
 
 def late(body: Sequence[loop.Stmt]) -> frozenset[int]:

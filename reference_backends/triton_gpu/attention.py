@@ -2,9 +2,10 @@
 
 Generated Triton (``flash.py``, ``flash_backward.py``) takes everything: any strides, masks of bools or numbers, heads shared by
 groups of queries, rows that see no key. A library's kernel takes what it is faster at: cuDNN's on compute capability 9 and
-later (which shares heads too), torch's flash kernel before, its memory-efficient one for the forward of float32, whose products
-generated code does not have on tensor cores. All save the natural logarithm of each row's sum of exponentials, in float32, so
-that each differentiates what another computed. Heads wider than a program has room for have all scores in memory.
+later (which shares heads too, and adds numbers), torch's flash kernel before, its memory-efficient one for the forward
+of float32, whose products generated code does not have on tensor cores. All save the natural logarithm of each row's sum of
+exponentials, in float32, so that each differentiates what another computed. Heads wider than a program has room for have all
+scores in memory.
 
 A library that refuses a problem is not asked again about such a one.
 """
@@ -40,6 +41,7 @@ class Problem(NamedTuple):
     Attributes:
         shape: batch, heads of the queries and of the keys, rows, keys, width and depth.
         mask: dtype of it.
+        turned: whether scores are multiplied by a negative number.
     """
 
     shape: tuple[int, int, int, int, int, int, int]
@@ -47,13 +49,14 @@ class Problem(NamedTuple):
     causal: bool
     mask: torch.dtype | None
     backward: bool
+    turned: bool = False
 
     @property
     def regular(self) -> bool:
         """Whether the libraries' fastest kernels are for such heads."""
         *_, rows, keys, width, depth = self.shape
         square = rows == keys or not self.causal
-        return self.mask is None and width == depth and width % 8 == 0 and square and min(self.shape) > 0
+        return width == depth and width % 8 == 0 and square and min(self.shape) > 0
 
     @property
     def shares(self) -> bool:
@@ -61,11 +64,13 @@ class Problem(NamedTuple):
         return self.shape[1] != self.shape[2]
 
 
-def problem(query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, *, backward: bool) -> Problem:
+def problem(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None, *, backward: bool
+) -> Problem:
     """What is asked."""
     batch, heads, rows, width = query.shape
     shape = batch, heads, key.shape[1], rows, key.shape[2], width, value.shape[3]
-    return Problem(shape, query.dtype, causal, None if mask is None else mask.dtype, backward)
+    return Problem(shape, query.dtype, causal, None if mask is None else mask.dtype, backward, scale is not None and scale < 0)
 
 
 @functools.cache
@@ -80,9 +85,9 @@ def ways(p: Problem, major: int) -> tuple[Way, ...]:
     found: list[Way] = []
     halves, width = p.dtype in HALVES, max(p.shape[5:])
     if major and halves and p.regular:
-        if major >= 9 and width <= 128:
+        if major >= 9 and width <= 128 and (p.mask is None or _masked_by_cudnn(p)):
             found.append("cudnn")
-        if width <= WIDEST and not p.shares:
+        if width <= WIDEST and not p.shares and p.mask is None:
             found.append("flash")
     if major and not halves and not p.backward:
         found.append("efficient")
@@ -91,6 +96,12 @@ def ways(p: Problem, major: int) -> tuple[Way, ...]:
     if major and halves and not p.backward and min(p.shape) > 0:
         found.append("efficient")
     return (*found, "scores")
+
+
+def _masked_by_cudnn(p: Problem) -> bool:
+    """Whether cuDNN is faster under a mask: forward only of numbers. (With minus infinity in a mask and scores that change
+    their signs, its gradients are not numbers.)"""
+    return not p.causal and not p.turned and (p.backward or p.mask is not torch.bool)
 
 
 _refused: set[tuple[Way, Problem]] = set()
@@ -134,10 +145,10 @@ def _forward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    p = problem(query, key, value, is_causal, attn_mask, backward=False)
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=False)
     calls: dict[Way, Callable[[], Any]] = {
         "triton": lambda: flash_launch.forward(query, key, value, is_causal, attn_mask, scale),
-        "cudnn": lambda: _cudnn(query, key, value, is_causal, scale),
+        "cudnn": lambda: _cudnn(query, key, value, is_causal, attn_mask, scale),
         "flash": lambda: aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal, scale=scale)[:2],
         "efficient": lambda: _efficient(query, key, value, is_causal, attn_mask, scale),
         "scores": lambda: _decomposed(FORWARD)(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale),
@@ -157,13 +168,17 @@ def _forward_ahead(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Mapping[str, int]:
-    p = problem(query, key, value, is_causal, attn_mask, backward=False)
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=False)
     return _ahead(p, target, lambda: flash_launch.forward_calls(query, key, value, is_causal, attn_mask, scale)[1])
 
 
-def _cudnn(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    out, saved, *_ = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True, 0.0, causal, scale=scale)
-    return out, saved.reshape(query.shape[:3])
+def _cudnn(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    bias = _bias(mask, query, key.shape[2])
+    out, saved, *_ = aten._scaled_dot_product_cudnn_attention(query, key, value, bias, True, 0.0, causal, scale=scale)
+    saved = saved.reshape(query.shape[:3])
+    return out, saved if mask is None else saved.masked_fill(saved == -math.inf, 0)  # rows that see no key
 
 
 def _efficient(
@@ -185,9 +200,11 @@ def _for_each(x: Tensor, heads: int) -> Tensor:
 
 
 def _bias(mask: Tensor | None, query: Tensor, keys: int) -> Tensor | None:
-    """A mask as numbers of the query's dtype to be added, its rows aligned as the library wants them."""
+    """A mask as numbers of the query's dtype to be added, its rows aligned as the libraries want them."""
     if mask is None:
         return None
+    if mask.dtype == query.dtype and keys % 16 == 0 and mask.is_contiguous():
+        return mask.expand(*query.shape[:3], keys)
     wide = torch.zeros((*mask.shape[:-1], -(-keys // 16) * 16), dtype=query.dtype, device=query.device)
     own = wide[..., :keys]
     own.copy_(
@@ -218,7 +235,7 @@ def _backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
-    p = problem(query, key, value, is_causal, attn_mask, backward=True)
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=True)
     rows, keys = query.shape[2], key.shape[2]
 
     def flash() -> Any:
@@ -227,8 +244,8 @@ def _backward(
         return aten._scaled_dot_product_flash_attention_backward(grad, query, key, value, *saved, scale=scale)
 
     def cudnn() -> Any:
-        seed = torch.zeros((), dtype=torch.int64, device=query.device)
-        saved = out, logsumexp.contiguous().unsqueeze(3), seed, seed, None, None, None, rows, keys, 0.0, is_causal
+        seed, bias = torch.zeros((), dtype=torch.int64, device=query.device), _bias(attn_mask, query, keys)
+        saved = out, logsumexp.contiguous().unsqueeze(3), seed, seed, bias, None, None, rows, keys, 0.0, is_causal
         return aten._scaled_dot_product_cudnn_attention_backward(grad, query, key, value, *saved, scale=scale)
 
     calls: dict[Way, Callable[[], Any]] = {
@@ -257,7 +274,7 @@ def _backward_ahead(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> Mapping[str, int]:
-    p = problem(query, key, value, is_causal, attn_mask, backward=True)
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=True)
     given = grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale
     return _ahead(p, target, lambda: flash_launch.backward_calls(*given)[1])
 

@@ -114,7 +114,8 @@ def elsewhere(module: ModuleType, kernel: LoopKernel, gpu: Machine) -> list[Begu
     for nest in (nest for found in functions(kernel) for _, nest in found):
         leads, count, lengths = nest.sizes()
         longest = LONGEST if isinstance(nest, NestText) and nest.whole else LARGE
-        sizes = _guess(leads), _guess(count), tuple(min(_guess(n), longest) for n in lengths), largest
+        known = tuple(longest if n.value is None else n.value for n in lengths)
+        sizes = _guess(leads), _guess(count), known, largest
         begun.append(getattr(module, f"launch_{nest.name}").ahead(given, sizes, gpu))
     return [each for each in begun if each is not None]
 

@@ -12,7 +12,14 @@ from typing import Any
 import torch
 
 from reference_backends.triton_gpu import compiler, products
-from reference_backends.triton_gpu.analysis import inner_loops, length_of, manner, reads_around, walks_across
+from reference_backends.triton_gpu.analysis import (
+    inner_loops,
+    keeps_rows,
+    length_of,
+    manner,
+    reads_around,
+    walks_across,
+)
 from reference_backends.triton_gpu.contraction import ProductText, template
 from reference_backends.triton_gpu.copies import copied
 from reference_backends.triton_gpu.functions import arguments_text, symbol_name
@@ -58,7 +65,7 @@ def rows(nest: loop.Nest) -> tuple[list[index.Int], int, int]:
     """Lengths of a nest's inner loops, the longest that is known, and the longest of which a tile holds all."""
     lengths = list(dict.fromkeys(map(length_of, inner_loops(nest))))
     # Where a loop walks across memory, a tile holds the rows that lie along its lines: short columns fit.
-    limit = SQUARE if walks_across(nest) else LONGEST
+    limit = SQUARE if walks_across(nest) else LONGEST * (2 if keeps_rows(nest) else 1)
     return lengths, max((size.value for size in lengths if size.value is not None), default=0), limit
 
 
@@ -184,6 +191,8 @@ class TritonEmitter(Emitter):
         launch_bytes=LAUNCH_BYTES,
         nests=NESTS,
         part=PART,
+        copies=4,
+        sharing=2,
         chunk_apart=True,
     )
     seeds_in_memory = True

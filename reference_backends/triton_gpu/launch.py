@@ -19,20 +19,27 @@ from reference_backends.triton_gpu.machine import Machine, machine
 from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of
 from vendor_sdk import split
 
-Kind = Literal["row", "fixed", "short", "whole", "along", "lean", "again", "costly", "across", "spread"]
+Kind = Literal["row", "fixed", "short", "whole", "along", "scan", "lean", "again", "costly", "heavy", "across", "spread"]
 """How a nest's inner loops become tiles: all iterations at once, as the text says (with one iteration of the nest in a program,
 or several, or, where they only store, as many as lie in a line that they walk across) or as the launch does; some at a time,
-with the lanes along memory in the loop (once; or several times over, one row or more; or with costly functions) or across it,
-in the nest; or divided among programs."""
+with the lanes along memory in the loop (once, to scan or not; or several times over, one row or more; or with costly functions,
+of one row or more) or across it, in the nest; or divided among programs."""
 
 WARPS = 4
-"""Of a program where no inner loop is a tile: sixteen elements a thread, two vectors of halves."""
-POINTS = 2048
-"""Iterations of a program where no inner loop is a tile."""
+"""Of a program where no inner loop is a tile."""
+POINTS = 16
+"""Elements in one thread where no inner loop is a tile: two vectors of halves."""
+PLAIN = 8
+"""The same where all indices are those of the iterations, elements are bytes, or several iterations of a loop stand in the
+body."""
+LEAST = 4
+"""The same at least."""
 FEWEST = 256
-"""The same at least, where there are few programs: two for each thread."""
+"""Iterations of a program where no inner loop is a tile, at least, where there are few programs: two for each thread."""
 ELEMENTS = 4096
 """Elements of a tile of short rows, or of one row too long for a tile as a whole."""
+ONE_ROW = ELEMENTS // 4
+"""Iterations of a whole row above which a program has one row alone."""
 THREAD = 32
 """Elements of a tile in one thread: the more, the less a row's reductions cost, which threads do together."""
 PIECES = 3
@@ -40,16 +47,19 @@ PIECES = 3
 SMALLEST = 16
 """Iterations that are not taken in pieces."""
 LONGEST = 16384
-"""Most iterations of a row that is a tile as a whole: 32 values a thread of 512."""
+"""Most iterations of a row that is a tile as a whole: 32 values a thread of 512. Twice as many where the rows of several
+operands would be read again: one program then has a multiprocessor for itself, and as many registers as fit."""
 PLANS = 256
 """Sizes of a function whose blocks are known without computing them again."""
 PROGRAMS = 264
 """Programs that a large GPU wants at least: two for each of its multiprocessors."""
 LONG: dict[str, tuple[int, int]] = {
     "along": (8192, 16),
-    "lean": (32768, 32),
+    "scan": (8192, 8),
+    "lean": (16384, 32),
     "again": (16384, 32),
-    "costly": (4096, 8),
+    "costly": (8192, 16),
+    "heavy": (4096, 8),
 }
 """Elements of a tile of a row that is taken a tile at a time, and its warps. What is read again is read from the cache, if few
 rows are under way at once; what is computed for long wants many programs."""
@@ -65,19 +75,20 @@ SQUARE = 64
 
 
 def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD) -> tuple[int, list[int], int]:
-    """``(XBLOCK, blocks of the tiles, warps)`` for a nest of ``count`` iterations with inner loops of these lengths.
+    """``(XBLOCK, blocks of the tiles, warps)`` for a nest of ``count`` iterations with inner loops of these lengths, of which a
+    thread has ``thread`` elements (of the nest itself, where there are none).
     Tiles that the text fixes have their lengths here, and no blocks.
 
     All are powers of two.
     """
     if not lengths:
-        points = POINTS
+        points = thread * 32 * WARPS
         while points > FEWEST and count < points * PROGRAMS:
             points //= 2
         return min(points, _power(count)), [], WARPS
     longest = max(lengths)
     if kind == "spread":
-        return min(SQUARE, _power(count)), [min(SQUARE, _power(longest))], 4
+        return min(SQUARE, _power(count)), [min(SQUARE, _power(longest))], 8
     if kind == "across":
         x = min(ACROSS, _power(count))
         return x, [min(2 * ELEMENTS // x, _power(n)) for n in lengths], 8
@@ -95,7 +106,7 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD) -
     x = 1 if kind == "row" else min(_below(ELEMENTS // 2 // row), _power(count))
     while x > 1 and count < x * PROGRAMS:
         x //= 2
-    return x, blocks, min(_below(x * row // thread // 32), 16)
+    return x, blocks, min(_below(x * row // thread // 32), 32 if row > LONGEST else 16)
 
 
 def blocks_for(length: int, most: int) -> list[int]:
@@ -220,7 +231,7 @@ class Launcher:
         if self.kind == "across":
             blocks = [min(2 * ELEMENTS // x, _power(n)) for n in lengths]
         programs = leads * -(-count // x)
-        settings = {"num_warps": warps, **options(self.thread)}
+        settings = {"num_warps": warps, **(options(self.thread) if lengths else OPTIONS)}
         return Plan(programs, constants(count, lengths, x, blocks, largest), settings)
 
     def ahead(self, arguments: Sequence[Argument], sizes: Sizes, gpu: Machine | None = None) -> Begun | None:

@@ -16,6 +16,7 @@ from reference_backends.triton_gpu import indices
 from reference_backends.triton_gpu.analysis import (
     Loop,
     body_of,
+    copies,
     inner_loops,
     late,
     length_of,
@@ -28,7 +29,7 @@ from reference_backends.triton_gpu.analysis import (
     walks_across,
 )
 from reference_backends.triton_gpu.functions import function_text, most_elements, numbers_text
-from reference_backends.triton_gpu.launch import PIECES, POINTS, THREAD, Kind
+from reference_backends.triton_gpu.launch import LEAST, ONE_ROW, PIECES, PLAIN, POINTS, THREAD, WARPS, Kind
 from reference_backends.triton_gpu.loops import Loops
 from reference_backends.triton_gpu.statements import NONE, Writer
 from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, modulo, pieces, piecewise, vectors
@@ -108,7 +109,7 @@ class NestText(Loops):
             self.along_x = self.count + (VECTOR_BYTES - 1)
         self.tiles = {size: self.pieces_of(n, size, whole=size in scanned) for n, size in enumerate(sizes)}
         edges = any(tile.edges for found in self.tiles.values() for tile in found)
-        if self.fixed and edges:
+        if self.fixed and (edges or self.adrift()):
             # Of several rows, a thread would hold edges of each.
             self.kind, self.x_axes, self.x_mask = "row", NONE, ""
         self.find_private()
@@ -116,10 +117,27 @@ class NestText(Loops):
             self.streamed = {p.name for p in kernel.params if p.role == "in" and self.streams(p)}
         writes = any(isinstance(each, loop.Store) for s in self.inner for each in body_of(s))
         self.thread = THREAD if writes else 2 * THREAD
+        if not self.inner:
+            self.thread = max(self.points() >> (copies(self.nest) - 1).bit_length(), LEAST)
         if totals := sum(found.size is not None for found in self.kept.values()):
             operands = {each.param for s in self.inner for each in body_of(s) if isinstance(each, loop.Load)}
             self.thread = THREAD // (4 if edges or totals + len(operands) > CARRIED else 2)
-        """Elements of a tile in one thread: fewer where totals take registers too, more where rows are only read."""
+        """Elements of a tile in one thread: fewer where totals take registers too, more where rows are only read. Where there
+        is no tile: iterations of the nest, fewer where several of a loop stand in its body."""
+
+    def adrift(self) -> bool:
+        """Whether an inner loop of long rows reads nothing: loads say how lanes lie, and without any Triton 3.6 takes the
+        layout of what varies from row to row, in which each thread of a program of one row holds all elements."""
+        rows = [s for s in self.inner if (length_of(s).value or 0) > ONE_ROW]
+        return any(not any(isinstance(each, loop.Load) for each in body_of(s)) for s in rows)
+
+    def points(self) -> int:
+        """Elements in one thread where there is no tile."""
+        accesses = [s for s in loop.walk(self.nest.body) if isinstance(s, loop.Load | loop.Store)]
+        steps = [step(index.substitute(each.index, self.places), "x_index") for each in accesses]
+        narrow = any(self.kernel.param(each.param).dtype.itemsize == 1 for each in accesses)
+        plain = all(each in (0, 1) for each in steps)
+        return PLAIN if narrow or plain or copies(self.nest) > 1 else POINTS
 
     def pieces_of(self, n: int, size: index.Int, *, whole: bool) -> list[Tile]:
         """The tile of loops of one length; ``whole``: in one piece."""
@@ -177,7 +195,7 @@ class NestText(Loops):
         count = self.count.value
         if self.shift != index.ZERO:
             return True
-        return plain(self.nest.body) and (count is None or (count > POINTS and count % VECTOR_BYTES != 0))
+        return plain(self.nest.body) and (count is None or (count > self.thread * 32 * WARPS and count % VECTOR_BYTES != 0))
 
     def in_full_programs(self) -> None:
         """The body where no mask is needed, then the head of the branch for the rest."""

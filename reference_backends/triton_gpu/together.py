@@ -28,7 +28,7 @@ class TogetherText:
         self.kernel, self.name, self.nests = kernel, name, nests
         self.thread = min(nest.thread for nest in nests)
         self.unit = FEWEST
-        while tile(self.starts[-1], [], self.kind)[0] > self.unit:
+        while tile(self.starts[-1], [], self.kind, self.thread)[0] > self.unit:
             self.unit *= 2
 
     @property

@@ -53,6 +53,8 @@ class Limits:
             memory are cut.
         copies: iterations of a loop that may be written out in its body, where neighbours read the same elements (the windows
             over a position, an image that is enlarged): four are two each way. 1: never.
+        sharing: iterations of an outer loop that may be written out in its body, where they read the same elements of a large
+            input (a table of angles that all heads share). 1: never.
         interleaves: whether loops that walk along memory are written out too, by two: stores of every second element stand in
             pairs then, which an emitter does as one.
         chunk_apart: whether the rows of a chunk lie as far apart as there are chunks, a multiple of 16: then all begin at the
@@ -72,6 +74,7 @@ class Limits:
     launch_bytes: int = 0
     part: int = 16
     copies: int = 1
+    sharing: int = 1
     interleaves: bool = False
     chunk_apart: bool = False
 

@@ -5,6 +5,7 @@
     buffer  = Buffer(name, nbytes, first, last, home)        bytes that live from step `first` to step `last`, inclusive
     home    = ARENA     memory that the call borrows and gives back at its end
             | BLOCK     an allocation of its own, which outlives the call: an output, or what a kernel may keep
+            | APART     an allocation of its own, from its first step to its last
             | ELSEWHERE allocated by whoever computes it (a kernel that returns its result); it is counted, not placed
     slot    = (node, index) -> buffer                        a result; several share a buffer where a kernel works in place
     layout  = Layout(arena_bytes, bank_bytes, places, peak, bound)   offsets for one tuple of symbol values
@@ -43,6 +44,7 @@ class Home(enum.Enum):
 
     ARENA = "arena"
     BLOCK = "block"
+    APART = "apart"
     ELSEWHERE = "elsewhere"
 
 

@@ -1,5 +1,5 @@
 """Fewer, longer loops with no more in them than is used: values that nobody reads go, ranges of size one too, loops that never
-run, and neighbours that every access walks as one are merged."""
+run and sums of one term, and neighbours that every access walks as one are merged."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from vendor_sdk.ir.loop import (
 from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.ir.ranges import merge
 from vendor_sdk.lower.build import TRAPS, Lowered
+from vendor_sdk.lower.picks import picked
 from vendor_sdk.lower.strides import strided
 
 REPORTS = TRAPS | {"wrap_index"}
@@ -36,7 +37,7 @@ REPORTS = TRAPS | {"wrap_index"}
 
 def simplify(lowered: Lowered, limits: Limits) -> Lowered:
     kernel = lowered.kernel
-    body = tuple(nest for nest in map(_nest, live(strided(kernel.body, limits), set())) if isinstance(nest, Nest))
+    body = tuple(nest for nest in map(_nest, live(strided(picked(kernel.body), limits), set())) if isinstance(nest, Nest))
     return replace(lowered, kernel=replace(kernel, body=body))
 
 

@@ -4,6 +4,9 @@ An index such as ``(y + 1) // 2`` (of the windows over a position, of what an im
 neighbours, and no multiple of the loop variable: lanes along ``y`` would gather. A loop over every second ``y``, with both
 neighbours in its body, reads each such element once, and its indices are plain again; conditions that hold for one neighbour
 and not for the other are decided.
+
+Iterations of an outer loop may read the same of a large input, too (the angles of a rotation, which all heads share): written
+out, they read it once for several, instead of from a cache each time.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ FARTHEST = 4
 """Neighbours that read the same, at most."""
 STATEMENTS = 256
 """Of a body that was written out."""
+NEAR = 1 << 14
+"""Bytes that the nearest cache holds in any case."""
 CHAINS: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 """Reductions, and what combines their operands."""
 UNKNOWN = ix.symbol("unknown")
@@ -32,7 +37,7 @@ Leaf = Load | Const | Scalar | Index | Compute
 
 def strided(body: tuple[Stmt, ...], limits: Limits) -> tuple[Stmt, ...]:
     """``body`` with its loops written out as far as ``limits`` allows and it pays."""
-    return _body(body, limits, {}) if limits.copies > 1 else body
+    return _body(body, limits, {}) if max(limits.copies, limits.sharing) > 1 else body
 
 
 def _body(body: Sequence[Stmt], limits: Limits, around: Mapping[str, Int]) -> tuple[Stmt, ...]:
@@ -82,9 +87,11 @@ def _parts(
     range leaves over is a loop of its own; accumulators of several loops have names of their own."""
     for number, r in enumerate(loop.ranges[start:], start):
         period = _period(r, loop.body, interleaves=limits.interleaves)
-        if period is None or copies * period > limits.copies or len(loop.body) * period > STATEMENTS:
+        if shares := period is None or copies * period > limits.copies:
+            period = _sharing(loop, number, limits.sharing // copies)
+        if period is None or len(loop.body) * period > STATEMENTS:
             continue
-        whole = _written_out(loop, number, period, around)
+        whole = _written_out(loop, number, period, around, together=shares)
         rest = _left_over(loop, number, period)
         if rest is None:
             return _parts(whole, limits, around, number + 1, copies * period)
@@ -113,6 +120,26 @@ def _period(r: Range, body: Sequence[Stmt], *, interleaves: bool) -> int | None:
     if along and not (interleaves and period == 2):
         return None
     return period
+
+
+def _sharing(loop: Nest | Reduce, number: int, most: int) -> int | None:
+    """How many iterations of an outer range, of at most ``most``, are written out since they share what they read; None where
+    they do not, or where that is near anyway."""
+    *around, last = loop.ranges
+    r, accesses = loop.ranges[number], [s for s in loop.body if isinstance(s, Load | Store)]
+    if not isinstance(loop, Nest) or r not in around or r.size.value is None:
+        return None
+    if any(ix.stride(s.index, r.var) in (1, None) for s in accesses):
+        return None
+
+    def far(s: Load) -> bool:
+        elements = ix.product([each.size for each in loop.ranges if each.var in ix.symbols(s.index)]).value
+        return elements is None or elements * s.dtype.itemsize > NEAR
+
+    shared = [s for s in accesses if isinstance(s, Load) and not {r.var} & ix.symbols(s.index).keys()]
+    if not any(ix.stride(s.index, last.var) == 1 and far(s) for s in shared):
+        return None
+    return next((n for n in range(most, 1, -1) if r.size.value % n == 0), None)
 
 
 def _plain(expression: Int, variable: str, found: set[int]) -> bool:
@@ -223,8 +250,9 @@ def decided(op: str, left: Int, right: Int) -> bool | None:
     return None
 
 
-def _written_out(loop: Nest | Reduce, number: int, period: int, around: Mapping[str, Int]) -> Nest | Reduce:
-    """The loop over every ``period``-th iteration of its range ``number``."""
+def _written_out(loop: Nest | Reduce, number: int, period: int, around: Mapping[str, Int], *, together: bool) -> Nest | Reduce:
+    """The loop over every ``period``-th iteration of its range ``number``; ``together``: all is read before anything is
+    stored, where no load may see what is."""
     r = loop.ranges[number]
     assert r.size.value is not None
     coarse = Range(r.var, ix.wrap(r.size.value // period))
@@ -237,6 +265,8 @@ def _written_out(loop: Nest | Reduce, number: int, period: int, around: Mapping[
             copies.add(stmt, names, f"n{number}p{k}" if k else "")
         named.append(names)
     ranges = (*loop.ranges[:number], coarse, *loop.ranges[number + 1 :])
+    if together and not any(isinstance(s, Load) and s.param in copies.written for s in copies.body):
+        copies.body.sort(key=lambda s: isinstance(s, Store))
     if isinstance(loop, Nest):
         return Nest(ranges, tuple(copies.body))
     combined = tuple(_combined(a, number, named, copies.body) for a in loop.accumulators)

@@ -2,18 +2,20 @@
 
 The arena is there for the whole call. What a library's kernel returns comes and goes, so at the step with the most of that,
 every byte of the arena which is not in use then is too much. Buffers that are large and dead at that step are allocated when
-they are made, and freed when they die.
+they are made, and freed when they die: first those that found no room in an output's memory, then all of some size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from vendor_sdk.ir.memory import Home, Layout, MemoryPlan
 from vendor_sdk.plan.offsets import CLOSE
 
 PART = 64
 """Buffers below this part of the peak stay in the arena: an allocation costs microseconds."""
+ALONE = 256
+"""The same for those that are not in an output's memory: they are few where most are."""
 WIDTHS = 6
 """How many sizes are tried as the least that is apart."""
 
@@ -31,19 +33,26 @@ def set_apart(plan: MemoryPlan, sizes: Sequence[int], lay: Callable[[], Layout])
     best = lay()
     if all(b.home is not Home.ELSEWHERE for b in plan.buffers):
         return best
-    large = [n for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and sizes[n] * PART >= best.peak]
     chosen: list[int] = []
-    for least in sorted({sizes[n] for n in large}, reverse=True)[:WIDTHS]:
+    for candidates in _candidates(plan, sizes, best):
         if best.peak <= CLOSE * best.bound:
             break
-        candidates = [n for n in large if sizes[n] >= least]
-        _move(plan, candidates, Home.BLOCK)
+        _move(plan, candidates, Home.APART)
         found = lay()
         _move(plan, candidates, Home.ARENA)
         if found.peak * CLOSE < best.peak:
             best, chosen = found, candidates
-    _move(plan, chosen, Home.BLOCK)
+    _move(plan, chosen, Home.APART)
     return best
+
+
+def _candidates(plan: MemoryPlan, sizes: Sequence[int], layout: Layout) -> Iterator[list[int]]:
+    """Buffers that may be better apart."""
+    inside = [n for n, b in enumerate(plan.buffers) if b.home is Home.ARENA]
+    yield [n for n in inside if layout.places[n].block is None and sizes[n] * ALONE >= layout.peak]
+    large = [n for n in inside if sizes[n] * PART >= layout.peak]
+    for least in sorted({sizes[n] for n in large}, reverse=True)[:WIDTHS]:
+        yield [n for n in large if sizes[n] >= least]
 
 
 def _move(plan: MemoryPlan, numbers: Sequence[int], home: Home) -> None:
