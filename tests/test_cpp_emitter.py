@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import shutil
 import subprocess
@@ -425,3 +426,26 @@ def test_a_half_that_is_computed_fills_what_a_slice_leaves() -> None:
         return torch.slice_scatter(x * 3, y, 0, 1, 3) + 1
 
     assert torch.equal(torch.compile(function, backend="cpp_cpu")(x, y), function(x, y))
+
+
+DIVISORS = [3.0, 10.0, 0.09977534660552057, 1.0 + 2.0**-23, 2.0 - 2.0**-23, 2.0 - 2.0**-22]
+"""Beside ordinary ones, those whose reciprocals are rounded worst."""
+
+
+def test_quotients_by_one_number_are_rounded_as_divisions_are() -> None:
+    divided = torch.compile(lambda x, c: x / c, backend="cpp_cpu")
+    mantissas = (torch.arange(1 << 23, dtype=torch.int32) + 0x3F800000).view(torch.float32)
+    for c in [*DIVISORS, *(torch.rand(2) + 1).tolist()]:
+        divisor = torch.tensor(c, dtype=torch.float32)
+        assert torch.equal(divided(mantissas, divisor), mantissas / divisor), c
+
+
+@pytest.mark.parametrize("c", [3.0, -3.0, 0.0, -0.0, math.inf, math.nan, 1e-40, 1e38, 2.0**-56, 2.0**57])
+def test_quotients_of_special_values_by_one_number(c: float) -> None:
+    divided = torch.compile(lambda x, c: x / c, backend="cpp_cpu")
+    small = [1e-45, 1e-38, 2.0**-57, 2.0**-56]
+    x = torch.tensor([[value, -value] for value in [0.0, math.inf, math.nan, 1.5, 3e38, 2.0**56, *small]]).flatten()
+    for operand in (x, x.repeat(5)[: 7 * len(x) // 2], torch.full((64,), -0.0)):
+        found, expected = divided(operand, torch.tensor(c)), operand / torch.tensor(c)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(found.signbit()[~found.isnan()], expected.signbit()[~found.isnan()])

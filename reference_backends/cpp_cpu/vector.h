@@ -567,6 +567,22 @@ INLINE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, 
 #else
 INLINE float multiply_add(float a, float b, float c) { return a * b + c; }
 #endif
+// By one divisor for all lanes. The product with its reciprocal, corrected by what it leaves over, is rounded as the quotient is
+// (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990), where no step leaves the normal numbers.
+template <class T, int S> INLINE V<T, S> op_div_by(V<T, S> a, T b) { return a / V<T, S>(b); }
+#if defined(__FMA__) || defined(__aarch64__)
+INLINE V<float> op_div_by(V<float> a, float b) {
+  const int32_t least = 0x23800000, most = 0x5b800000;  // 2^-56, 2^56
+  const float reciprocal = 1.0f / b, size = __builtin_fabsf(b);
+  V<float> product = a * V<float>(reciprocal);
+  V<float> quotient = multiply_add(multiply_add(product, V<float>(-b), a), V<float>(reciprocal), product);
+  V<int32_t> magnitude = bits<int32_t>(a) & V<int32_t>(0x7fffffff);
+  B zero = magnitude == V<int32_t>(0);
+  B far = (magnitude < V<int32_t>(least)) | (magnitude > V<int32_t>(most));
+  if (__builtin_expect(!(size >= 0x1p-56f && size <= 0x1p56f) || some(far & !zero), 0)) return a / V<float>(b);
+  return select(zero, product, quotient);
+}
+#endif
 template <class T, int S> INLINE V<T, S> op_rsqrt(V<T, S> a) { return V<T, S>((T)1) / op_sqrt(a); }
 template <class T, int S> INLINE V<T, S> op_shl(V<T, S> a, V<T, S> b) {
   return per_lane<T>(Full(), [&](int l) { return op_shl(a[l], b[l]); });

@@ -203,6 +203,8 @@ class Vectors(Statements):
             return f"convert<{CTYPES[s.dtype]}>({operands[0]})"
         if s.op in ("shl", "shr") and last not in self.varying:
             operands[1] = last
+        if s.op == "div" and last not in self.varying:
+            return f"op_div_by({operands[0]}, {last})"
         if s.op == "philox":
             return self.vector_philox(s, operands)
         return OPS[s.op].format(*operands, args=", ".join(operands), T=f"vec<{kind}>", R=CTYPES[s.dtype], live=", live")
