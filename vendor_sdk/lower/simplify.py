@@ -86,6 +86,18 @@ def _of_nothing(stmt: Reduce) -> list[Const]:
     return found
 
 
+def _stored_last(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """``body`` with all that it loads before all that it stores, where no load may see what is: memory works on all loads at
+    once, and processors that compare a part of addresses take none of them for the reader of a store."""
+    stored: set[str] = set()
+    for stmt in body:
+        if isinstance(stmt, Scan | Reduce | Nest) or (isinstance(stmt, Load) and stmt.param in stored):
+            return body
+        if isinstance(stmt, Store):
+            stored.add(stmt.param)
+    return tuple(sorted(body, key=lambda stmt: isinstance(stmt, Store)))
+
+
 def _reports(stmt: Stmt) -> bool:
     return isinstance(stmt, Compute) and stmt.op in REPORTS
 
@@ -101,7 +113,7 @@ def _without_second(a: Accumulator, used: set[str]) -> Accumulator:
 def _nest(stmt: Stmt) -> Stmt:
     if isinstance(stmt, Nest):
         ranges, body = merge(stmt.ranges, stmt.body)
-        return Nest(ranges, tuple(map(_nest, body)))
+        return Nest(ranges, _stored_last(tuple(map(_nest, body))))
     if isinstance(stmt, Reduce):
         ranges, body = merge(stmt.ranges, stmt.body)
         return Reduce(ranges, tuple(map(_nest, body)), stmt.accumulators)

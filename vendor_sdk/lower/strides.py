@@ -87,11 +87,11 @@ def _parts(
     range leaves over is a loop of its own; accumulators of several loops have names of their own."""
     for number, r in enumerate(loop.ranges[start:], start):
         period = _period(r, loop.body, interleaves=limits.interleaves)
-        if shares := period is None or copies * period > limits.copies:
+        if period is None or copies * period > limits.copies:
             period = _sharing(loop, number, limits.sharing // copies)
         if period is None or len(loop.body) * period > STATEMENTS:
             continue
-        whole = _written_out(loop, number, period, around, together=shares)
+        whole = _written_out(loop, number, period, around)
         rest = _left_over(loop, number, period)
         if rest is None:
             return _parts(whole, limits, around, number + 1, copies * period)
@@ -250,9 +250,8 @@ def decided(op: str, left: Int, right: Int) -> bool | None:
     return None
 
 
-def _written_out(loop: Nest | Reduce, number: int, period: int, around: Mapping[str, Int], *, together: bool) -> Nest | Reduce:
-    """The loop over every ``period``-th iteration of its range ``number``; ``together``: all is read before anything is
-    stored, where no load may see what is."""
+def _written_out(loop: Nest | Reduce, number: int, period: int, around: Mapping[str, Int]) -> Nest | Reduce:
+    """The loop over every ``period``-th iteration of its range ``number``."""
     r = loop.ranges[number]
     assert r.size.value is not None
     coarse = Range(r.var, ix.wrap(r.size.value // period))
@@ -265,8 +264,6 @@ def _written_out(loop: Nest | Reduce, number: int, period: int, around: Mapping[
             copies.add(stmt, names, f"n{number}p{k}" if k else "")
         named.append(names)
     ranges = (*loop.ranges[:number], coarse, *loop.ranges[number + 1 :])
-    if together and not any(isinstance(s, Load) and s.param in copies.written for s in copies.body):
-        copies.body.sort(key=lambda s: isinstance(s, Store))
     if isinstance(loop, Nest):
         return Nest(ranges, tuple(copies.body))
     combined = tuple(_combined(a, number, named, copies.body) for a in loop.accumulators)
