@@ -136,7 +136,7 @@ def _sharing(loop: Nest | Reduce, number: int, most: int) -> int | None:
         elements = ix.product([each.size for each in loop.ranges if each.var in ix.symbols(s.index)]).value
         return elements is None or elements * s.dtype.itemsize > NEAR
 
-    shared = [s for s in accesses if isinstance(s, Load) and not {r.var} & ix.symbols(s.index).keys()]
+    shared = [s for s in accesses if isinstance(s, Load) and r.var not in ix.symbols(s.index)]
     if not any(ix.stride(s.index, last.var) == 1 and far(s) for s in shared):
         return None
     return next((n for n in range(most, 1, -1) if r.size.value % n == 0), None)
