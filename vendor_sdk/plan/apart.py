@@ -34,7 +34,7 @@ def set_apart(plan: MemoryPlan, sizes: Sequence[int], lay: Callable[[], Layout])
     if all(b.home is not Home.ELSEWHERE for b in plan.buffers):
         return best
     chosen: list[int] = []
-    for candidates in _candidates(plan, sizes, best):
+    for candidates in filter(None, _candidates(plan, sizes, best)):
         if best.peak <= CLOSE * best.bound:
             break
         _move(plan, candidates, Home.APART)
