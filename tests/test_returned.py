@@ -158,7 +158,7 @@ def test_large_buffers_are_apart_where_libraries_results_decide_the_peak() -> No
     ]
     plan = plan_of(buffers, 8)
     layout = set_apart(plan, plan.sizes({}), lambda: lay_out(plan, plan.sizes({})))
-    assert [b.home for b in plan.buffers] == [Home.BLOCK, Home.ARENA, Home.ELSEWHERE, Home.BLOCK]
+    assert [b.home for b in plan.buffers] == [Home.APART, Home.ARENA, Home.ELSEWHERE, Home.APART]
     assert layout.peak == layout.bound == 3 * big + small
     check(plan, layout)
     alone = plan_of([b for b in buffers if b[3] is Home.ARENA], 8)
