@@ -108,12 +108,16 @@ def cell(value: Any) -> str:
     return f"{value:.2f}" if isinstance(value, float) else str(value).split(":")[0]
 
 
+def fractions(table: dict[str, dict[str, Any]], name: str) -> list[float]:
+    """A contestant's fractions of the copy, where there are any."""
+    return [row[name] for row in table.values() if isinstance(row.get(name), float)]
+
+
 def summary(table: dict[str, dict[str, Any]], names: Sequence[str]) -> list[str]:
     """The geometric mean and the least fraction of each contestant."""
     lines = []
     for name in names:
-        found = [row[name] for row in table.values() if isinstance(row.get(name), float)]
-        if found:
+        if found := fractions(table, name):
             lines.append(
                 f"{name}: geometric mean {statistics.geometric_mean(found):.3f} of {len(found)}, least {min(found):.2f}"
             )
@@ -129,10 +133,8 @@ def widths(result: dict[str, Any]) -> list[str]:
         by_shape.setdefault(shape, {})[kernel] = row
     lines = [f"| shape | {' | '.join([*peers, backend])} | furthest behind |", f"|---|{'--:|' * (len(peers) + 1)}---|"]
     for shape, rows in by_shape.items():
-        cells = []
-        for name in (*peers, backend):
-            found = [row[name] for row in rows.values() if isinstance(row.get(name), float)]
-            cells.append(f"{statistics.geometric_mean(found):.2f}" if found else "")
+        known = [fractions(rows, name) for name in (*peers, backend)]
+        cells = [f"{statistics.geometric_mean(found):.2f}" if found else "" for found in known]
         behind = [
             (row[backend] / row[peer], kernel, peer)
             for kernel, row in rows.items()

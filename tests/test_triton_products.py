@@ -292,6 +292,12 @@ def test_libraries_compute_what_they_are_for() -> None:
     assert attention.ways(problem(*plain, mask=torch.bool), 9)[0] == "triton"
     assert attention.ways(problem(*plain, mask=torch.bool, causal=False, backward=True), 9) == ("cudnn", "triton", "scores")
     assert attention.ways(problem(*plain, mask=torch.bool, backward=True), 9) == ("triton", "scores")
+    numbers = problem(*plain, mask=HALF, causal=False)
+    assert attention.ways(numbers, 9)[0] == "cudnn"
+    assert attention.ways(numbers, 8)[0] == "triton"
+    for backward in (False, True):
+        turned = numbers._replace(turned=True, backward=backward)
+        assert "cudnn" not in attention.ways(turned, 9), "minus infinity would change its sign"
     assert attention.ways(problem(*plain, dtype=torch.float32, backward=True), 9) == ("triton", "scores")
     shared = 2, 8, 2, 512, 512, 64, 64
     assert attention.ways(problem(*shared), 9)[:2] == ("cudnn", "triton")

@@ -135,7 +135,7 @@ def reads_around(nest: loop.Nest) -> bool:
     return False
 
 
-def copies(nest: loop.Nest) -> int:
+def written_out(nest: loop.Nest) -> int:
     """How many iterations of a loop stand in the body: how often it stores to one buffer."""
     return max(Counter(s.param for s in nest.body if isinstance(s, loop.Store)).values(), default=1)
 

@@ -231,7 +231,7 @@ class Launcher:
         if self.kind == "across":
             blocks = [min(2 * ELEMENTS // x, _power(n)) for n in lengths]
         programs = leads * -(-count // x)
-        settings = {"num_warps": warps, **(options(self.thread) if lengths else OPTIONS)}
+        settings = {"num_warps": warps, **(options(self.thread, warps) if lengths else OPTIONS)}
         return Plan(programs, constants(count, lengths, x, blocks, largest), settings)
 
     def ahead(self, arguments: Sequence[Argument], sizes: Sizes, gpu: Machine | None = None) -> Begun | None:
@@ -438,9 +438,10 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def options(thread: int) -> dict[str, Any]:
-    """How a function is compiled: where totals take registers too, two programs still fit on a multiprocessor."""
-    return OPTIONS if thread >= THREAD else {**OPTIONS, "maxnreg": 128}
+def options(thread: int, warps: int) -> dict[str, Any]:
+    """How a function is compiled: where totals take registers too, two programs still fit on a multiprocessor. Threads of 32
+    warps have 64 registers at most in any case."""
+    return OPTIONS if thread >= THREAD or warps > 16 else {**OPTIONS, "maxnreg": 128}
 
 
 def float_bits(value: float) -> int:

@@ -16,7 +16,6 @@ from reference_backends.triton_gpu import indices
 from reference_backends.triton_gpu.analysis import (
     Loop,
     body_of,
-    copies,
     inner_loops,
     late,
     length_of,
@@ -27,6 +26,7 @@ from reference_backends.triton_gpu.analysis import (
     tiled,
     transposed,
     walks_across,
+    written_out,
 )
 from reference_backends.triton_gpu.functions import function_text, most_elements, numbers_text
 from reference_backends.triton_gpu.launch import LEAST, ONE_ROW, PIECES, PLAIN, POINTS, THREAD, WARPS, Kind
@@ -118,7 +118,7 @@ class NestText(Loops):
         writes = any(isinstance(each, loop.Store) for s in self.inner for each in body_of(s))
         self.thread = THREAD if writes else 2 * THREAD
         if not self.inner:
-            self.thread = max(self.points() >> (copies(self.nest) - 1).bit_length(), LEAST)
+            self.thread = max(self.points() >> (written_out(self.nest) - 1).bit_length(), LEAST)
         if totals := sum(found.size is not None for found in self.kept.values()):
             operands = {each.param for s in self.inner for each in body_of(s) if isinstance(each, loop.Load)}
             self.thread = THREAD // (4 if edges or totals + len(operands) > CARRIED else 2)
@@ -137,7 +137,7 @@ class NestText(Loops):
         steps = [step(index.substitute(each.index, self.places), "x_index") for each in accesses]
         narrow = any(self.kernel.param(each.param).dtype.itemsize == 1 for each in accesses)
         plain = all(each in (0, 1) for each in steps)
-        return PLAIN if narrow or plain or copies(self.nest) > 1 else POINTS
+        return PLAIN if narrow or plain or written_out(self.nest) > 1 else POINTS
 
     def pieces_of(self, n: int, size: index.Int, *, whole: bool) -> list[Tile]:
         """The tile of loops of one length; ``whole``: in one piece."""

@@ -13,6 +13,7 @@ import torch
 
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.loop import Compute, Const, Index, Nest, Reduce, Scan, Stmt, makes
+from vendor_sdk.lower.build import TRAPS
 
 
 def picked(body: Sequence[Stmt], around: Mapping[str, Any] = MappingProxyType({})) -> tuple[Stmt, ...]:
@@ -50,7 +51,7 @@ def _term(loop: Reduce, known: Mapping[str, Any]) -> list[Stmt] | None:
             if step is None or step != 1:
                 return None
             positions[stmt.to] = ix.substitute(stmt.index, {r.var: ix.ZERO})
-        elif not isinstance(stmt, Compute):
+        elif not isinstance(stmt, Compute) or stmt.op in TRAPS:  # of no iterations, none reports
             return None
         elif positions.keys() & set(stmt.args):
             (label,) = set(stmt.args) - positions.keys() or {""}
