@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
+
+from reference_backends.triton_gpu.launch import DEEP, TURN
 from vendor_sdk import index, loop
 
 SHORT = 32
@@ -78,11 +81,13 @@ def keeps_rows(nest: loop.Nest) -> bool:
     return len(found) > 1 and {*map(id, found)} == direct and rows_of(nest) > 1
 
 
-def manner(nest: loop.Nest) -> Literal["along", "scan", "lean", "again", "costly", "heavy", "across"]:
+def manner(nest: loop.Nest) -> Literal["along", "scan", "lean", "again", "costly", "heavy", "across", "deep"]:
     """How inner loops are taken that are too long for a tile."""
-    if walks_across(nest):
-        return "across"
     found, several = inner_loops(nest), rows_of(nest) > 1
+    if walks_across(nest):
+        lengths = [length_of(s).value or 1 for s in found]
+        masked = any(isinstance(s, loop.Load | loop.Store) and s.mask for each in found for s in body_of(each))
+        return "across" if masked or any(n < DEEP or n % TURN for n in lengths) else "deep"
     ops = {s.op for each in found for s in body_of(each) if isinstance(s, loop.Compute)}
     ops |= {a.op for each in found for a in getattr(each, "accumulators", ())}
     if ops & COSTLY:
@@ -109,6 +114,16 @@ def transposed(nest: loop.Nest) -> loop.Nest | None:
                 others = tuple(other for other in nest.ranges if other is not r)
                 return loop.Nest(others, (loop.Nest((r,), nest.body),))
     return None
+
+
+def only_rounded(body: Sequence[loop.Stmt]) -> set[str]:
+    """Values that are only converted to bfloat16."""
+    rounded: set[str] = set()
+    others: set[str] = set()
+    for s in loop.walk(tuple(body)):
+        narrows = isinstance(s, loop.Compute) and s.op == "convert" and s.dtype == torch.bfloat16
+        (rounded if narrows else others).update(loop.reads(s))
+    return rounded - others
 
 
 def reads_steadily(s: Loop) -> bool:

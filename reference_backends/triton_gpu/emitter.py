@@ -23,7 +23,7 @@ from reference_backends.triton_gpu.analysis import (
 from reference_backends.triton_gpu.contraction import ProductText, template
 from reference_backends.triton_gpu.copies import copied
 from reference_backends.triton_gpu.functions import arguments_text, symbol_name
-from reference_backends.triton_gpu.launch import LONGEST, SQUARE, Fixed, Kind, Several, maps, parts
+from reference_backends.triton_gpu.launch import LONGEST, SHORT_TURN, SQUARE, Fixed, Kind, Several, maps, parts
 from reference_backends.triton_gpu.machine import TARGETS, machine
 from reference_backends.triton_gpu.machine_code import Binary, binary, resources
 from reference_backends.triton_gpu.nest import NestText
@@ -57,8 +57,10 @@ PART = 64
 """Iterations in a part of a loop: a line of halves."""
 FEW = 8
 """Rows of a length that only the call knows which are divided as if they were long: so many programs alone would take long."""
-UNKNOWN = 1 << 22
-"""Iterations that they are taken for."""
+HALVES = 8
+"""Elements of a vector, of the dtype that has the most for which vectors matter."""
+UNKNOWN = (1 << 22) - 1
+"""Iterations that they are taken for: many, of no whole tiles."""
 
 
 def rows(nest: loop.Nest) -> tuple[list[index.Int], int, int]:
@@ -88,10 +90,13 @@ def divided(kernel: LoopKernel) -> LoopKernel:
             known, longest = [size.value or UNKNOWN for size in lengths], UNKNOWN
         if count and known and len(known) == len(lengths):
             kind: Kind = "whole" if longest <= LONGEST and not across else manner(nest)
-            number = parts(count, known, kind)
+            innermost = nest.ranges[-1].size.value if nest.ranges else None
+            vectors = innermost is not None and innermost % HALVES == 0
+            number = parts(count, known, kind, vectors=vectors)
             if number > 1:
-                if kind == "across":
-                    kernel = split.split(kernel, position, number, apart=not reads_around(nest), maps=maps(known))
+                if across:
+                    apart = not reads_around(nest)
+                    kernel = split.split(kernel, position, number, apart=apart, turn=SHORT_TURN, maps=maps(known))
                 else:
                     kernel = split.split(kernel, position, number)
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import struct
 import threading
@@ -19,11 +20,13 @@ from reference_backends.triton_gpu.machine import Machine, machine
 from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of
 from vendor_sdk import split
 
-Kind = Literal["row", "fixed", "short", "whole", "along", "scan", "lean", "again", "costly", "heavy", "across", "spread"]
+Kind = Literal[
+    "row", "fixed", "short", "whole", "along", "scan", "lean", "again", "costly", "heavy", "across", "deep", "spread"
+]
 """How a nest's inner loops become tiles: all iterations at once, as the text says (with one iteration of the nest in a program,
 or several, or, where they only store, as many as lie in a line that they walk across) or as the launch does; some at a time,
 with the lanes along memory in the loop (once, to scan or not; or several times over, one row or more; or with costly functions,
-of one row or more) or across it, in the nest; or divided among programs."""
+of one row or more) or across it, in the nest (or in many whole tiles); or divided among programs."""
 
 WARPS = 4
 """Of a program where no inner loop is a tile."""
@@ -65,7 +68,14 @@ LONG: dict[str, tuple[int, int]] = {
 rows are under way at once; what is computed for long wants many programs."""
 ACROSS = 64
 """Iterations of a nest in a tile whose inner loop walks across memory: a line of halves."""
-NARROW = {"across": 8, "short": 16, "spread": 16}
+TURN, SHORT_TURN = 128, 32
+"""Iterations of such a loop in a tile of the kind ``deep``, or where there are few programs: large tiles move more bytes at
+once; and of other tiles."""
+DEEP = 8 * TURN
+"""Iterations of the shortest loop of that kind, in which no element needs a mask."""
+AT_ONCE = 2 * PROGRAMS
+"""Programs of that kind that run at once on a large GPU. Of others it is twice as many."""
+NARROW: dict[Kind, int] = {"across": 8, "deep": 8, "short": 16, "spread": 16}
 """The same where there are few programs (a sector of 32 bytes: partial sums are float32); and of a tile that divides inner
 loops too, or only stores."""
 LINE = 128
@@ -74,9 +84,9 @@ SQUARE = 64
 """Edge of a tile that reads lines along one axis and writes them along the other."""
 
 
-def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD) -> tuple[int, list[int], int]:
+def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, leads: int = 1) -> tuple[int, list[int], int]:
     """``(XBLOCK, blocks of the tiles, warps)`` for a nest of ``count`` iterations with inner loops of these lengths, of which a
-    thread has ``thread`` elements (of the nest itself, where there are none).
+    thread has ``thread`` elements (of the nest itself, where there are none), ``leads`` times over.
     Tiles that the text fixes have their lengths here, and no blocks.
 
     All are powers of two.
@@ -89,9 +99,13 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD) -
     longest = max(lengths)
     if kind == "spread":
         return min(SQUARE, _power(count)), [min(SQUARE, _power(longest))], 8
-    if kind == "across":
+    if kind in ("across", "deep"):
         x = min(ACROSS, _power(count))
-        return x, [min(2 * ELEMENTS // x, _power(n)) for n in lengths], 8
+        large = kind == "deep" or longest <= ACROSS or leads * -(-count // x) < AT_ONCE
+        while x > NARROW[kind] and leads * -(-count // x) < PROGRAMS // 2:
+            x //= 2
+        block = (TURN if large else SHORT_TURN) * ACROSS // x
+        return x, [min(block, _power(n)) for n in lengths], 8 if large else 4
     if kind == "short":
         x = min(max(ACROSS, ELEMENTS // longest), _power(count))
         return x, [], min(_below(x * longest // thread // 32), 4)
@@ -117,22 +131,47 @@ def blocks_for(length: int, most: int) -> list[int]:
     return [whole // 2, *blocks_for(length - whole // 2, most - 1)]
 
 
-def parts(count: int, lengths: Sequence[int], kind: Kind) -> int:
+def parts(count: int, lengths: Sequence[int], kind: Kind, *, vectors: bool = False) -> int:
     """Into how many parts inner loops are divided, so that there are programs for the whole GPU; 1 where there are or where
-    the loops are short."""
+    the loops are short.
+
+    Args:
+        vectors: whether every iteration of loops that walk across memory begins with a vector, if the first one does.
+    """
+    longest = max(lengths)
+    if kind in ("across", "deep"):
+        return parts_across(count, longest, 1 if vectors else split.LINE)
     x, blocks, _ = tile(count, lengths, kind)
     programs = -(-count // x)
-    longest = max(lengths)
     if kind == "whole" or 2 * programs >= PROGRAMS:
         return 1
-    most = min(-(-2 * PROGRAMS // programs), longest // (4 * max(blocks) if kind == "across" else max(blocks)))
-    if kind == "across":
-        if most <= 1:
-            return 1
-        # Parts of whole tiles need no masks, which take as many instructions as sums do.
-        whole = (n for n in range(most, 2 * most + 1) if longest % (n * max(blocks)) == 0)
-        return next(whole, -(-most // split.LINE) * split.LINE)
+    most = min(-(-2 * PROGRAMS // programs), longest // max(blocks))
     return next((n for n in range(most, most // 2, -1) if longest % (n * split.LINE) == 0), max(most, 1))
+
+
+def parts_across(count: int, length: int, step: int) -> int:
+    """The same where loops walk across memory: as many as run at once, of whole large tiles if they can be. (These need no
+    masks, which take as many instructions as sums do.)
+
+    Args:
+        step: how many parts apart all iterations begin alike in their vectors. Where these cross the ends of lines, programs
+            begin before them.
+    """
+    programs = -(-(count + step - 1) // ACROSS)
+    deep = [n for n in range(1, length // DEEP + 1) if length % (n * TURN) == 0 and n * programs <= AT_ONCE]
+    if deep and 4 * deep[-1] * programs >= 3 * AT_ONCE:
+        return deep[-1]
+    some = step if length >= 2 * SHORT_TURN * step else 1
+    most = min(4 * AT_ONCE // programs, max(length // (8 * SHORT_TURN), some))
+    if most < max(step, 2):
+        return 1
+
+    def worth(n: int) -> float:
+        """How much of the GPU, and of the programs' turns, does work: a few programs too many find room."""
+        waves = max(math.ceil(n * programs / (2 * AT_ONCE) - 0.05), 1)
+        return min(n * programs / (waves * 2 * AT_ONCE), 1) * length / (-(-length // (n * SHORT_TURN)) * n * SHORT_TURN)
+
+    return max(range(step, most + 1, step), key=lambda n: (worth(n), -n))
 
 
 def maps(lengths: Sequence[int]) -> int:
@@ -224,12 +263,10 @@ class Launcher:
 
     def plan(self, leads: int, count: int, lengths: Sequence[int], largest: int, gpu: Machine) -> Plan:
         """How the function is launched for these sizes."""
-        x, blocks, warps = tile(count, lengths, self.kind, self.thread)
+        x, blocks, warps = tile(count, lengths, self.kind, self.thread, leads)
         leads *= -(-lengths[0] // blocks[0]) if self.kind == "spread" else 1
         while x > NARROW.get(self.kind, x) and leads * -(-count // x) < PROGRAMS // 2:
             x //= 2
-        if self.kind == "across":
-            blocks = [min(2 * ELEMENTS // x, _power(n)) for n in lengths]
         programs = leads * -(-count // x)
         settings = {"num_warps": warps, **(options(self.thread, warps) if lengths else OPTIONS)}
         return Plan(programs, constants(count, lengths, x, blocks, largest), settings)

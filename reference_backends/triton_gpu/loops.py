@@ -128,7 +128,8 @@ class Loops(Statements):
                 self.out(f"{a.to[0]}_w = {constant(nothing(a)[0], a.dtype, '[XBLOCK, 1]')}")
             before = self.enter(s, pieces[0])
             self.body(s.body)
-            mask = self.mask(self.context())
+            # What rows come to that are none is stored nowhere.
+            mask = pieces[0].mask
             for a in accumulators:
                 if a in powers:
                     self.advance_powers(a, mask)

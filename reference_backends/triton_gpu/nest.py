@@ -100,7 +100,9 @@ class NestText(Loops):
         self.private: dict[str, Private] = {}
         self.kept: dict[str, Private] = {}
         self.place(self.lead, index.variable("lead", self.leads))
-        self.shift = self.vector_shift(nest) if self.kind in ("across", "short") and len(self.ranges) == 1 else index.ZERO
+        self.shift = (
+            self.vector_shift(nest) if self.kind in ("across", "deep", "short") and len(self.ranges) == 1 else index.ZERO
+        )
         """How many iterations the axis x begins before the first: what lies in memory before them in the first vector."""
         if self.shift == index.ZERO:
             self.place(self.ranges, index.variable("x_index", self.count))
@@ -142,7 +144,7 @@ class NestText(Loops):
     def pieces_of(self, n: int, size: index.Int, *, whole: bool) -> list[Tile]:
         """The tile of loops of one length; ``whole``: in one piece."""
         name, found = f"r_{n}", None
-        if not whole and (self.fixed or (self.kind != "across" and not self.spread and size.value is not None)):
+        if not whole and (self.fixed or (self.kind not in ("across", "deep") and not self.spread and size.value is not None)):
             loops = [s for s in self.inner if length_of(s) == size]
             known = {"x_index", "lead", *(s.name for s in self.kernel.symbols)}
             found = vectors(self.kernel, loops, self.places, known)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from reference_backends.triton_gpu import indices
+from reference_backends.triton_gpu.analysis import only_rounded
 from reference_backends.triton_gpu.table import OPS, TYPES, bitcast, constant, convert
 from reference_backends.triton_gpu.tiles import Tile
 from vendor_sdk import LoopKernel, LoweringError, index, loop
@@ -59,6 +60,8 @@ class Statements:
         """Stores that wait for the loads before them."""
         self.streamed: set[str] = set()
         """Params of which each element is read once."""
+        self.rounded = only_rounded(kernel.body)
+        """Values of which nothing but their bfloat16 is used."""
         self.counter = 0
 
     # Places
@@ -182,7 +185,7 @@ class Statements:
         elif source == torch.bool and s.op in ("max", "min"):
             text = f"{args[0]} {'|' if s.op == 'max' else '&'} {args[1]}"
         elif s.op == "div" and source == torch.float32 and self.axes[s.args[1]] < axes:
-            text = f"base.div_by({', '.join(args)})"
+            text = f"base.{'quotient_by' if s.to in self.rounded else 'div_by'}({', '.join(args)})"
         elif source == torch.bool and s.op == "bitnot":
             text = f"{args[0]} == 0"
         else:

@@ -63,19 +63,27 @@ def long_loops(nest: Nest) -> list[Reduce | Nest]:
 
 
 def split(
-    kernel: LoopKernel, position: int, parts: Int | int, *, apart: bool = False, maps: Int | int | None = None
+    kernel: LoopKernel,
+    position: int,
+    parts: Int | int,
+    *,
+    apart: bool = False,
+    turn: int = 1,
+    maps: Int | int | None = None,
 ) -> LoopKernel:
     """``kernel`` with the inner loops of nest ``position`` divided into ``parts``, where ``long_loops`` finds any.
 
     Args:
         apart: whether a part's iterations of a reduction lie as far apart as there are parts, instead of side by side.
+        turn: how many of them are taken at once: parts that are not equally long, of iterations that lie apart, have a multiple
+            of it, of which those past the end do not count, so that nothing else ends inside of a turn.
         maps: into how many parts loops are divided that reduce nothing; as others where it is not given.
     """
     nest = kernel.body[position]
     loops = long_loops(nest)
     if not loops:
         return kernel
-    return _Split(kernel, position, nest, ix.wrap(parts), apart, ix.wrap(parts if maps is None else maps)).run()
+    return _Split(kernel, position, nest, ix.wrap(parts), apart, turn, ix.wrap(parts if maps is None else maps)).run()
 
 
 def _read(stmts: Sequence[Stmt]) -> set[str]:
@@ -83,9 +91,26 @@ def _read(stmts: Sequence[Stmt]) -> set[str]:
     return {name for s in walk(tuple(stmts)) for name in reads(s)}
 
 
+def zeros(body: Sequence[Stmt], inside: str) -> set[str]:
+    """Values that are zero wherever ``inside`` does not hold, since nothing else is loaded there."""
+    found: set[str] = set()
+    for s in body:
+        zero = False
+        if isinstance(s, Const):
+            zero = s.value == 0
+        elif isinstance(s, Load):
+            zero = s.mask == inside and s.other in found
+        elif isinstance(s, Compute):
+            zero = s.op in ("convert", "neg", "abs", "add", "sub", "mul") and found.issuperset(s.args)
+        if zero:
+            found.update(makes(s))
+    return found
+
+
 class _Split:
-    def __init__(self, kernel: LoopKernel, position: int, nest: Nest, parts: Int, apart: bool, maps: Int) -> None:
+    def __init__(self, kernel: LoopKernel, position: int, nest: Nest, parts: Int, apart: bool, turn: int, maps: Int) -> None:
         self.kernel, self.position, self.nest, self.parts, self.apart, self.maps = kernel, position, nest, parts, apart, maps
+        self.turn = turn
         self.taken = {name for s in walk(kernel.body) for name in (*makes(s), *loop_variables(s))}
         self.taken |= {p.name for p in (*kernel.params, *kernel.scratch)} | {s.name for s in kernel.symbols}
         self.scratch: list[Param] = []
@@ -168,8 +193,9 @@ class _Split:
         """The range of parts, that of a part's iterations, the body there, and the value that says whether one counts."""
         total = ix.product([r.size for r in ranges])
         size = (total + (parts - 1)) // parts
-        if not apart and total != size * parts:
-            size = (size + (LINE - 1)) // LINE * LINE
+        if total != size * parts:
+            step = self.turn if apart else LINE
+            size = (size + (step - 1)) // step * step
         part, inner = Range(self.fresh("p"), parts), Range(self.fresh("q"), size)
         p, q = (ix.variable(r.var, r.size) for r in (part, inner))
         flat = q * parts + p if apart else p * size + q
@@ -212,7 +238,11 @@ class _Split:
             args = a.args
             if inside is not None:
                 nothing = COMBINE[a.op].nothing(a.dtype)
-                args = tuple(self.chosen(body, inside, *each) for each in zip(a.args, nothing, dtypes, strict=True))
+                nought = zeros(body, inside)
+                args = tuple(
+                    value if least == 0 and value in nought else self.chosen(body, inside, value, least, dtype)
+                    for value, least, dtype in zip(a.args, nothing, dtypes, strict=True)
+                )
             results = tuple(self.fresh("a") for _ in a.to)
             accumulators.append(Accumulator(results, a.op, args, a.dtype))
             read = []
