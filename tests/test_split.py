@@ -72,6 +72,23 @@ def test_loops_that_only_store_have_parts_of_their_own(name: str, parts: int, ma
         torch.testing.assert_close(found, exact)
 
 
+@pytest.mark.parametrize("length", [7, 40, 41, 64])
+def test_parts_that_lie_apart_are_whole_turns(length: int) -> None:
+    x = torch.randn(length, 5)
+    x[length // 2, 3] = float("inf")
+    for function, kept in ((lambda x: x.sum(0), False), (lambda x: (x + 1).sum(0), True), (lambda x: x.amax(0), True)):
+        compiled = fusing.compiled(function, [x], Limits())
+        kernels = {n: split(lowered.kernel, 0, 3, apart=True, turn=8) for n, lowered in compiled.kernels.items()}
+        for kernel in kernels.values():
+            verify(kernel)
+            (part,) = (s for s in kernel.body[0].body if isinstance(s, Reduce))
+            assert part.ranges[0].size.value == -(-length // 24) * 8
+            # Zeros, which loads beyond the end give, need not be chosen; others do.
+            assert any(getattr(s, "op", "") == "where" for s in part.body) is kept
+        compiled.kernels = {n: replace(lowered, kernel=kernels[n]) for n, lowered in compiled.kernels.items()}
+        torch.testing.assert_close(compiled.run(x)[0], function(x))
+
+
 def test_nan_and_infinities_of_a_ragged_last_part() -> None:
     x = torch.tensor([[1.0, float("nan"), 2.0], [float("inf"), 1.0, float("-inf")]])
     compiled = fusing.compiled(lambda x: (x.amax(1), x.argmin(1)), [x], Limits())

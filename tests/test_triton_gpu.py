@@ -141,6 +141,49 @@ def test_a_row_is_read_once_and_divided_by_its_own_reciprocal(emitted: Callable[
     assert "base.div_by" in text
 
 
+def test_quotients_that_are_rounded_take_two_multiplications(
+    emitted: Callable[..., list[tuple[LoopKernel, str]]],
+) -> None:
+    half = torch.ones(64, 256, dtype=torch.bfloat16)
+    ((_, text),) = emitted(lambda a: a.softmax(1), half)
+    assert "base.quotient_by" in text
+    for function in (lambda a: a.softmax(1, dtype=torch.float32), lambda a: a.half().softmax(1)):
+        ((_, text),) = emitted(function, half)
+        assert "base.div_by" in text
+        assert "quotient_by" not in text
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "parts", "kind"),
+    [(4096, 16384, 8, "deep"), (1024, 65536, 32, "deep"), (32768, 2048, 1, "deep"), (262144, 256, 1, "across"), (64, 300, 1, "across")],
+)
+def test_columns_are_divided_among_as_many_programs_as_run_at_once(
+    emitted: Callable[..., list[tuple[LoopKernel, str]]], columns: int, rows: int, parts: int, kind: str
+) -> None:
+    assert launch.parts(columns, [rows], "across", vectors=True) == parts
+    ((_, text),) = emitted(lambda a: a.sum(0), torch.empty(rows, columns))
+    assert f'_0, "{kind}"' in text
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(5000, 13421), (4097, 16380), (1023, 65600), (768, 8192), (7, 1 << 20)])
+def test_columns_of_unequal_parts(columns: int, rows: int) -> None:
+    vectors = columns % 8 == 0
+    parts = launch.parts(columns, [rows], "across", vectors=vectors)
+    assert vectors or parts % launch.split.LINE == 0
+    assert rows // parts >= 2 * launch.SHORT_TURN
+    assert parts * -(-columns // launch.ACROSS) <= 4 * launch.AT_ONCE
+
+
+def test_a_part_ends_in_one_place(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    """Parts are whole turns, and what lies beyond the rows is zero: a sum needs no other mask than its loads have."""
+    ((_, text),) = emitted(lambda a: a.sum(0), torch.empty(13421, 5000))
+    body = text[: text.index("launch_")]
+    (length,) = map(int, re.findall(r"range\(0, (\d+), R0\)", body))
+    assert length % launch.SHORT_TURN == 0
+    assert length * launch.parts(5000, [13421], "across", vectors=True) >= 13421
+    assert not re.search(r"tl\.where\(w", body)
+
+
 def test_totals_over_rows_stay_in_registers(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
     def backward(g: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return g * x - (g * x).mean(1, keepdim=True), (g * x).sum(0), g.sum(0)
@@ -377,7 +420,8 @@ def test_what_the_emitter_lacks_is_known(interpreted: dict[str, Any]) -> None:
 
 @needs_triton
 def test_symbols_are_passed_exactly(interpreted: dict[str, Any]) -> None:
-    assert interpreted["symbolic"] == {"sizes": "", "float": "", "index out of range": "", "no rows": "", "kinds of rows": ""}
+    cases = ("sizes", "float", "index out of range", "no rows", "kinds of rows", "rounded quotients")
+    assert interpreted["symbolic"] == dict.fromkeys(cases, "")
 
 
 @needs_triton
