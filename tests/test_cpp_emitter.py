@@ -294,6 +294,25 @@ def test_choices_by_what_is_gathered_are_vectors_where_processors_gather_nothing
     assert ("#pragma omp simd" in text) == (dtype is torch.float32)
 
 
+@pytest.mark.parametrize("step", [1, 2, 7])
+@pytest.mark.parametrize("name", ["lt", "le", "gt", "ge"])
+def test_positions_are_compared_with_a_bound_once_for_all_lanes(name: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare, emit = getattr(torch, name), CppEmitter.emit
+    texts: list[str] = []
+    monkeypatch.setattr(CppEmitter, "emit", lambda self, kernel: texts.append(emit(self, kernel)) or texts[-1])
+
+    def function(bound: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(100) * step - 20
+        return compare(positions, bound), compare(bound, positions)
+
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(function, (torch.tensor(0),)), backend="cpp_cpu")
+    assert "".join(texts).count("_lanes(lanes_") + "".join(texts).count("lanes_from(lanes_") == 2
+    for value in (-(2**63), -(2**62), -21, -20, -19, 0, 11, 12, 13, 79, 80, 81, 700, 2**62, 2**63 - 1):
+        bound = torch.tensor(value)
+        for found, expected in zip(compiled(bound), function(bound), strict=True):
+            assert torch.equal(found, expected), value
+
+
 @pytest.mark.parametrize("instructions", ["x86-64-v3", "x86-64-v2"])
 def test_other_instruction_sets(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if platform.machine() != "x86_64":

@@ -155,7 +155,13 @@ def test_quotients_that_are_rounded_take_two_multiplications(
 
 @pytest.mark.parametrize(
     ("columns", "rows", "parts", "kind"),
-    [(4096, 16384, 8, "deep"), (1024, 65536, 32, "deep"), (32768, 2048, 1, "deep"), (262144, 256, 1, "across"), (64, 300, 1, "across")],
+    [
+        (4096, 16384, 8, "deep"),
+        (1024, 65536, 32, "deep"),
+        (32768, 2048, 1, "deep"),
+        (262144, 256, 1, "across"),
+        (64, 300, 1, "across"),
+    ],
 )
 def test_columns_are_divided_among_as_many_programs_as_run_at_once(
     emitted: Callable[..., list[tuple[LoopKernel, str]]], columns: int, rows: int, parts: int, kind: str

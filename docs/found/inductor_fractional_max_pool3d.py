@@ -1,4 +1,4 @@
-"""Inductor's fractional_max_pool3d takes the random sample of the last dimension for the first, and that of the first for the last.
+"""Inductor's fractional_max_pool3d takes the random sample of the last dimension for the first, and the other way round.
 
 Found by the cases `fractional_max_pool3d[...]`.
 """

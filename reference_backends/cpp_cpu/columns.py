@@ -135,7 +135,7 @@ class Columns(Scans):
         begin, stop = bounds[last.var]
         given = self.restored(available, s.body, inner)
         before, inside, self.varying = hoist(s.body, inner.var, given)
-        self.along, self.past, self.runs = inner.var, {}, {}
+        self.along, self.past, self.runs, self.rising = inner.var, {}, {}, {}
         first, step = self.fresh("first"), self.fresh("step")
         self.out.open(f"for (int64_t {first} = {begin}; {first} < {stop}; {first} += {ROWS})")
         self.out.open(f"const auto {step} = [&](const int64_t {inner.var}, const auto live, const auto rows) INLINE_LAMBDA")

@@ -148,6 +148,19 @@ INLINE V<int64_t> iota(int64_t first, int64_t step) {
   return {PieceConvert<int64_t, int32_t>::apply(low_half<int32_t>(lanes)) * step + first,
           PieceConvert<int64_t, int32_t>::apply(high_half<int32_t>(lanes)) * step + first};
 }
+// How many lanes of iota(first, step) are below a bound; step is positive.
+INLINE int32_t lanes_below(int64_t first, int64_t step, int64_t bound) {
+  if (bound <= first) return 0;
+  const uint64_t count = ((uint64_t)bound - (uint64_t)first - 1) / (uint64_t)step + 1;
+  return count < LANES ? (int32_t)count : LANES;
+}
+INLINE int32_t lanes_up_to(int64_t first, int64_t step, int64_t last) {
+  if (last < first) return 0;
+  const uint64_t count = ((uint64_t)last - (uint64_t)first) / (uint64_t)step;
+  return count < LANES - 1 ? (int32_t)count + 1 : LANES;
+}
+INLINE B first_lanes(int32_t count) { return B((Mask)(lane_numbers() < count)); }
+INLINE B lanes_from(int32_t count) { return B((Mask)(lane_numbers() >= count)); }
 INLINE B alive(Full) { return B(true); }
 INLINE B alive(Tail t) { return B((Mask)(lane_numbers() < t.n)); }
 
@@ -327,6 +340,9 @@ template <class T, class L> INLINE vec<T> load_second(const T *p, L live) {
 }
 // Eight bits with a zero behind each.
 INLINE uint32_t spread(uint32_t bits) {
+#ifdef __BMI2__
+  return __builtin_ia32_pdep_si(bits, 0x5555);
+#endif
   bits = (bits | bits << 4) & 0x0f0f;
   bits = (bits | bits << 2) & 0x3333;
   return (bits | bits << 1) & 0x5555;

@@ -20,6 +20,15 @@ MANY = 96
 """Statements from which on a body is compiled once, not once for whole vectors and once for the rest."""
 SHORT = 4
 """Iterations up to which a loop is not worth a vector."""
+BOUNDS = {
+    "lt": "first_lanes(lanes_below({}, {}))",
+    "le": "first_lanes(lanes_up_to({}, {}))",
+    "gt": "lanes_from(lanes_up_to({}, {}))",
+    "ge": "lanes_from(lanes_below({}, {}))",
+}
+"""Comparisons of what rises by as much from lane to lane with one number for all lanes."""
+TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+"""The same with the operands in the other order."""
 
 
 class Vectors(Statements):
@@ -33,6 +42,8 @@ class Vectors(Statements):
     """In a step: for params that may be stored past the caches, the flag that says whether to."""
     runs: dict[str, str]
     """In a step: texts of random draws that share counters with their neighbours."""
+    rising: dict[str, str]
+    """In a step: of values that rise by as much from lane to lane, the first lane's and by how much."""
     streamed: frozenset[str] = frozenset()
     """Params that this kernel writes and never reads."""
 
@@ -78,7 +89,7 @@ class Vectors(Statements):
         # A loop of no iterations must not load what does not exist.
         guarded = r.size.value is None and any(isinstance(s, loop.Load | loop.Compute) for s in before)
         self.out.open(f"if ({start} < {end})" if guarded else "")
-        self.varying, self.along, self.past, self.runs = varying, r.var, {}, {}
+        self.varying, self.along, self.past, self.runs, self.rising = varying, r.var, {}, {}, {}
         for s in before:
             self.statement(s)
         self.runs = self.philox_runs(inside)
@@ -169,7 +180,10 @@ class Vectors(Statements):
             step = index.stride(s.index, self.along)
             if step is None or index.symbols(s.index).keys() & (self.varying - {self.along}):
                 return self.per_lane(torch.int64, s.index, f"(int64_t)({index.to_c(s.index)})")
-            return f"iota({index.to_c(s.index)}, {index.to_c(step)})"
+            first = f"{index.to_c(s.index)}, {index.to_c(step)}"
+            if step.value is not None and step.value > 0:
+                self.rising[s.to] = first
+            return f"iota({first})"
         assert isinstance(s, loop.Compute)
         return self.vector_compute(s)
 
@@ -207,6 +221,12 @@ class Vectors(Statements):
             return f"op_div_by({operands[0]}, {last})"
         if s.op == "philox":
             return self.vector_philox(s, operands)
+        if s.op in BOUNDS:
+            first, second = s.args
+            if first in self.rising and second not in self.varying:
+                return BOUNDS[s.op].format(self.rising[first], second)
+            if second in self.rising and first not in self.varying:
+                return BOUNDS[TURNED[s.op]].format(self.rising[second], first)
         return OPS[s.op].format(*operands, args=", ".join(operands), T=f"vec<{kind}>", R=CTYPES[s.dtype], live=", live")
 
     def vector_philox(self, s: loop.Compute, operands: Sequence[str]) -> str:
