@@ -23,6 +23,7 @@ from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.capture.masks import know_masks
 from vendor_sdk.capture.pooled import save_less_of_pools
 from vendor_sdk.capture.unread import drop_unread
+from vendor_sdk.capture.windows import know_windows
 from vendor_sdk.contract.artifacts import Artifacts
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.contract.placement import Route
@@ -47,6 +48,7 @@ def compile_dynamo(
     """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
     session = load(backend, options).session(options)
     keep_attention(module, everywhere=session.target is not None)
+    know_windows(module)
     if session.emitter is not None:
         session.emitter.foresee(foreseen(module))
     key = _stored_key(session) if _worth_storing(module, example_inputs) else None
