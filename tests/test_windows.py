@@ -20,6 +20,23 @@ WAYS: dict[str, Convolution] = {
 }
 
 
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_sizes_that_only_data_tells_stay_symbols() -> None:
+    graphs = []
+
+    def backend(module: fx.GraphModule, inputs: object) -> object:
+        know_windows(module)
+        graphs.append(module)
+        return module.forward
+
+    def function(x: Tensor, w: Tensor, chosen: Tensor) -> Tensor:
+        return F.conv1d(x, w[chosen.nonzero().squeeze(1)])
+
+    x, w, chosen = torch.randn(2, 3, 9), torch.randn(6, 3, 3), torch.tensor([1, 0, 1, 1, 0, 0])
+    torch.testing.assert_close(torch.compile(function, backend=backend)(x, w, chosen), function(x, w, chosen))
+    assert any(node.target is torch.conv1d for module in graphs for node in module.graph.nodes)
+
+
 @pytest.mark.parametrize("name", WAYS)
 def test_sizes_of_weights_are_known(name: str) -> None:
     function = WAYS[name]

@@ -732,12 +732,17 @@ def size_text(size: torch.SymInt | torch.SymFloat) -> tuple[set[str], str]:
     return {str(symbol) for symbol in expression.free_symbols}, PythonPrinter().doprint(expression)
 
 
+def known_while_traced(size: int | torch.SymInt) -> bool:
+    """Whether a size has a value while its graph is traced, which data alone may tell later. Wraps ``SymNode.has_hint``."""
+    return not isinstance(size, torch.SymInt) or size.node.has_hint()
+
+
 def size_hint(tensor: torch.Tensor, unknown: int = 4096) -> int:
     """Elements of a fake tensor as traced; a size that only data tells counts as ``unknown``. Wraps ``SymNode.hint``."""
     elements = 1
     for size in tensor.shape:
         if isinstance(size, torch.SymInt):
-            elements *= int(size.node.hint) if size.node.has_hint() else unknown
+            elements *= int(size.node.hint) if known_while_traced(size) else unknown
         else:
             elements *= size
     return elements

@@ -342,10 +342,11 @@ template <class T, class L> INLINE vec<T> load_second(const T *p, L live) {
 INLINE uint32_t spread(uint32_t bits) {
 #ifdef __BMI2__
   return __builtin_ia32_pdep_si(bits, 0x5555);
-#endif
+#else
   bits = (bits | bits << 4) & 0x0f0f;
   bits = (bits | bits << 2) & 0x3333;
   return (bits | bits << 1) & 0x5555;
+#endif
 }
 template <class T, class L> INLINE vec<T> load_second_where(B mask, const T *p, vec<T> other, L live) {
 #if MASKED_MOVES

@@ -29,6 +29,7 @@ from reference_backends.triton_gpu.machine_code import Binary, binary, resources
 from reference_backends.triton_gpu.nest import NestText
 from reference_backends.triton_gpu.statements import Writer
 from reference_backends.triton_gpu.table import OPS, TYPES
+from reference_backends.triton_gpu.tiles import VECTOR_BYTES
 from reference_backends.triton_gpu.together import TogetherText, independent
 from vendor_sdk import Emitter, Launch, Limits, LoopKernel, NodeContext, Support, index, loop, online, split
 
@@ -57,8 +58,6 @@ PART = 64
 """Iterations in a part of a loop: a line of halves."""
 FEW = 8
 """Rows of a length that only the call knows which are divided as if they were long: so many programs alone would take long."""
-HALVES = 8
-"""Elements of a vector, of the dtype that has the most for which vectors matter."""
 UNKNOWN = (1 << 22) - 1
 """Iterations that they are taken for: many, of no whole tiles."""
 
@@ -91,7 +90,7 @@ def divided(kernel: LoopKernel) -> LoopKernel:
         if count and known and len(known) == len(lengths):
             kind: Kind = "whole" if longest <= LONGEST and not across else manner(nest)
             innermost = nest.ranges[-1].size.value if nest.ranges else None
-            vectors = innermost is not None and innermost % HALVES == 0
+            vectors = innermost is not None and innermost % (VECTOR_BYTES // torch.bfloat16.itemsize) == 0
             number = parts(count, known, kind, vectors=vectors)
             if number > 1:
                 if across:

@@ -102,8 +102,7 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
     if kind in ("across", "deep"):
         x = min(ACROSS, _power(count))
         large = kind == "deep" or longest <= ACROSS or leads * -(-count // x) < AT_ONCE
-        while x > NARROW[kind] and leads * -(-count // x) < PROGRAMS // 2:
-            x //= 2
+        x = narrowed(x, kind, leads, count)
         block = (TURN if large else SHORT_TURN) * ACROSS // x
         return x, [min(block, _power(n)) for n in lengths], 8 if large else 4
     if kind == "short":
@@ -121,6 +120,13 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
     while x > 1 and count < x * PROGRAMS:
         x //= 2
     return x, blocks, min(_below(x * row // thread // 32), 32 if row > LONGEST else 16)
+
+
+def narrowed(x: int, kind: Kind, leads: int, count: int) -> int:
+    """Iterations of the nest in a tile where ``x`` make too few programs of ``leads`` times ``count``."""
+    while x > NARROW[kind] and leads * -(-count // x) < PROGRAMS // 2:
+        x //= 2
+    return x
 
 
 def blocks_for(length: int, most: int) -> list[int]:
@@ -265,8 +271,8 @@ class Launcher:
         """How the function is launched for these sizes."""
         x, blocks, warps = tile(count, lengths, self.kind, self.thread, leads)
         leads *= -(-lengths[0] // blocks[0]) if self.kind == "spread" else 1
-        while x > NARROW.get(self.kind, x) and leads * -(-count // x) < PROGRAMS // 2:
-            x //= 2
+        if self.kind in ("short", "spread"):
+            x = narrowed(x, self.kind, leads, count)
         programs = leads * -(-count // x)
         settings = {"num_warps": warps, **(options(self.thread, warps) if lengths else OPTIONS)}
         return Plan(programs, constants(count, lengths, x, blocks, largest), settings)

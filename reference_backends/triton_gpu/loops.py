@@ -128,7 +128,7 @@ class Loops(Statements):
                 self.out(f"{a.to[0]}_w = {constant(nothing(a)[0], a.dtype, '[XBLOCK, 1]')}")
             before = self.enter(s, pieces[0])
             self.body(s.body)
-            # What rows come to that are none is stored nowhere.
+            # Rows do not mix, and what lanes beyond the last one come to is stored nowhere.
             mask = pieces[0].mask
             for a in accumulators:
                 if a in powers:

@@ -20,6 +20,7 @@ from reference_backends.triton_gpu.analysis import (
     late,
     length_of,
     manner,
+    only_rounded,
     plain,
     ranges_of,
     step,
@@ -70,6 +71,7 @@ class NestText(Loops):
 
     def __init__(self, kernel: LoopKernel, name: str, nest: loop.Nest, *, whole: bool) -> None:
         super().__init__(kernel)
+        self.rounded = only_rounded(nest.body)
         turned = transposed(nest)
         self.spread = turned is not None
         """Whether programs divide the iterations of the one tile too."""

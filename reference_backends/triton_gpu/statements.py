@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from reference_backends.triton_gpu import indices
-from reference_backends.triton_gpu.analysis import only_rounded
 from reference_backends.triton_gpu.table import OPS, TYPES, bitcast, constant, convert
 from reference_backends.triton_gpu.tiles import Tile
 from vendor_sdk import LoopKernel, LoweringError, index, loop
@@ -60,7 +59,7 @@ class Statements:
         """Stores that wait for the loads before them."""
         self.streamed: set[str] = set()
         """Params of which each element is read once."""
-        self.rounded = only_rounded(kernel.body)
+        self.rounded: set[str] = set()
         """Values of which nothing but their bfloat16 is used."""
         self.counter = 0
 
