@@ -15,7 +15,7 @@ from typing import Any
 from conformance import report as reports
 from conformance.cases import TIMED, Case
 from conformance.expectations import Declaration, Expectations
-from conformance.pool import Pool
+from conformance.pool import Pool, Result
 from conformance.worker import Settings
 
 
@@ -38,7 +38,15 @@ def again(report: Mapping[str, Any], count: int, plugins: Sequence[str] = (), wo
     entries = [entry for entry in report["cases"] if entry["verdict"] != "no-samples" and entry["kind"] not in TIMED]
     drawn = random.SystemRandom().sample(entries, min(count, len(entries)))
     with tempfile.TemporaryDirectory(prefix="conformance-") as scratch:
-        pool = Pool(settings, workers, run["timeout"], Path(scratch), run["selection"]["sample"])
+        results: dict[str, Result] = {}
+        pool = Pool(
+            settings,
+            workers,
+            run["timeout"],
+            Path(scratch),
+            run["selection"]["sample"],
+            lambda result: results.update({result.case.id: result}),
+        )
         try:
             found = pool.describe()
             different = [
@@ -52,10 +60,11 @@ def again(report: Mapping[str, Any], count: int, plugins: Sequence[str] = (), wo
             if different:
                 return [], different
             pool.submit(Case(entry["prim"], entry["dtype"], entry["kind"]) for entry in drawn)
+            while pool.step():
+                pass
             expected = _expectations(report)
             for entry in drawn:
-                result = pool.result(Case(entry["prim"], entry["dtype"], entry["kind"]))
-                now = reports.finished(result, expected, reports.Run(settings))
+                now = reports.finished(results[entry["id"]], expected, reports.Run(settings))
                 different += [
                     f"{entry['id']}: {key} is {entry[key]!r} in the report and {now[key]!r} here\n  {entry['reproducer']}"
                     for key in ("verdict", "placement")

@@ -8,6 +8,7 @@ that a worker, a second worker after a crash and the command line of a reproduce
 from __future__ import annotations
 
 import fnmatch
+import functools
 import hashlib
 import re
 import zlib
@@ -17,26 +18,28 @@ from dataclasses import dataclass
 import torch
 
 from conformance import derivatives, graphs, patterns, profiles, semantics, zoo
-from conformance.profiles import FULL
-from vendor_sdk import ALL, OPSET, Effort, Prim, Sample, SampleContext
+from conformance.profiles import FULL, prim_of
+from vendor_sdk import ALL, EVERYWHERE, OPSET, Effort, Prim, Sample, SampleContext
 
 DTYPES: Mapping[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in ALL}
 """The dtypes that opset 1 certifies, by their names on the command line and in reports."""
 
 
-PRIM, FUSED, BEHAVIOUR, PATTERN, MODEL = "prim", "fused", "behaviour", "pattern", "model"
-KINDS = (PRIM, FUSED, BEHAVIOUR, PATTERN, MODEL)
+PRIM, FUSED, BEHAVIOUR, EXHAUSTIVE, PATTERN, MODEL = "prim", "fused", "behaviour", "exhaustive", "pattern", "model"
+KINDS = (PRIM, FUSED, BEHAVIOUR, EXHAUSTIVE, PATTERN, MODEL)
 TIMED = (PATTERN, MODEL)
 """Kinds whose cases run alone on the machine."""
+OF_PRIMS = (PRIM, EXHAUSTIVE)
+"""Kinds whose cases are calls of one prim."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class Case:
     """One prim with one dtype of its data operand, or what its kind says: what a report says yes or no to.
 
     Attributes:
         prim: its name, or that of the generated graphs (``fused/mixed-2``), the group of programs (``semantics/in-place``), the
-            pattern or the model.
+            part of all float32 inputs of a prim (``exhaustive/exp-17``), the pattern or the model.
         dtype: name.
         kind: one of ``KINDS``.
     """
@@ -52,7 +55,13 @@ class Case:
 
     @property
     def row(self) -> Prim:
-        return OPSET[self.prim]
+        """Of a case of one prim."""
+        return OPSET[self.prim if self.kind == PRIM else prim_of(self.prim)]
+
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """Which of how many parts of all inputs."""
+        return (int(self.prim.rpartition("-")[2]), PARTS) if self.kind == EXHAUSTIVE else None
 
     @property
     def family(self) -> str:
@@ -76,6 +85,21 @@ def all_cases() -> list[Case]:
 
 PER_KIND = 4
 """Cases of each kind of generated graphs."""
+PARTS = 1024
+"""Cases of the 2^32 inputs of a prim in float32, as many in each."""
+
+
+@functools.cache
+def swept() -> list[str]:
+    """The prims of one float32 tensor, of which all inputs can be tried."""
+    context = SampleContext.make(torch.float32, Effort.STANDARD)
+    rows = [row for row in OPSET.values() if torch.float32 in row.dtypes]
+    return [row.name for row in rows if any(sample.label == EVERYWHERE for sample in row.samples(context))]
+
+
+def exhaustive_cases() -> list[Case]:
+    """All inputs of every prim of one float32 tensor, in parts."""
+    return [Case(f"{EXHAUSTIVE}/{prim}-{n}", "float32", EXHAUSTIVE) for prim in swept() for n in range(1, PARTS + 1)]
 
 
 def quick_dtypes(row: Prim) -> set[str]:
@@ -86,18 +110,28 @@ def quick_dtypes(row: Prim) -> set[str]:
     return {names[0], names[1 + zlib.crc32(row.name.encode()) % (len(names) - 1)]}
 
 
+EFFORTS = ("quick", "standard", "full", "exhaustive")
+FULLEST = ("full", "exhaustive")
+"""Efforts that leave out nothing but, the first, most float32 inputs."""
+
+
+def effort_of(name: str) -> Effort:
+    """What samplers and programs are asked for by a run of this effort."""
+    return Effort.FULL if name in FULLEST else Effort[name.upper()]
+
+
 def performance_cases(effort: str = "full", dtypes: Sequence[str] = ()) -> list[Case]:
     """The patterns and models that are run with ``effort``, in ``dtypes`` (by default float32, and with ``full`` all of
     ``patterns.DTYPES``; models are float32)."""
-    kinds = [name for name in patterns.DTYPES if (name in dtypes if dtypes else effort == "full" or name == "float32")]
+    kinds = [name for name in patterns.DTYPES if (name in dtypes if dtypes else effort in FULLEST or name == "float32")]
     rows = [row for row in patterns.PATTERNS.values() if row.quick or effort != "quick"]
-    models = zoo.EFFORTS[effort] if not dtypes or "float32" in dtypes else ()
+    models = zoo.EFFORTS["full" if effort in FULLEST else effort] if not dtypes or "float32" in dtypes else ()
     return [Case(row.name, kind, PATTERN) for row in rows for kind in kinds] + [Case(name, "float32", MODEL) for name in models]
 
 
 def every_case() -> list[Case]:
     """All that any run may have, in the order of reports."""
-    return [*all_cases(), *performance_cases()]
+    return [*all_cases(), *exhaustive_cases(), *performance_cases()]
 
 
 @dataclass(frozen=True)
@@ -105,11 +139,12 @@ class Selection:
     """What a run is asked to do.
 
     Attributes:
-        prims, patterns, models: globs; those of prims are for generated graphs and programs too. Where any of the three is
-            given, kinds without a glob have no case.
+        prims, patterns, models: globs; those of prims are for generated graphs and programs too, and name all parts of a prim's
+            inputs. Where any of the three is given, kinds without a glob have no case.
         dtypes: names, empty for all.
         profile: only what is part of this workload.
-        effort: decides which patterns and models are run; ``quick`` runs prims that are not named in ``quick_dtypes``.
+        effort: decides which patterns and models are run; ``quick`` runs prims that are not named in ``quick_dtypes``, and only
+            ``exhaustive`` all float32 inputs.
     """
 
     prims: Sequence[str] = ()
@@ -125,9 +160,10 @@ class Selection:
         Raises:
             SelectionError: for a glob that matches nothing, an unknown dtype or profile, or a selection without a case.
         """
-        given = {PRIM: self.prims, FUSED: self.prims, BEHAVIOUR: self.prims, PATTERN: self.patterns, MODEL: self.models}
-        every = list(dict.fromkeys(case.prim for case in all_cases()))
-        names = {PRIM: every, FUSED: every, BEHAVIOUR: every, PATTERN: list(patterns.PATTERNS), MODEL: list(zoo.ZOO)}
+        given = dict.fromkeys(KINDS, self.prims) | {PATTERN: self.patterns, MODEL: self.models}
+        parts = exhaustive_cases() if self.effort == "exhaustive" else []
+        every = list(dict.fromkeys(case.prim for case in [*all_cases(), *parts]))
+        names = dict.fromkeys(KINDS, every) | {PATTERN: list(patterns.PATTERNS), MODEL: list(zoo.ZOO)}
         for kind, globs in given.items():
             for glob in globs:
                 if not any(matches(name, glob) for name in names[kind]):
@@ -139,8 +175,8 @@ class Selection:
                 raise SelectionError(f"unknown dtype {name!r}: choose from {', '.join(DTYPES)}")
         # Who names a pattern or a model gets it, whatever the effort.
         effort = "full" if self.patterns or self.models else self.effort
-        dtypes = self.dtypes or (("float32",) if self.effort != "full" else ())
-        found = [case for case in all_cases() if not self.dtypes or case.dtype in self.dtypes]
+        dtypes = self.dtypes or (("float32",) if self.effort not in FULLEST else ())
+        found = [case for case in [*all_cases(), *parts] if not self.dtypes or case.dtype in self.dtypes]
         if self.effort == "quick" and not self.dtypes and not self.prims:
             found = [case for case in found if case.kind != PRIM or case.dtype in quick_dtypes(case.row)]
         found += performance_cases(effort, dtypes)
@@ -148,13 +184,18 @@ class Selection:
         found = [
             case
             for case in found
-            if (any(matches(case.prim, glob) for glob in given[case.kind]) if some else True)
+            if (any(matches(name, glob) for glob in given[case.kind] for name in _names(case)) if some else True)
             and (self.profile == FULL or profiles.part_of(case.kind, case.prim, self.profile))
         ]
         if not found:
             wanted = ", ".join((*self.prims, *self.patterns, *self.models)) or "*"
             raise SelectionError(f"no prim matching {wanted} is defined for {', '.join(self.dtypes) or 'any dtype'}")
         return found
+
+
+def _names(case: Case) -> tuple[str, ...]:
+    """What a glob may name it by."""
+    return (case.prim, prim_of(case.prim)) if case.kind == EXHAUSTIVE else (case.prim,)
 
 
 KIND_WORDS = {PATTERN: "pattern", MODEL: "model of the zoo"}
@@ -196,5 +237,5 @@ def seed_of(case: Case, run_seed: int, purpose: str = "first") -> int:
 
 def draw(case: Case, effort: Effort, run_seed: int, purpose: str = "first") -> list[Sample]:
     """The samples of a case; ``purpose`` names an independent stream of random numbers."""
-    context = SampleContext.make(DTYPES[case.dtype], effort, seed_of(case, run_seed, purpose))
-    return list(case.row.samples(context))
+    context = SampleContext.make(DTYPES[case.dtype], effort, seed_of(case, run_seed, purpose), case.part)
+    return [sample for sample in case.row.samples(context) if case.part is None or sample.label == EVERYWHERE]

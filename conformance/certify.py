@@ -262,7 +262,7 @@ def _lasting(
 
 def _disguised(case: Case, compiled: Compiled, inputs: Guarded) -> list[Problem]:
     """Native nodes for which torch's own operator ran on the host."""
-    own = [p for p in compiled.placements if p.prim == case.prim and p.node not in compiled.empty]
+    own = [p for p in compiled.placements if p.prim == case.row.name and p.node not in compiled.empty]
     schema = getattr(case.row.target, "_schema", None)
     if schema is None or not own or any(p.kind != "native" for p in own) or case.row.family in WITHOUT_ARITHMETIC:
         return []

@@ -1,9 +1,10 @@
-"""``vendor-sdk conformance``: the suite under pytest, with its own progress and summary."""
+"""``vendor-sdk conformance``: the options of a run, and its exit status."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,7 +21,7 @@ Exit status:
 
 @click.command("conformance", epilog=EXIT_STATUS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--backend", required=True, metavar="NAME", help="A vendor_sdk backend, or torch:NAME for one of torch.compile.")
-@click.option("--effort", type=click.Choice(["quick", "standard", "full"]), default="standard", show_default=True)
+@click.option("--effort", type=click.Choice(["quick", "standard", "full", "exhaustive"]), default="standard", show_default=True)
 @click.option("--prims", default="", metavar="GLOB,...", help="Only prims that match; * and ? are wildcards.")
 @click.option("--patterns", default="", metavar="GLOB,...", help="Fused patterns that match; then nothing else, unless named.")
 @click.option("--models", default="", metavar="GLOB,...", help="Models of the zoo that match.")
@@ -66,85 +67,21 @@ Exit status:
 )
 @click.option("--update-expectations", is_flag=True, help="Rewrite that file to say what this run finds.")
 @click.pass_context
-def main(
-    context: click.Context,
-    backend: str,
-    effort: str,
-    prims: str,
-    patterns: str,
-    models: str,
-    profile: str,
-    level: str | None,
-    dtypes: str,
-    workers: int,
-    output: Path | None,
-    no_output: bool,
-    seed: int | None,
-    shard: str | None,
-    numerics: bool,
-    resume: bool,
-    sample: int | None,
-    timeout: float,
-    plugin: tuple[str, ...],
-    option: tuple[str, ...],
-    expectations: Path | None,
-    update_expectations: bool,
-) -> None:
+def main(context: click.Context, /, no_output: bool, **given: Any) -> None:
     """Certifies a backend: every prim with every dtype, against a float64 reference under the prim's own error bound."""
-    import pytest
+    from conformance.run import Request, UsageError, certify
 
-    if output is not None and no_output:
+    request = Request(**given)
+    if request.output is not None and no_output:
         raise click.UsageError("--output says where the report goes, --no-output that there is none: give one of them")
-    if output is None and sample is None and not no_output:
-        name = backend.replace(":", "-") + (f"-{shard.replace('/', '-of-')}" if shard else "")
-        output = Path("conformance-results") / name
-    here = Path(__file__).resolve().parent
-    arguments = [
-        str(here / "test_prims.py"),
-        # Nothing of the folder it is called in, and no other plugin, may change what a certificate says.
-        f"-c{os.devnull}",
-        f"--rootdir={here.parent}",
-        "--disable-plugin-autoload",
-        "-pconformance.plugin",
-        "-pno:cacheprovider",
-        "--capture=no",  # cases run elsewhere: what is printed here is the progress
-        "--conformance-console",
-        f"--backend={backend}",
-        f"--effort={effort}",
-        f"--prims={prims}",
-        f"--patterns={patterns}",
-        f"--models={models}",
-        f"--profile={profile}",
-        f"--dtypes={dtypes}",
-        f"--workers={workers}",
-        f"--case-timeout={timeout}",
-        *(f"--plugin={name}" for name in plugin),
-        *(f"--backend-option={each}" for each in option),
-    ]
-    if level is not None:
-        arguments.append(f"--level={level}")
-    if seed is not None:
-        arguments.append(f"--seed={seed}")
-    if shard is not None:
-        arguments.append(f"--shard={shard}")
-    if numerics:
-        arguments.append("--numerics")
-    if resume:
-        arguments.append("--resume")
-    if sample is not None:
-        arguments.append(f"--sample={sample}")
-    if expectations is not None:
-        arguments.append(f"--expectations={expectations}")
-    if update_expectations:
-        arguments.append("--update-expectations")
-    if output is not None:
-        arguments += [f"--output={output}", f"--junitxml={output / 'junit.xml'}"]
-    addopts = os.environ.pop("PYTEST_ADDOPTS", None)
+    if request.output is None and request.sample is None and not no_output:
+        name = request.backend.replace(":", "-") + (f"-{request.shard.replace('/', '-of-')}" if request.shard else "")
+        request = Request(**{**given, "output": Path("conformance-results") / name})
     try:
-        status = pytest.main(arguments)
-    finally:
-        if addopts is not None:
-            os.environ["PYTEST_ADDOPTS"] = addopts
+        status = certify(request)
+    except UsageError as error:
+        click.echo(f"error: {error}", err=True)
+        context.exit(4)
     context.exit(int(status))
 
 

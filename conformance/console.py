@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from conformance.cases import EXHAUSTIVE
+from conformance.profiles import prim_of
 from conformance.report import broken
 
 PIPED_WIDTH = 200
@@ -117,10 +120,11 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
     for pattern in totals["stale_expectations"]:
         line(f"[red]stale expectation[/] {escape(pattern)}: names no case of the opset; remove it")
     line()
-    line(
-        f"native coverage {totals['coverage']:.1%}: {totals['native_passed']} of {totals['cases']} cases ran on the backend "
-        "by its own means and passed"
-    )
+    if totals["cases"]:
+        line(
+            f"native coverage {totals['coverage']:.1%}: {totals['native_passed']} of {totals['cases']} cases ran on the "
+            "backend by its own means and passed"
+        )
     if folder:
         line(f"report: {escape(folder)}")
     if run["interrupted"]:
@@ -135,7 +139,7 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
 
 def _timed(console: Console, line: Any, report: Mapping[str, Any]) -> None:
     """Patterns, models, and the level of each profile with what keeps it from the next one."""
-    for title, columns, rows in timed_tables(report["cases"]):
+    for title, columns, rows in tables(report["cases"]):
         if rows:
             table = Table(title=title, box=None, padding=(0, 2), title_justify="left")
             for number, column in enumerate(columns):
@@ -157,10 +161,16 @@ def missing_for_next(reached: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [each for each in not_met if each["level"] == not_met[0]["level"]]
 
 
-def timed_tables(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Title, columns and rows of patterns and of models, as texts."""
+def tables(entries: Iterable[Mapping[str, Any]]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Title, columns and rows of all inputs of prims, of patterns and of models, as texts."""
     patterns, models = [], []
+    verdicts: dict[str, Counter[str]] = {}
+    errors: dict[str, float] = {}
     for entry in entries:
+        if entry["kind"] == EXHAUSTIVE:
+            prim, error = prim_of(entry["prim"]), entry["worst_error"]
+            verdicts.setdefault(prim, Counter())[entry["verdict"]] += 1
+            errors[prim] = max(errors.get(prim, 0.0), error if isinstance(error, float | int) else math.inf)
         measured = entry["performance"] or {}
         for size in measured.get("sizes", ()):
             patterns.append([
@@ -174,11 +184,22 @@ def timed_tables(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[s
                 _some(part["kernels"]), _some(part["graphs"]), str(part["graph_breaks"]), str(part["recompiles"]),
                 str(part["host_nodes"]), _some(part["peak_bytes"], 1 << 20),
             ])  # fmt: skip
+    swept = [
+        [prim, _only(found, ("pass", "empty")), str(found["pass"] + found["empty"]), str(found.total()), f"{errors[prim]:.3g}"]
+        for prim, found in verdicts.items()
+    ]
     return [
+        ("all float32 inputs", ["prim", "verdict", "parts right", "of", "error / bound"], swept),
         ("patterns", ["pattern", "verdict", "ms", "of roofline", "over unfused", "kernels", "peak MiB", "spread"], patterns),
         ("models", ["model", "verdict", "ms", "over eager", "kernels", "graphs", "breaks", "recompiles", "on host", "peak MiB"],
          models),
     ]  # fmt: skip
+
+
+def _only(verdicts: Counter[str], right: tuple[str, ...]) -> str:
+    """The verdict on all parts: the most frequent of those that are not right, where there is any."""
+    wrong = Counter({name: count for name, count in verdicts.items() if name not in right})
+    return wrong.most_common(1)[0][0] if wrong else right[0]
 
 
 def milliseconds(found: Mapping[str, float] | None) -> str:

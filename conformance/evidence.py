@@ -28,8 +28,11 @@ def digest(value: Any) -> str:
 def sealed(report: dict[str, Any], folder: Path | None = None) -> dict[str, Any]:
     """``report`` with digests: of each case, of each log in ``folder``, and of all the rest."""
     bare = {key: value for key, value in report.items() if key != "integrity"}
-    logs = {entry["log"]: _file_digest(folder / entry["log"]) for entry in report["cases"] if folder and entry["log"]}
-    cases = {entry["id"]: digest(entry) for entry in report["cases"]}
+    logs, cases = {}, {}
+    for entry in report["cases"]:
+        cases[entry["id"]] = digest(entry)
+        if folder and entry["log"]:
+            logs[entry["log"]] = _file_digest(folder / entry["log"])
     rest = digest({**bare, "cases": list(cases.items()), "logs": logs})
     return {**bare, "integrity": {"cases": cases, "logs": logs, "report": rest}}
 
@@ -89,7 +92,7 @@ def _inconsistent(report: Mapping[str, Any]) -> list[str]:
     found += [
         f"summary: {key} is {report['summary'][key]!r}, but the cases say {summary[key]!r}"
         for key in summary
-        if summary[key] != report["summary"][key]
+        if summary[key] != report["summary"].get(key)
     ]
     for entry in entries:
         if entry["verdict"] == "pass" and (entry["failures"] or not entry["samples"]["compared"]):

@@ -137,6 +137,8 @@ class Expectations:
 
     def stale(self) -> list[str]:
         """Patterns that name no case of the opset at all."""
+        if not self.declarations:
+            return []
         ids = [case.id for case in every_case()]
         return [p for each in self.declarations for p in each.cases if not any(_names(p, name) for name in ids)]
 
@@ -231,13 +233,15 @@ def _declaration(
     )  # fmt: skip
 
 
-def updated(expectations: Expectations, entries: Sequence[Mapping[str, Any]]) -> str:
+def updated(expectations: Expectations, entries: Iterable[Mapping[str, Any]]) -> str:
     """The text of the file after a run: what did not come true is taken out, what failed or ran on the host is put in.
 
     Comments and order stay. Declarations of other devices, expired ones, and cases that did not run are left alone; a pattern
     that came true for some cases only is replaced by their ids.
     """
     lines = expectations.text.splitlines(keepends=True)
+    entries = [entry for entry in entries if entry["verdict"] not in RIGHT]
+    ids = [case.id for case in every_case()]
     untrue = {e["id"]: e["verdict"] for e in entries if e["verdict"] in ("unexpected-pass", "unexpected-native")}
     starts = [number for number, line in enumerate(lines) if HEADER.match(line)]
     blocks = ["".join(lines[a:b]) for a, b in zip(starts, [*starts[1:], len(lines)], strict=False)]
@@ -249,7 +253,7 @@ def updated(expectations: Expectations, entries: Sequence[Mapping[str, Any]]) ->
         gone = {name for name, found in untrue.items() if found == verdict}
         kept: list[str] = []
         for pattern in each.cases:
-            named = [case.id for case in every_case() if _names(pattern, case.id)]
+            named = [name for name in ids if _names(pattern, name)]
             kept += [pattern] if named and not gone.intersection(named) else [name for name in named if name not in gone]
         if tuple(kept) == each.cases:
             text += blocks[each.number]

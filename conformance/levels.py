@@ -7,10 +7,10 @@ numbers stand here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from conformance.cases import BEHAVIOUR, FUSED, MODEL, PATTERN, PRIM, all_cases
+from conformance.cases import BEHAVIOUR, EXHAUSTIVE, FUSED, MODEL, PATTERN, PRIM, all_cases
 from conformance.expectations import RIGHT
 from conformance.profiles import FULL, PROFILES, dtypes, part_of, weights
 
@@ -20,6 +20,7 @@ NONE = "none"
 ON_CHIP = ("native", "view", "decomposed", "wrapper", "absent")
 """Placements by which the host computes nothing."""
 WITHOUT_EVIDENCE = ("no-samples", "empty")
+UNOBJECTIONABLE = ("pass", "host-fail", "empty", "no-samples")
 BROKEN = ("crash", "timeout", "error")
 LEAST_ON_CHIP = 0.9
 """Part of the profile's calls of prims, by weight, that must run on the device: for *runs*."""
@@ -33,9 +34,11 @@ LEAST_EACH = 0.25
 """And for each pattern at its large size."""
 
 
-def levels(entries: Sequence[Mapping[str, Any]], numerics_agree: bool) -> dict[str, dict[str, Any]]:
+def levels(entries: Collection[Mapping[str, Any]], numerics_agree: bool) -> dict[str, dict[str, Any]]:
     """Of each profile: the level reached, and every criterion with whether it is met and what was found."""
-    return {profile: _level(profile, [e for e in entries if part_of(e["kind"], e["prim"], profile)], numerics_agree)
+    # Parts of all inputs are many, and count only where they are wrong.
+    counted = [e for e in entries if e["kind"] != EXHAUSTIVE or e["verdict"] not in UNOBJECTIONABLE]
+    return {profile: _level(profile, [e for e in counted if part_of(e["kind"], e["prim"], profile)], numerics_agree)
             for profile in PROFILES}  # fmt: skip
 
 
@@ -44,10 +47,11 @@ def _level(profile: str, entries: Sequence[Mapping[str, Any]], numerics_agree: b
     patterns = [e for e in entries if e["kind"] == PATTERN]
     models = [e for e in entries if e["kind"] == MODEL and e["verdict"] != "no-samples"]
     generated = [e for e in entries if e["kind"] == FUSED]
+    swept = [e for e in entries if e["kind"] == EXHAUSTIVE]
     behaviour = [e for e in entries if e["kind"] == BEHAVIOUR]
     criteria = [
         *_runs(profile, prims, models),
-        *_accurate(profile, prims, generated, behaviour, patterns, models, numerics_agree),
+        *_accurate(profile, prims, swept, generated, behaviour, patterns, models, numerics_agree),
         *_fast(patterns, models),
     ]
     reached = NONE
@@ -107,13 +111,14 @@ def prim_cases(profile: str) -> set[tuple[str, str]]:
 def _accurate(
     profile: str,
     prims: Sequence[Mapping[str, Any]],
+    swept: Sequence[Mapping[str, Any]],
     generated: Sequence[Mapping[str, Any]],
     behaviour: Sequence[Mapping[str, Any]],
     patterns: Sequence[Mapping[str, Any]],
     models: Sequence[Mapping[str, Any]],
     numerics_agree: bool,
 ) -> Iterable[dict[str, Any]]:
-    wrong = _ids(prims, lambda e: e["verdict"] not in ("pass", "host-fail", "empty", "no-samples"))
+    wrong = _ids([*prims, *swept], lambda e: e["verdict"] not in UNOBJECTIONABLE)
     name = "every prim passes in every dtype, none waived"
     ran, cases = {(e["prim"], e["dtype"]) for e in prims}, prim_cases(profile)
     if wrong or ran >= cases:

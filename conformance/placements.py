@@ -14,7 +14,7 @@ STRENGTH = ("native", "view", "decomposed", "wrapper", "host")
 
 def placement(case: Case, placed: Sequence[Placed]) -> tuple[str, str]:
     """The weakest placement among the prim's own nodes that computed something, with the reason for it."""
-    own = [entry for entry in placed if entry.prim == case.prim]
+    own = [entry for entry in placed if entry.prim == case.row.name]
     if not own:
         return ABSENT, "no node of this prim with a non-empty result was compiled"
     kind, at_fault = _weakest(own)

@@ -90,6 +90,8 @@ class Result:
 @dataclass(eq=False)
 class _Job:
     case: Case
+    verdict: str = ""
+    """Once it has one."""
     apart: bool = False
     crash: str = ""
     """How an earlier attempt ended, with all samples together or others begun."""
@@ -132,7 +134,7 @@ class Pool:
         timeout: seconds for one case.
         logs: folder for the workers' output.
         only: index of the single sample of every case to run, ``None`` for all.
-        progress: called with each result as it arrives, in the order of completion.
+        progress: called with each result as it arrives, in the order of completion. The pool keeps none.
         undisturbed: for timing. One worker has all processors, without the checked heap, and memory that is freed is kept, so
             that page faults are not what is timed.
     """
@@ -144,9 +146,11 @@ class Pool:
     only: int | None = None
     progress: Callable[[Result], None] = lambda result: None
     undisturbed: bool = False
+    _cases: deque[Case] = field(default_factory=deque)
+    """Not begun yet."""
     _queue: deque[_Job] = field(default_factory=deque)
+    """To be done again, before those."""
     _alive: list[_Worker] = field(default_factory=list)
-    _results: dict[str, Result] = field(default_factory=dict)
     _started: int = 0
     _description: dict[str, Any] | None = None
     _refusal: StartError | None = None
@@ -184,22 +188,21 @@ class Pool:
         return found
 
     def submit(self, cases: Iterable[Case]) -> None:
-        """Queues cases; they run while somebody waits in ``result``."""
-        self._queue.extend(_Job(case) for case in cases)
+        """Queues cases; they run in ``step``."""
+        self._cases.extend(cases)
 
-    def result(self, case: Case) -> Result:
-        """Waits for the result of a submitted case.
+    def step(self) -> bool:
+        """Runs cases for a second at most, or until something comes of one; false where none is left.
 
         Raises:
             StartError: no worker can be had any more.
         """
-        while case.id not in self._results:
-            if self._refusal is not None:
-                raise self._refusal
-            if not self._queue and not any(worker.jobs for worker in self._alive):
-                raise KeyError(f"{case.id} was never submitted")
-            self._step()
-        return self._results[case.id]
+        if self._refusal is not None:
+            raise self._refusal
+        if not self._waiting() and not any(worker.jobs for worker in self._alive):
+            return False
+        self._step()
+        return True
 
     def close(self) -> None:
         """Ends all workers, at once."""
@@ -210,7 +213,7 @@ class Pool:
         """One round: hand out, wait, collect, check deadlines."""
         self._hand_out()
         starting = sum(not worker.ready for worker in self._alive)
-        while self._queue and len(self._alive) < self.workers and starting < len(self._queue):
+        while len(self._alive) < self.workers and starting < self._waiting():
             self._start()
             starting += 1
         now = time.monotonic()
@@ -259,7 +262,7 @@ class Pool:
         """Gives workers cases, those that have fewest first, while they may have more."""
         while (job := self._next()) is not None:
             # Towards the end less, so that all of them end at about the same time.
-            most = 1 if self.only is not None or self.undisturbed else min(AHEAD, 1 + len(self._queue) // self.workers)
+            most = 1 if self.only is not None or self.undisturbed else min(AHEAD, 1 + self._waiting() // self.workers)
             free = [
                 worker
                 for worker in self._alive
@@ -273,9 +276,17 @@ class Pool:
             self._queue.remove(job)
             self._assign(min(free, key=lambda worker: len(worker.jobs)), job)
 
+    def _waiting(self) -> int:
+        """Cases that no worker has."""
+        return len(self._queue) + len(self._cases)
+
     def _next(self) -> _Job | None:
         """The first in the queue that waits for no other."""
-        return next((job for job in self._queue if all(each.case.id in self._results for each in job.after)), None)
+        found = next((job for job in self._queue if all(each.verdict for each in job.after)), None)
+        if found is None and self._cases:
+            found = _Job(self._cases.popleft())
+            self._queue.append(found)
+        return found
 
     def _assign(self, worker: _Worker, job: _Job) -> None:
         worker.jobs.append(job)
@@ -318,7 +329,7 @@ class Pool:
                 job = worker.job
                 assert job is not None
                 outcome = message["outcome"]
-                if job.crash and not any(self._results[each.case.id].outcome["verdict"] == "crash" for each in job.after):
+                if job.crash and not any(each.verdict == "crash" for each in job.after):
                     outcome["verdict"] = "crash"
                     outcome["failures"].insert(0, _failure(-1, "crash", f"{job.crash}; none does alone"))
                 self._finish(worker, outcome, message["log"])
@@ -339,9 +350,8 @@ class Pool:
         if worker.jobs:
             self._turn_to(worker, worker.jobs[0], printed)
         outcome["seconds"] = round(job.before + job.spent, 3)
-        result = Result(job.case, outcome, _read(worker.log, job.printed))
-        self._results[job.case.id] = result
-        self.progress(result)
+        job.verdict = outcome["verdict"]
+        self.progress(Result(job.case, outcome, _read(worker.log, job.printed)))
 
     def _died(self, worker: _Worker) -> None:
         job = worker.job

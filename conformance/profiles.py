@@ -58,12 +58,19 @@ def dtypes(profile: str) -> dict[str, frozenset[str]]:
     return {prim: frozenset(names) for prim, names in found.items()}
 
 
+def prim_of(name: str) -> str:
+    """The prim whose inputs are those of the exhaustive case of this name, ``exhaustive/exp-17``."""
+    return name.partition("/")[2].rpartition("-")[0]
+
+
 def part_of(kind: str, name: str, profile: str) -> bool:
     """Whether a case of this kind and name belongs to the profile."""
     if profile == FULL:
         return True
     if kind in ("fused", "behaviour"):
         return True  # of no prim in particular
+    if kind == "exhaustive":
+        name = prim_of(name)
     if kind == "pattern":
         return profile in PATTERNS[name].profiles
     return name in zoo.PROFILES[profile] if kind == "model" else name in weights(profile)

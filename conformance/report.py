@@ -15,8 +15,8 @@ import platform
 import re
 import shlex
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import vendor_sdk
-from conformance.cases import BEHAVIOUR, FUSED, PRIM, TIMED, Case, Selection, all_cases
+from conformance.cases import BEHAVIOUR, EXHAUSTIVE, FUSED, PRIM, TIMED, Case, Selection, all_cases
 from conformance.expectations import RIGHT, Expectations
 from conformance.levels import levels
 from conformance.pool import Result
@@ -32,6 +32,8 @@ from conformance.profiles import FULL
 from conformance.worker import Settings
 
 FORMAT = "vendor-sdk-conformance/1"
+FILES = ("report.json", "report.html", "summary.md", "badge.svg", "junit.xml")
+"""What a run leaves, beside ``logs``."""
 
 PASSING = ("pass", "expected-failure", "waived")
 WITHOUT_EVIDENCE = ("empty", "no-samples")
@@ -134,7 +136,8 @@ def reproducer(run: Run, case: Case, sample: int) -> str:
         "--dtypes",
         case.dtype,
         "--effort",
-        settings.effort,
+        # Which draws the same, without all inputs of the prim.
+        "full" if settings.effort == "exhaustive" and case.kind != EXHAUSTIVE else settings.effort,
         "--seed",
         str(settings.seed),
     ]
@@ -148,7 +151,7 @@ def reproducer(run: Run, case: Case, sample: int) -> str:
 
 
 def summarize(
-    entries: Sequence[Mapping[str, Any]],
+    entries: Collection[Mapping[str, Any]],
     stale: Sequence[str],
     numerics: Sequence[Mapping[str, Any]] = (),
     *,
@@ -156,38 +159,41 @@ def summarize(
 ) -> dict[str, Any]:
     """Counts: of prims, then of what was timed, and the level that each profile reaches. ``coverage`` is the part of all prims'
     cases that ran native and passed; view, decomposed, host and the rest add nothing to it."""
-    every, entries = entries, [entry for entry in entries if entry["kind"] == PRIM]
-    native = sum(map(counted_native, entries))
-    passed = [entry for entry in entries if entry["verdict"] == "pass"]
     disagree = [each["probe"] for each in numerics if not each["agrees"]]
-    prims: dict[str, set[str]] = {}
+    verdicts: dict[str, Counter[str]] = defaultdict(Counter)
+    passed: Counter[str] = Counter()
+    prims: dict[str, set[str]] = defaultdict(set)
+    native, any_broken = 0, False
     for entry in entries:
-        prims.setdefault(entry["prim"], set()).add(standing(entry))
+        verdicts[entry["kind"]][entry["verdict"]] += 1
+        any_broken |= broken(entry)
+        if entry["kind"] == PRIM:
+            prims[entry["prim"]].add(standing(entry))
+            passed[entry["placement"]] += entry["verdict"] == "pass"
+            native += counted_native(entry)
+    cases = verdicts[PRIM].total()
+    shown = any(count[verdict] for count in verdicts.values() for verdict in RIGHT)
     return {
-        "cases": len(entries),
-        "verdicts": _every(VERDICTS, entries),
-        "passed_by_placement": _counts(PLACEMENTS, (entry["placement"] for entry in passed)),
+        "cases": cases,
+        "verdicts": _every(verdicts[PRIM]),
+        "passed_by_placement": _counts(PLACEMENTS, passed),
         "prims": len(prims),
-        "prims_by_standing": _counts(STANDINGS, (_weakest(standings) for standings in prims.values())),
+        "prims_by_standing": _counts(STANDINGS, Counter(_weakest(standings) for standings in prims.values())),
         "native_passed": native,
-        "coverage": round(native / len(entries), 6) if entries else 0.0,
+        "coverage": round(native / cases, 6) if cases else 0.0,
         "stale_expectations": list(stale),
         "numerics_disagree": disagree,
-        "generated": _every(VERDICTS, [entry for entry in every if entry["kind"] == FUSED]),
-        "behaviour": _every(VERDICTS, [entry for entry in every if entry["kind"] == BEHAVIOUR]),
-        "performance": {kind: _every(VERDICTS, [e for e in every if e["kind"] == kind]) for kind in TIMED},
-        "levels": levels(every, not disagree),
-        "claims_hold": complete and not stale and not disagree and not any(map(broken, every)) and _shown(every),
+        "generated": _every(verdicts[FUSED]),
+        "behaviour": _every(verdicts[BEHAVIOUR]),
+        "exhaustive": _every(verdicts[EXHAUSTIVE]),
+        "performance": {kind: _every(verdicts[kind]) for kind in TIMED},
+        "levels": levels(entries, not disagree),
+        "claims_hold": complete and not stale and not disagree and not any_broken and shown,
     }
 
 
-def _shown(entries: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether something was right."""
-    return any(entry["verdict"] in RIGHT for entry in entries)
-
-
-def _every(names: Sequence[str], entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    return {name: sum(entry["verdict"] == name for entry in entries) for name in names}
+def _every(counter: Counter[str]) -> dict[str, int]:
+    return {name: counter[name] for name in VERDICTS}
 
 
 STANDINGS = (
@@ -219,8 +225,7 @@ def _weakest(standings: set[str]) -> str:
     return min(standings, key=STANDINGS.index)
 
 
-def _counts(names: Sequence[str], values: Any) -> dict[str, int]:
-    counter = Counter(values)
+def _counts(names: Sequence[str], counter: Counter[str]) -> dict[str, int]:
     return {name: counter[name] for name in names if counter[name]}
 
 
@@ -229,7 +234,7 @@ def document(
     description: Mapping[str, Any],
     expected: Expectations,
     numerics: Sequence[Mapping[str, Any]],
-    entries: Sequence[Mapping[str, Any]],
+    entries: Collection[Mapping[str, Any]],
     *,
     started: datetime,
     seconds: float,
@@ -275,7 +280,7 @@ def document(
         "expectations": [declaration.record() for declaration in expected.declarations],
         "numerics": list(numerics),
         "summary": summarize(entries, stale, numerics, complete=not interrupted),
-        "cases": list(entries),
+        "cases": entries,
     }
 
 
@@ -309,7 +314,16 @@ def write(folder: Path, report: Mapping[str, Any]) -> Path:
     """Writes ``report.json``, complete or not at all."""
     path = folder / "report.json"
     draft = path.with_suffix(".json.part")
-    draft.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+    with draft.open("w") as file:
+        for number, (key, value) in enumerate(report.items()):
+            file.write(f"{',' if number else '{'}\n {json.dumps(key)}: ")
+            if key != "cases":
+                file.write(json.dumps(value, indent=1, allow_nan=False))
+                continue
+            for index, entry in enumerate(value):  # one by one: they need not be in memory together
+                file.write(f"{',' if index else '['}\n  {json.dumps(entry, allow_nan=False)}")
+            file.write("\n ]" if value else "[]")
+        file.write("\n}\n")
     draft.replace(path)
     return path
 

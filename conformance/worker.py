@@ -40,7 +40,7 @@ class Settings:
     Attributes:
         backend: subject, as on the command line.
         plugins: modules or files to load first.
-        effort: ``"quick"``, ``"standard"`` or ``"full"``.
+        effort: one of ``cases.EFFORTS``.
         seed: of the run.
         options: ``KEY=VALUE``, of the backend.
     """
@@ -78,11 +78,10 @@ def _serve(connection: Connection, settings: Settings) -> None:
         import torch
 
         from conformance import subject as subjects  # imports ``witness``, which must see everything before any plugin does
-        from conformance.cases import Case
+        from conformance.cases import Case, effort_of
         from conformance.handed import Handed
         from conformance.probes import datasheet
         from conformance.stopwatch import Stopwatch
-        from vendor_sdk import Effort
 
         subject = subjects.make(settings.backend, settings.plugins, settings.options)
         description = subject.describe()
@@ -91,7 +90,7 @@ def _serve(connection: Connection, settings: Settings) -> None:
         send({"event": "refused", "error": f"{type(error).__name__}: {error}"})
         return
     device = torch.device(description.device_type)
-    stopwatch = Stopwatch(subject, Effort[settings.effort.upper()], settings.seed, device)
+    stopwatch = Stopwatch(subject, effort_of(settings.effort), settings.seed, device)
     send({"event": "ready", "description": dataclasses.asdict(description)})
 
     def at(case: Case) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from conformance.plugin import make_folder
+from conformance.run import UsageError, make_folder
 from vendor_sdk import __version__
 from vendor_sdk.cli import main
 from vendor_sdk.contract import discovery, probe
@@ -231,7 +231,7 @@ def test_what_a_program_raises_is_no_defect_of_the_sdk(text: str, said: str, tmp
 
 def test_a_report_goes_to_a_folder_that_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(pytest.UsageError, match=r"--output .*/file/out: Not a directory"):
+    with pytest.raises(UsageError, match=r"--output .*/file/out: Not a directory"):
         make_folder(tmp_path / "file" / "out")
     make_folder(tmp_path / "new" / "out")
     assert (tmp_path / "new" / "out").is_dir()
@@ -348,7 +348,7 @@ def test_backends_complete(install: Any) -> None:
 def test_commands_of_the_suite_complete() -> None:
     assert completions("conf") == ["conformance"]
     assert completions("conformance", "--ef") == ["--effort"]
-    assert completions("conformance", "--backend", "x", "--effort", "") == ["quick", "standard", "full"]
+    assert completions("conformance", "--backend", "x", "--effort", "") == ["quick", "standard", "full", "exhaustive"]
     assert completions("report", "com") == ["compare"]
     assert completions("report", "compare", "--j") == ["--json"]
 

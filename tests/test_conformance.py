@@ -625,6 +625,52 @@ def test_every_prim_and_dtype_of_the_opset_is_a_case() -> None:
     assert set(found) == wanted
 
 
+def test_all_float32_inputs_are_in_the_parts(tmp_path: Path) -> None:
+    chosen = cases.Selection(["exp"], dtypes=["float32"], effort="exhaustive").cases()
+    assert [case.id for case in chosen[:2]] == ["exp[float32]", "exhaustive/exp-1[float32]"]
+    assert len(chosen) == 1 + cases.PARTS
+    assert not any(case.kind == "exhaustive" for case in cases.Selection(["exp"], effort="full").cases())
+    bits = []
+    for case in (chosen[1], chosen[2], chosen[-1]):
+        (sample,) = cases.draw(case, vendor_sdk.Effort.FULL, 5)
+        found = sample.args[0].view(torch.int32).sort().values
+        assert found.unique().numel() == found.numel() == 2**32 // cases.PARTS
+        bits.append((int(found[0]), int(found[-1])))
+    assert bits[0][0] == -(2**31)
+    assert bits[0][1] + 1 == bits[1][0]
+    assert bits[2][1] == 2**31 - 1
+    assert {"abs", "exp", "tanh", "erfinv", "sqrt"} <= set(cases.swept())
+
+
+def test_a_wrong_part_of_all_inputs_is_found(tmp_path: Path) -> None:
+    wrong = "torch.where(x == 3.0000002384185791, 2 * x, torch.neg(x))"
+    (tmp_path / "onewrong.py").write_text(
+        "import torch\nfrom torch._dynamo import register_backend\n"
+        "@register_backend\ndef onewrong(module, inputs):\n"
+        "    def run(*tensors):\n"
+        f"        return tuple({wrong} for x in tensors)\n"
+        "    return run\n"
+    )
+    part = (int(torch.tensor(3.0).view(torch.int32)) + 2**31) // (2**32 // cases.PARTS) + 1
+    words = [
+        "--prims",
+        f"exhaustive/neg-{part},exhaustive/neg-{part + 1}",
+        "--effort",
+        "exhaustive",
+        "-n",
+        "1",
+        "--output",
+        "out",
+    ]
+    done = command(tmp_path, "conformance", "--backend", "torch:onewrong", "--plugin", "onewrong.py", *words)
+    assert done.status == 1, done.text
+    assert done.entry(f"exhaustive/neg-{part}[float32]")["verdict"] == "fail"
+    assert done.entry(f"exhaustive/neg-{part + 1}[float32]")["verdict"] == "pass"
+    assert f"--prims exhaustive/neg-{part} " in done.entry(f"exhaustive/neg-{part}[float32]")["reproducer"]
+    jsonschema.validate(done.report, report.schema())
+    assert "all float32 inputs" in (tmp_path / "out" / "report.html").read_text()
+
+
 def test_samples_follow_from_the_seed_alone() -> None:
     case, effort = Case("add", "float32"), vendor_sdk.Effort.QUICK
 

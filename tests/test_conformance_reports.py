@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import copy
 import json
+import tracemalloc
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from conformance import evidence, journal, report
-from conformance.cases import SelectionError, select, shard_of
+from conformance import evidence, journal, junit, report, session
+from conformance.cases import Case, SelectionError, select, shard_of
 from conformance.compare import compare
 from conformance.expectations import Expectations
 from conformance.merge import MergeError, merge
-from conformance.pool import Result
+from conformance.pool import Pool, Result
 from conformance.report_cli import MARK, main
 from conformance.worker import Settings
 
@@ -234,19 +236,23 @@ def test_a_case_that_is_gone_is_no_success(tmp_path: Path) -> None:
 
 def test_a_journal_survives_a_line_that_was_cut_short(tmp_path: Path) -> None:
     entries = made(tmp_path / "any")["cases"]
-    writer = journal.Writer(tmp_path, {"seed": 3}, None)
+    ids = [entry["id"] for entry in entries]
+    writer = journal.Journal(tmp_path, {"seed": 3})
     for number, entry in enumerate(entries[:3]):
         writer.add(entry, number)
     text = (tmp_path / journal.NAME).read_text()
     (tmp_path / journal.NAME).write_text(text[:-40])
-    found = journal.read(tmp_path)
-    assert (found.identity, list(found.entries.values()), found.elapsed) == ({"seed": 3}, entries[:2], 1)
-    journal.Writer(tmp_path, {"seed": 3}, found).add(entries[2], 5)
-    assert list(journal.read(tmp_path).entries.values()) == entries[:3]
+    found = journal.Journal.resumed(tmp_path)
+    assert (found.identity, list(found.entries(ids)), found.elapsed) == ({"seed": 3}, entries[:2], 1)
+    assert ids[2] not in found
+    found.add(entries[2], 5)
+    again = journal.Journal.resumed(tmp_path)
+    assert (list(again.entries(ids[::-1])), again.elapsed) == (entries[2::-1], 5)
+    assert (again[ids[1]], len(again), entries[0] in again.entries(ids)) == (entries[1], 3, True)
     assert journal.differing({"seed": 3, "effort": "quick"}, {"seed": 4, "effort": "quick"}) == ["seed is 4 there and 3 here"]
-    writer.finish()
+    again.remove()
     with pytest.raises(journal.ResumeError, match="holds no run that was interrupted"):
-        journal.read(tmp_path)
+        journal.Journal.resumed(tmp_path)
 
 
 def test_runs_stand_side_by_side_from_their_extracts(tmp_path: Path) -> None:
@@ -277,3 +283,58 @@ def test_the_page_of_runs_is_what_its_command_makes() -> None:
     extracts = [docs.parent / word for word in command.split() if word.endswith(".json")]
     assert {path.name for path in extracts} == {path.name for path in (docs / "runs").glob("*.json")}
     assert page.partition(MARK)[2] == CliRunner().invoke(main, ["side-by-side", *map(str, extracts)]).output.join(["\n", ""])
+
+
+class Instantly(Pool):
+    """Runs nothing: each case passes."""
+
+    def describe(self) -> dict[str, Any]:
+        return DESCRIPTION
+
+    def step(self) -> bool:
+        if not self._cases:
+            return False
+        outcome = {"verdict": "pass", "placement": "native", "reason": "", "worst": 0.5, "samples": 1}
+        outcome |= {"compared": 1, "fresh": 1, "seconds": 0.25, "failures": []}
+        self.progress(Result(self._cases.popleft(), outcome, ""))
+        return True
+
+
+def test_memory_does_not_grow_with_the_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "Pool", Instantly)
+    parts = [Case(f"exhaustive/exp-{n}", "float32", "exhaustive") for n in range(10_000)]
+    running = session.Session(report.Run(Settings("chip")), tmp_path, lambda entry: None)
+    running.begin(parts)
+    tracemalloc.start()
+    try:
+        running.work()
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        made_of_all = running.report()
+        running.write(made_of_all)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    size = (tmp_path / journal.NAME).stat().st_size
+    running.close()
+    assert size > 500 * len(parts), "what memory would hold, at the least"
+    assert kept < 250 * len(parts), "where each entry stands"
+    assert peak < 1000 * len(parts), "digests"
+    assert made_of_all["summary"]["exhaustive"]["pass"] == len(parts)
+    assert not (tmp_path / journal.NAME).exists()
+    written = evidence.read(tmp_path)
+    jsonschema.validate(written, report.schema())
+    assert [entry["id"] for entry in written["cases"]] == [case.id for case in parts]
+    (suite,) = ElementTree.parse(tmp_path / "junit.xml").getroot().iter("testsuite")
+    assert (len(suite), suite.get("tests")) == (len(parts), str(len(parts)))
+
+
+def test_junit_holds_whatever_a_vendor_prints(tmp_path: Path) -> None:
+    failure = {"sample": 1, "label": "odd", "kind": "value", "message": "\x00 <&> \x1b[31m ]]> \ufffe"}
+    document = made(tmp_path, **{"add[bool]": {"verdict": "fail", "failures": [failure]}})
+    junit.write(tmp_path, document)
+    (found,) = (
+        case for case in ElementTree.parse(tmp_path / "junit.xml").getroot().iter("testcase") if case.get("name") == "add[bool]"
+    )
+    assert found[0].get("message") == "fail: ? <&> ?[31m ]]> ?"
+    assert found[0].get("type") == "fail"

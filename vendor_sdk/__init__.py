@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from vendor_sdk.prims.opset import COMPOSITES, OPSET, OPSET_VERSION
     from vendor_sdk.prims.reference import Expected, outlined, reference, target_of
     from vendor_sdk.prims.row import ALL, BOOL, FLOATS, HALVES, INTS, NUMBERS, Composite, Family, Prim, Result, Shape
-    from vendor_sdk.prims.samples import Effort, Sample, SampleContext
+    from vendor_sdk.prims.samples import EVERYWHERE, Effort, Sample, SampleContext
     from vendor_sdk.profiling import Profile, profile
     from vendor_sdk.resting import without_collections
     from vendor_sdk.run.arena import release_memory
@@ -115,7 +115,7 @@ _HOMES = {
     "vendor_sdk.prims.reference": "Expected outlined reference target_of",
     "vendor_sdk.prims.opset": "COMPOSITES OPSET OPSET_VERSION",
     "vendor_sdk.prims.row": "ALL BOOL FLOATS HALVES INTS NUMBERS Composite Family Prim Result Shape",
-    "vendor_sdk.prims.samples": "Effort Sample SampleContext",
+    "vendor_sdk.prims.samples": "EVERYWHERE Effort Sample SampleContext",
     "vendor_sdk.profiling": "Profile profile",
     "vendor_sdk.resting": "without_collections",
     "vendor_sdk.run.arena": "release_memory",
@@ -143,6 +143,7 @@ __all__ = [
     "BOOL",
     "COMPOSITES",
     "CONTRACT_VERSION",
+    "EVERYWHERE",
     "FLOATS",
     "HALVES",
     "HOOKS",

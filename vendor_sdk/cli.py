@@ -169,18 +169,17 @@ def _elsewhere(function: Any) -> click.Command:
 def conformance(arguments: Sequence[str]) -> None:
     """Certify a backend (`vendor-sdk conformance --help`)."""
     suite = _of_suite("conformance")
-    given = suite.make_context("vendor-sdk conformance", list(arguments), resilient_parsing=True).params
-    name = given.get("backend") or ""
-    if name and not name.startswith("torch:") and not given.get("plugin"):
-        from vendor_sdk.contract import discovery
+    with suite.make_context("vendor-sdk conformance", list(arguments)) as context:
+        name = context.params["backend"]
+        if not name.startswith("torch:") and not context.params["plugin"]:
+            from vendor_sdk.contract import discovery
 
-        try:
-            discovery.refuse_unknown(name)
-        except VendorSDKError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(4)
-    status = suite.main(args=list(arguments), prog_name="vendor-sdk conformance", standalone_mode=False)
-    sys.exit(status if isinstance(status, int) else 0)
+            try:
+                discovery.refuse_unknown(name)
+            except VendorSDKError as error:
+                click.echo(f"error: {error}", err=True)
+                sys.exit(4)
+        suite.invoke(context)
 
 
 @_elsewhere

@@ -27,6 +27,7 @@ from vendor_sdk.prims.reference import OwnDtype
 from vendor_sdk.prims.row import ALL, FLOATS, HALVES, INTS, NUMBERS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import (
     COUNTS,
+    EVERYWHERE,
     Effort,
     Interval,
     Sample,
@@ -157,7 +158,7 @@ def _finite(sampler: Sampler) -> Sampler:
             yield Sample((values[values.isfinite()],), label="finite special values", special=True)
             if context.effort >= Effort.STANDARD:
                 values = everywhere(context)
-                yield Sample((values[values.isfinite()],), label="everywhere", special=True)
+                yield Sample((values[values.isfinite()],), label=EVERYWHERE, special=True)
 
     return sample
 

@@ -42,15 +42,23 @@ class Sample:
 
 @dataclass
 class SampleContext:
-    """What a sampler may draw from: dtype, effort and a seeded generator (never torch's global one)."""
+    """What a sampler may draw from: dtype, effort and a seeded generator (never torch's global one).
+
+    Attributes:
+        part: ``(n, of)``: of the values of float32, in the order of the integers with their bits, ``everywhere`` gives all of
+            the n-th of so many equal parts (n from 1). ``None``: some of everywhere.
+    """
 
     dtype: torch.dtype
     effort: Effort
     generator: torch.Generator
+    part: tuple[int, int] | None = None
 
     @classmethod
-    def make(cls, dtype: torch.dtype, effort: Effort = Effort.STANDARD, seed: int = 0) -> SampleContext:
-        return cls(dtype, effort, torch.Generator().manual_seed(seed))
+    def make(
+        cls, dtype: torch.dtype, effort: Effort = Effort.STANDARD, seed: int = 0, part: tuple[int, int] | None = None
+    ) -> SampleContext:
+        return cls(dtype, effort, torch.Generator().manual_seed(seed), part)
 
 
 @dataclass(frozen=True)
@@ -173,14 +181,23 @@ def limits(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([info.min, info.min + 1, *near_zero, info.max - 1, info.max], dtype=dtype)
 
 
+EVERYWHERE = "everywhere"
+"""Label of samples whose values are those of ``everywhere`` and nothing else."""
+
 MANTISSAS = 12
 """Mantissas drawn for each exponent and sign of float32, beside the first and the last."""
 
 
 def everywhere(context: SampleContext, part: Interval = LINE) -> torch.Tensor:
     """Values all over a floating dtype, in random order: all 65,536 of float16 and bfloat16, some of each exponent and sign of
-    float32 and float64; NaN, infinities and subnormals are among them. ``part`` leaves out what lies outside of it."""
-    if context.dtype.itemsize == 2:
+    float32 and float64, or all of the context's part; NaN, infinities and subnormals are among them. ``part`` leaves out what
+    lies outside of it."""
+    if context.part is not None:
+        number, of = context.part
+        count = (1 << 32) // of
+        bits = torch.arange((number - 1) * count - (1 << 31), number * count - (1 << 31))
+        values = bits.to(torch.int32).view(torch.float32)
+    elif context.dtype.itemsize == 2:
         bits = torch.arange(-(1 << 15), 1 << 15)
         values = bits.to(torch.int16).view(context.dtype)
     else:
@@ -219,7 +236,7 @@ def unary(
         if special and context.dtype.is_floating_point:
             yield Sample((specials(context.dtype),), label="special values", special=True)
             if context.effort >= Effort.STANDARD and context.dtype != torch.float64:
-                yield Sample((everywhere(context, part),), label="everywhere", special=True)
+                yield Sample((everywhere(context, part),), label=EVERYWHERE, special=True)
         if wide is not None and context.dtype in (torch.float32, torch.float64, torch.bfloat16):
             yield Sample((draw(context, (129,), wide),), label="wide range")
         if wraps and _is_integer(context.dtype):
