@@ -455,3 +455,12 @@ def test_padding_of_open_sizes_has_no_margin_of_its_own() -> None:
             torch.testing.assert_close(compiled(x), torch.nn.functional.pad(x.softmax(1), (0, 1)))
     (graph,) = graphs
     assert all(len(kernel.body) == 1 for kernel in graph.loops.values())
+
+
+def test_flex_attention(backend: str) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def f(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        return flex_attention(query, key, value, score_mod=lambda score, b, h, q, k: score + (q - k))
+
+    agree(f, *(torch.randn(1, 2, 16, 8) for _ in range(3)), backend=backend)

@@ -370,6 +370,31 @@ def test_repeated_heads_are_read_where_they_lie(dynamic: bool, graphs: list[Comp
     assert [each.meta["val"].shape[1] for each in attention.args[:3]] == [6, 2, 2]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients_of_repeated_heads_are_of_what_was_repeated(dynamic: bool, graphs: list[CompiledGraph]) -> None:
+    """The forward graph saves keys and values as they are, the backward graph writes no gradient of what was repeated."""
+
+    def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        batch, heads, rows, width = k.shape
+        repeated = [x[:, :, None, :, :].expand(batch, heads, 3, rows, width).reshape(batch, 6, rows, width) for x in (k, v)]
+        return F.scaled_dot_product_attention(q, *repeated, is_causal=True)
+
+    inputs = [torch.randn(2, n, 40, 16) for n in (6, 2, 2)]
+    ours, wide = ([x.to(dtype, copy=True).requires_grad_() for x in inputs] for dtype in (torch.float32, torch.float64))
+    for operand in ours:
+        torch._dynamo.mark_static(operand, (1, 3))
+    grad = torch.randn(2, 6, 40, 16)
+    torch.compile(grouped, backend="cpp_cpu", dynamic=dynamic)(*ours).backward(grad)
+    grouped(*wide).backward(grad.double())
+    for mine, exact in zip(ours, wide, strict=True):
+        torch.testing.assert_close(mine.grad, exact.grad.float(), rtol=1e-4, atol=1e-5)
+    assert kept(graphs) == BOTH
+    for graph, first in zip(graphs, (0, 1), strict=True):
+        (attention,) = (node for node in graph.graph.calls() if prim_name(node).startswith("scaled_dot_product_attention"))
+        assert [each.meta["val"].shape[1] for each in attention.args[first : first + 3]] == [6, 2, 2]
+        assert not {prim_name(node) for node in graph.graph.calls()} & {"expand", "sum"}
+
+
 def test_without_gradients(graphs: list[CompiledGraph]) -> None:
     query = torch.randn(2, 3, 40, 16)
     ours = torch.compile(F.scaled_dot_product_attention, backend="cpp_cpu")(query, query, query)

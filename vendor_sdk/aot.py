@@ -20,9 +20,11 @@ from vendor_sdk.capture.attention import keep_attention
 from vendor_sdk.capture.channels import lie_channels_last
 from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
+from vendor_sdk.capture.heads import share_heads
 from vendor_sdk.capture.masks import know_masks
 from vendor_sdk.capture.pooled import save_less_of_pools
 from vendor_sdk.capture.unread import drop_unread
+from vendor_sdk.capture.whole import drop_whole_slices
 from vendor_sdk.capture.windows import know_windows
 from vendor_sdk.contract.artifacts import Artifacts
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
@@ -81,7 +83,9 @@ def compile_dynamo(
 
     def joint(graph: fx.Graph) -> None:
         drop_unread(graph)
+        drop_whole_slices(graph)
         know_masks(graph)
+        share_heads(graph)
         if wants.row_alignment > 1:
             align_products(graph, wants.row_alignment)
         if wants.channels_last:

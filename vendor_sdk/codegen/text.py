@@ -56,8 +56,7 @@ class Text:
         return text
 
     def tuple(self, values: Iterable[Any]) -> str:
-        items = [self.size(value) for value in values]
-        return f"({', '.join(items)},)" if len(items) == 1 else f"({', '.join(items)})"
+        return _tuple([self.size(value) for value in values])
 
     def call(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         return f"{name}({self.arguments(args, kwargs)})"
@@ -79,7 +78,8 @@ class Text:
                 return self.constant(torch_private.attribute(self._module, str(value.target)))
             return operand(value) or self._name_of(value)
         if isinstance(value, list | tuple):
-            return f"[{', '.join(self.value(item, operand) for item in value)}]"
+            items = [self.value(item, operand) for item in value]
+            return f"[{', '.join(items)}]" if isinstance(value, list) else _tuple(items)
         if isinstance(value, float) and not math.isfinite(value):
             return "math.nan" if math.isnan(value) else ("math.inf" if value > 0 else "-math.inf")
         if value is None or isinstance(value, bool | int | float | str):
@@ -89,3 +89,7 @@ class Text:
         if isinstance(value, slice):
             return f"slice({self.value(value.start)}, {self.value(value.stop)}, {self.value(value.step)})"
         return self.constant(value)
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({', '.join(items)},)" if len(items) == 1 else f"({', '.join(items)})"

@@ -212,7 +212,7 @@ def recognize_shared_heads(module: fx.GraphModule) -> int:
     found = 0
     for node in _calls(module, aten._scaled_dot_product_flash_attention_for_cpu.default):
         query, key, value, *rest = _args(node)
-        shared = [_unrepeated(key), _unrepeated(value)]
+        shared = [unrepeated(key), unrepeated(value)]
         if shared[0] is None or shared[1] is None or _value(shared[0]).shape[1] != _value(shared[1]).shape[1]:
             continue
         call = _insert(node, node.target, (query, *shared, *rest), node.meta["val"])
@@ -222,9 +222,10 @@ def recognize_shared_heads(module: fx.GraphModule) -> int:
     return found
 
 
-def _unrepeated(repeated: Any) -> fx.Node | None:
+def unrepeated(repeated: Any) -> fx.Node | None:
     """``x`` of shape (batch, heads, rows, width) of ``view(expand(unsqueeze(x, 2), [batch, heads, times, rows, width]))``."""
-    expanded = _below_copies(_args(repeated)[0]) if _is(repeated, aten.view.default) else None
+    viewed = _is(repeated, aten.view.default) or _is(repeated, aten._unsafe_view.default)
+    expanded = _below_copies(_args(repeated)[0]) if viewed else None
     single = _args(expanded)[0] if _is(expanded, aten.expand.default) else None
     if not _is(single, aten.unsqueeze.default) or _args(single)[1] != 2:
         return None
