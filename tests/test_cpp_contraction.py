@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import platform
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from reference_backends.cpp_cpu import compiler
+from reference_backends.cpp_cpu import compiler, machine
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from tests.lowered import Call, call, flat
 from vendor_sdk import explain
@@ -478,3 +480,72 @@ def test_products_with_nothing_in_them(m: int, k: int, n: int, dtype: torch.dtyp
     torch._dynamo.reset()
     a, b = torch.ones(m, k, dtype=dtype), torch.ones(k, n, dtype=dtype)
     torch.testing.assert_close(torch.compile(torch.mm, backend="cpp_cpu")(a, b), torch.zeros(m, n, dtype=dtype))
+
+
+# Products of bfloat16s in pairs of steps
+
+
+@pytest.fixture(params=["by the processor", "by two products"])
+def pairs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Has bfloat16s multiplied in pairs, also where the processor has no instruction for that."""
+    monkeypatch.setattr(machine, "multiplies_pairs", lambda: True)
+    if request.param == "by two products" and platform.machine() == "x86_64":
+        monkeypatch.setattr(compiler, "FLAGS", (*compiler.FLAGS, "-mno-avx512bf16"))
+    compiler.toolchain.cache_clear()
+    yield
+    compiler.toolchain.cache_clear()
+
+
+def check_pairs(a: torch.Tensor, b: torch.Tensor, *, dynamic: bool = False) -> None:
+    target = aten.mm.default if a.dim() == 2 else aten.bmm.default
+    one = call(target, (a, b), dynamic=dynamic)
+    assert "bfloat16_pair" in CppEmitter().emit(one.lowered.kernel)
+    (result,) = launch(one)
+    exact, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    assert bool(((result.double() - exact).abs() <= 2**-8 * exact.abs() + 2e-6 * magnitude).all())
+
+
+def halves(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("shape", [s for s in SHAPES if 0 not in s and max(s[:2]) > 1 < s[2]], ids=str)
+def test_pairs_of_steps(shape: tuple[int, int, int], dynamic: bool, pairs: None) -> None:
+    m, n, k = shape
+    check_pairs(halves(m, k), halves(k, n), dynamic=dynamic)
+    check_pairs(halves(m, k), halves(n, k).t(), dynamic=dynamic)
+    check_pairs(halves(k, m).t(), halves(k, n), dynamic=dynamic)
+
+
+def test_pairs_of_factors_that_lie_as_they_like(pairs: None) -> None:
+    check_pairs(halves(37, 140)[:, ::2], halves(70, 45))
+    check_pairs(halves(37, 71)[:, 1:], halves(45, 71)[:, :-1].t())  # rows an odd number of elements apart
+    check_pairs(halves(3, 20, 200).transpose(1, 2), halves(1, 20, 31).expand(3, 20, 31))
+    check_pairs(halves(230, 5000), halves(5000, 40))
+    check_pairs(halves(1100, 1301), halves(1301, 1000))
+
+
+def test_pairs_of_computed_factors(pairs: None) -> None:
+    """What comes before a product is rounded to its operand's dtype, and what comes after has all digits of the sum."""
+
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.addmm(b, torch.relu(x) * 0.5, w.t()))
+
+    for rows, steps in ((33, 65), (70, 128), (1, 200)):
+        x, w, b = halves(rows, steps), halves(40, steps), halves(40)
+        expected = function(x.double(), w.double(), b.double())
+        torch.testing.assert_close(
+            torch.compile(function, backend="cpp_cpu", dynamic=False)(x, w, b).double(), expected, rtol=2**-7, atol=2**-7
+        )
+
+
+def test_special_values_in_pairs(pairs: None) -> None:
+    """Each is where it is in products of one step at a time; the processor takes subnormal numbers for zero."""
+    a = halves(20, 33)
+    a[3, 4], a[5, 32], a[7, 0], a[9, 9] = math.inf, math.nan, -math.inf, 2.0**-130
+    b = halves(33, 18)
+    b[0, 2] = 0
+    (result,) = launch(call(aten.mm.default, (a, b)))
+    exact = a.double() @ b.double()
+    torch.testing.assert_close(result.double(), exact, rtol=0.02, atol=0.02, equal_nan=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from reference_backends.cpp_cpu import interval, products, winograd
+from reference_backends.cpp_cpu import interval, machine, products, winograd
 from vendor_sdk import contraction, index, loop
 
 if TYPE_CHECKING:
@@ -25,6 +25,9 @@ SUMS: Mapping[torch.dtype, str] = {
     torch.int64: "int64_t",
 }
 """Element types of ``products.h``."""
+PAIR = "bfloat16_pair"
+"""The element type of factors that are bfloat16s, where the processor multiplies them in pairs (``machine``): two steps of the
+sum, which is float32."""
 SHORT = 64
 """Steps below which the product of a matrix and a vector is left to the plain reduction."""
 LONG = 64
@@ -55,7 +58,9 @@ def template(nest: loop.Nest) -> contraction.Contraction | None:
 def prepare(dtype: torch.dtype, *, convolutions: bool) -> None:
     """Begins to compile in the background what products with results of this dtype call."""
     kind = SUMS.get(torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype)
-    if kind is not None:
+    if dtype == torch.bfloat16 and machine.multiplies_pairs():
+        products.start((products.MATRICES, PAIR))
+    elif kind is not None:
         products.start((products.MATRICES, kind))
         if convolutions and kind == "float":
             products.start((products.FILTERS, kind))
@@ -76,7 +81,7 @@ def write(text: KernelText, c: contraction.Contraction) -> None:
     if _lies_in_panels(text, c.left):
         c = c.exchanged()
     if _lies_in_panels(text, c.right):
-        _matrices(text, c)
+        _matrices(text, c, SUMS[c.dtype])
     elif c.is_matrix_product:
         for each in (c, c.exchanged()):
             windows, overlaps = winograd.windows(each), winograd.overlaps(each)
@@ -87,11 +92,26 @@ def write(text: KernelText, c: contraction.Contraction) -> None:
                 _by_points(text, each, "weight_gradient", "Overlaps", overlaps)
                 break
         else:
-            _matrices(text, _oriented(c, text.symbols))
+            _matrices(text, _oriented(c, text.symbols), _elements(c))
     else:
-        _vector(text, c)
+        _vector(text, c, _elements(c))
     text.out.close()
     text.kernel = kernel
+
+
+def _elements(c: contraction.Contraction) -> str:
+    """Of what ``products.h`` is asked to multiply."""
+    return PAIR if machine.multiplies_pairs() and _is_half(c.left) and _is_half(c.right) else SUMS[c.dtype]
+
+
+def _is_half(f: contraction.Factor) -> bool:
+    """Whether the values of a factor are those of bfloat16s, in float32."""
+    by = {to: s for s in f.body if isinstance(s, loop.Compute | loop.Load) for to in (s.to,)}
+    last = by.get(f.value)
+    if not isinstance(last, loop.Compute) or last.op != "convert" or last.dtype != torch.float32:
+        return False
+    before = by.get(last.args[0])
+    return before is not None and before.dtype == torch.bfloat16
 
 
 def _ease(body: Sequence[loop.Stmt], ranges: Sequence[loop.Range], access: Access) -> float:
@@ -120,7 +140,8 @@ def _oriented(c: contraction.Contraction, symbols: Container[str]) -> contractio
 
 def _packed(left: contraction.Factor, columns: int, symbols: Container[str]) -> float:
     """What packing the left factor adds to the products with it, as a part of them."""
-    return 0 if _lie(left, symbols) is not None else PACK / max(columns, 1)
+    lies = _lie(left, symbols) if not _is_half(left) or not machine.multiplies_pairs() else _lie_of_pairs(left, symbols)
+    return 0 if lies is not None else PACK / max(columns, 1)
 
 
 def _tiled(rows: int, columns: int) -> float:
@@ -141,14 +162,14 @@ def _along(f: contraction.Factor) -> bool:
     return along > across
 
 
-def _matrices(text: KernelText, c: contraction.Contraction) -> None:
-    product = _product(text, c)
+def _matrices(text: KernelText, c: contraction.Contraction, kind: str) -> None:
+    product = _product(text, c, kind)
     text.out(f"if (const int32_t failed = matrix_product({product})) status = failed;")
 
 
 def _by_points(text: KernelText, c: contraction.Contraction, way: str, record: str, w: winograd.Windows) -> None:
     """A product by ``way``, a function of ``products.h``, whose ``record`` says what slides under its windows."""
-    product = _product(text, c)
+    product = _product(text, c, SUMS[c.dtype])
     elements = _fill(text, c, w.elements, SUMS[c.dtype])
     windows = text.fresh("windows")
     text.out(f"{record}<{SUMS[c.dtype]}> {windows} = {{}};")
@@ -165,14 +186,13 @@ def _truth(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _product(text: KernelText, c: contraction.Contraction) -> str:
-    """Writes the factors and what finishes tiles of the result; the name of the ``Product`` of them."""
-    kind = SUMS[c.dtype]
+def _product(text: KernelText, c: contraction.Contraction, kind: str) -> str:
+    """Writes the factors and what finishes tiles of the result; the name of the ``Product`` of elements of ``kind``."""
     left = _fill(text, c, c.left, kind)
     right = (_panels if _lies_in_panels(text, c.right) else _fill)(text, c, c.right, kind)
     finish = text.fresh("finish")
     arguments = "int64_t row, int64_t rows, int64_t column, int64_t columns"
-    _open(text, finish, f"int64_t batch, {arguments}, const {kind} *sums, int64_t pitch")
+    _open(text, finish, f"int64_t batch, {arguments}, const {SUMS[c.dtype]} *sums, int64_t pitch")
     _split(text, "batch", c.batch)
     _begin(text, c.columns, "column")
     with_row = _Walk(text, c.rows, "row", "rows", "sums += pitch")
@@ -182,19 +202,19 @@ def _product(text: KernelText, c: contraction.Contraction) -> str:
     _close(text)
     product = text.fresh("product")
     text.out(f"Product<{kind}> {product} = {{}};")
-    _sizes(text, product, ("batches", c.batch), ("m", c.m), ("n", c.n), ("k", c.k))
+    _sizes(text, product, ("batches", c.batch), ("m", c.m), ("n", c.n))
+    _steps(text, product, c, kind)
     text.out(f"{product}.left = {left}, {product}.right = {right};")
     text.out(f"{product}.context = &{finish}, {product}.finish = finish_with<decltype({finish}), {kind}>;")
     text.out(f"{product}.spare = spare;")
     return product
 
 
-def _vector(text: KernelText, c: contraction.Contraction) -> None:
-    kind = SUMS[c.dtype]
+def _vector(text: KernelText, c: contraction.Contraction, kind: str) -> None:
     matrix, vector = (c.left, c.right) if c.m else (c.right, c.left)
     matrix_name, vector_name = _fill(text, c, matrix, kind), _fill(text, c, vector, kind)
     finish = text.fresh("finish")
-    _open(text, finish, f"int64_t batch, int64_t first, int64_t count, const {kind} *sums")
+    _open(text, finish, f"int64_t batch, int64_t first, int64_t count, const {SUMS[c.dtype]} *sums")
     _split(text, "batch", c.batch)
     results = c.rows if c.m else c.columns
     _begin(text, results, "first")
@@ -202,7 +222,8 @@ def _vector(text: KernelText, c: contraction.Contraction) -> None:
     _close(text)
     product = text.fresh("product")
     text.out(f"VectorProduct<{kind}> {product} = {{}};")
-    _sizes(text, product, ("batches", c.batch), ("n", c.m or c.n), ("k", c.k))
+    _sizes(text, product, ("batches", c.batch), ("n", c.m or c.n))
+    _steps(text, product, c, kind)
     text.out(f"{product}.vector = {vector_name}, {product}.matrix = {matrix_name};")
     text.out(f"{product}.context = &{finish}, {product}.finish = finish_line_with<decltype({finish}), {kind}>;")
     text.out(f"{product}.spare = spare;")
@@ -213,14 +234,54 @@ def _sizes(text: KernelText, product: str, *named: tuple[str, Sequence[loop.Rang
     text.out(", ".join(f"{product}.{name} = {index.to_c(contraction.sizes(ranges))}" for name, ranges in named) + ";")
 
 
+def _steps(text: KernelText, product: str, c: contraction.Contraction, kind: str) -> None:
+    steps = index.to_c(contraction.sizes(c.k))
+    text.out(f"{product}.k = {f'parts({steps}, 2)' if kind == PAIR else steps};")
+
+
 def _fill(text: KernelText, c: contraction.Contraction, f: contraction.Factor, kind: str) -> str:
     """The text of the ``Factor`` that ``products.h`` takes, after a lambda that tells where it lies or fills blocks of it."""
     along = _along(f)
     address = _address(text, c, f, kind)
     if address:
         return f"{{nullptr, nullptr, {_truth(along)}{address}}}"
+    fill = (_pairs if kind == PAIR else _values)(text, c, f, along=along)
+    return f"{{&{fill}, fill_with<decltype({fill}), {kind}>, {_truth(along)}}}"
+
+
+_BLOCK = "int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth"
+
+
+def _pairs(text: KernelText, c: contraction.Contraction, f: contraction.Factor, *, along: bool) -> str:
+    """Writes the lambda that fills blocks of a factor with pairs of bfloat16s; its name."""
+    lie = _lie(_stored(f), text.symbols)
+    steps = index.to_c(contraction.sizes(f.reduced))
+    across = lie is not None and lie.row.value == 1 and len(f.reduced) == 1 and f.free and not along
+    whole = f"batch, first, count, from, depth, {steps}, to, pitch"
+    position = _position(text, c, _stored(f)) if across else _values(text, c, f, along=along)
+    fill = text.fresh("pairs")
+    _open(text, fill, f"{_BLOCK}, {PAIR} *to, int64_t pitch")
+    if across:
+        assert lie is not None
+        rest = f"{index.to_c(lie.step)}, count, depth, {steps} - 2 * from, to, pitch"
+        text.out(f"interleave({position}(batch, first, 2 * from), {rest});")
+    else:
+        text.out(f"pair_up({position}, {_truth(along)}, {whole});")
+    _close(text)
+    return fill
+
+
+def _stored(f: contraction.Factor) -> contraction.Factor:
+    """A factor of bfloat16s as it is stored, without the conversion of what is loaded; itself for any other."""
+    load = f.body[0]
+    return replace(f, body=(load,)) if len(f.body) == 2 and _is_half(f) and isinstance(load, loop.Load) else f
+
+
+def _values(text: KernelText, c: contraction.Contraction, f: contraction.Factor, *, along: bool) -> str:
+    """Writes the lambda that fills blocks of a factor, whatever it is computed from; its name."""
+    kind = SUMS[c.dtype]
     fill = text.fresh("fill")
-    _open(text, fill, f"int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, {kind} *to, int64_t pitch")
+    _open(text, fill, f"{_BLOCK}, {kind} *to, int64_t pitch")
     _split(text, "batch", c.batch)
     free, reduced = _Block(f.free, "first", "count"), _Block(f.reduced, "from", "depth")
     outer, inner = (free, reduced) if along else (reduced, free)
@@ -234,7 +295,7 @@ def _fill(text: KernelText, c: contraction.Contraction, f: contraction.Factor, k
         _runs(text, inner.ranges, inner.first, inner.count, _stretch(text, f, inner.ranges, window))
         walk.close()
     _close(text)
-    return f"{{&{fill}, fill_with<decltype({fill}), {kind}>, {_truth(along)}}}"
+    return fill
 
 
 @dataclass(frozen=True)
@@ -263,14 +324,33 @@ def _lie(f: contraction.Factor, symbols: Container[str]) -> _Lie | None:
     return _Lie(row, step, last.size) if known else None
 
 
+def _lie_of_pairs(f: contraction.Factor, symbols: Container[str]) -> _Lie | None:
+    """How a factor of bfloat16s lies, in elements, if its pairs lie together too, and rows of them a whole number apart."""
+    lie = _lie(_stored(f), symbols) if _is_half(f) else None
+    if lie is None or lie.step.value != 1 or len(f.reduced) > 1:
+        return None
+    even = all(size.value is not None and size.value % 2 == 0 for size in (lie.row, lie.stretch))
+    return lie if even else None
+
+
 def _address(text: KernelText, c: contraction.Contraction, f: contraction.Factor, kind: str) -> str:
     """Writes the lambda that tells where a factor lies that is a tensor as it stands, and gives the rest of the text of its
     ``Factor``; "" for any other."""
-    lie = _lie(f, text.symbols)
+    if kind != PAIR:
+        lie = _lie(f, text.symbols)
+        if lie is None:
+            return ""
+        address = _position(text, c, f)
+        distances = f"{index.to_c(lie.row)}, {index.to_c(lie.step)}, max_int({index.to_c(lie.stretch)}, 1)"
+        return f", address_with<decltype({address}), {kind}>, &{address}, {distances}"
+    lie = _lie_of_pairs(f, text.symbols)
     if lie is None:
         return ""
-    address = _position(text, c, f)
-    distances = f"{index.to_c(lie.row)}, {index.to_c(lie.step)}, max_int({index.to_c(lie.stretch)}, 1)"
+    stored, address = _position(text, c, _stored(f)), text.fresh("address")
+    text.out.open(f"const auto {address} = [=](int64_t batch, int64_t first, int64_t from)")
+    text.out(f"return (const {PAIR} *){stored}(batch, first, 2 * from);")
+    text.out.close(after=";")
+    distances = f"{index.to_c(lie.row // 2)}, 1, max_int({index.to_c(lie.stretch // 2)}, 1)"
     return f", address_with<decltype({address}), {kind}>, &{address}, {distances}"
 
 

@@ -13,11 +13,13 @@ enum { DOTS = 8 };
 template <int S, class V, int... I> INLINE V pair_sums(V a, V b, Lanes<I...>) {
   enum { L = sizeof...(I) };
 #if defined __has_builtin && __has_builtin(__builtin_shufflevector)
-  return __builtin_shufflevector(a, b, ((I & S) ? L + I : I)...) + __builtin_shufflevector(a, b, ((I & S) ? L + (I ^ S) : I ^ S)...);
+  return add<V>(__builtin_shufflevector(a, b, ((I & S) ? L + I : I)...), __builtin_shufflevector(a, b, ((I & S) ? L + (I ^ S) : I ^ S)...));
 #else
   V sum;
-  for (int i = 0; i < L; ++i) sum[i] = i & S ? b[i] + b[i ^ S] : a[i] + a[i ^ S];
-  return sum;
+  for (int i = 0; i < L; ++i) sum[i] = i & S ? b[i] : a[i];
+  V other;
+  for (int i = 0; i < L; ++i) other[i] = i & S ? b[i ^ S] : a[i ^ S];
+  return add(sum, other);
 #endif
 }
 // The sums over the lanes of L vectors, as the lanes of one.
@@ -91,8 +93,8 @@ static __attribute__((noinline)) void dot_products(const T *a, int64_t a_row, in
   for (int i = 0; i < min_int(rows, M); ++i)
     for (int j = 0; j < min_int(columns, N); ++j) {
       T dot = dots[(i * N + j) * U];
-      for (int u = 1; u < U; ++u) dot += dots[(i * N + j) * U + u];
-      tile[i * pitch + j] = (fresh ? 0 : tile[i * pitch + j]) + dot;
+      for (int u = 1; u < U; ++u) dot = add(dot, dots[(i * N + j) * U + u]);
+      tile[i * pitch + j] = fresh ? dot : add(tile[i * pitch + j], dot);
     }
 }
 
@@ -179,7 +181,7 @@ static void dot_line(const VectorProduct<T> &p, int64_t batch, int64_t first, in
           __builtin_memcpy(&right, row + i, bytes);
           part[0] = multiply_add(left, right, part[0]);
         }
-        sum[j] += (part[0] + part[1]) + (part[2] + part[3]);
+        sum[j] = add(sum[j], add(add(part[0], part[1]), add(part[2], part[3])));
       }
     }
     T totals[L] __attribute__((aligned(64)));

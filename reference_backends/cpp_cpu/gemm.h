@@ -46,6 +46,26 @@ template <> SPECIALISED Floats multiply_add(Floats a, Floats b, Floats c) { retu
 template <> SPECIALISED Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return (Doubles)__builtin_ia32_vfmaddpd256(a, b, c); }
 #endif
 
+// Pairs of bfloat16s are multiplied and added up, and their sums are floats, in lanes of as many bits.
+typedef Lane<bfloat16_pair>::Vector Pairs;
+template <> SPECIALISED Pairs multiply_add(Pairs a, Pairs b, Pairs c) {
+#if defined __AVX512BF16__
+  __asm__("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
+  return c;
+#else
+  typedef Lane<float>::Vector V;
+  const V low = multiply_add((V)(a << 16), (V)(b << 16), (V)c);
+  return (Pairs)multiply_add((V)(a & 0xffff0000u), (V)(b & 0xffff0000u), low);
+#endif
+}
+// Of what is summed.
+template <class V> INLINE V add(V a, V b) { return a + b; }
+template <> SPECIALISED Pairs add(Pairs a, Pairs b) {
+  typedef Lane<float>::Vector V;
+  return (Pairs)((V)a + (V)b);
+}
+template <> SPECIALISED bfloat16_pair add(bfloat16_pair a, bfloat16_pair b) { return bits<bfloat16_pair>(bits<float>(a) + bits<float>(b)); }
+
 // tile[i][j] = (fresh ? 0 : tile[i][j]) + the sum of a[i][.] * b[.][j] over `k` steps, for a tile of M rows and N vectors; steps of b
 // are `pitch` apart. Sums of sums: the rounding errors of a long sum grow with its blocks instead of with its terms.
 template <class T, int M, int N>
@@ -81,7 +101,7 @@ static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RE
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
       V *const to = (V *)(tile + (i * N + j) * L);
-      *to = fresh ? sum[i][j] : *to + sum[i][j];
+      *to = fresh ? sum[i][j] : add<V>(*to, sum[i][j]);
     }
 }
 
@@ -494,7 +514,7 @@ static void line_along(const VectorProduct<T> &p, int64_t batch, int64_t first, 
       T lanes[L] __attribute__((aligned(64)));
       *(V *)lanes = sum[r];
       for (int half = L / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+        for (int i = 0; i < half; ++i) lanes[i] = add(lanes[i], lanes[i + half]);
       sums[row + r] = lanes[0];
     }
   }

@@ -5,6 +5,22 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+
+def multiplies_pairs() -> bool:
+    """Whether the processor multiplies bfloat16s in pairs, and adds up their products in float32 (AVX512_BF16)."""
+    return "avx512_bf16" in _flags()
+
+
+@functools.cache
+def _flags() -> frozenset[str]:
+    """What Linux says that the processor can."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+
+
 _TYPICAL = {1: 1 << 15, 2: 1 << 20, 3: 1 << 25}
 
 

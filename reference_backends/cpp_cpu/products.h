@@ -4,6 +4,12 @@
 // tiles of the result. Everything between (gemm.h, dots.h, winograd.h, winograd_weights.h) is in libraries (products.cpp), one for
 // each element type, however many products a graph and a program have.
 
+// Two steps of a sum of products of bfloat16s, the first in the lower half: an element of both factors where a processor multiplies
+// them in pairs. Their sums are floats.
+typedef uint32_t bfloat16_pair;
+template <class T> struct SumOf { typedef T Type; };
+template <> struct SumOf<bfloat16_pair> { typedef float Type; };
+
 INLINE int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
 // Where the rows of a left tile are: row r, step s at data[r * row + s * step]; `rows` of them, those beyond are anything.
@@ -35,7 +41,7 @@ template <class T> struct Product {
   int64_t batches, m, n, k;
   Factor<T> left, right;
   const void *context;
-  // Computes the results of a tile at (row, column) from sums[r * pitch + c].
+  // Computes the results of a tile at (row, column) from sums[r * pitch + c], which are of type SumOf<T>.
   void (*finish)(const void *context, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *sums, int64_t pitch);
   Spare spare;
   // How it is computed, which `choose_tiles` fills in.
@@ -55,7 +61,7 @@ static const T *address_with(const void *f, int64_t batch, int64_t first, int64_
 }
 template <class F, class T>
 static void finish_with(const void *f, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *sums, int64_t pitch) {
-  (*(const F *)f)(batch, row, rows, column, columns, sums, pitch);
+  (*(const F *)f)(batch, row, rows, column, columns, (const typename SumOf<T>::Type *)sums, pitch);
 }
 
 // A matrix and a vector: every element of the matrix is used once, so it is not packed but summed as it is filled.
@@ -70,7 +76,40 @@ template <class T> struct VectorProduct {
 
 template <class F, class T>
 static void finish_line_with(const void *f, int64_t batch, int64_t first, int64_t count, const T *sums) {
-  (*(const F *)f)(batch, first, count, sums);
+  (*(const F *)f)(batch, first, count, (const typename SumOf<T>::Type *)sums);
+}
+
+// The pairs of a tensor whose rows lie together and whose steps are `apart`, across, until the step `end`: what follows is zero.
+static __attribute__((noinline)) void interleave(const bf16 *source, int64_t apart, int64_t count, int64_t depth, int64_t end, bfloat16_pair *to, int64_t pitch) {
+  for (int64_t s = 0; s < depth; ++s, source += 2 * apart, to += pitch) {
+    const bf16 *const second = source + apart;
+    if (2 * s + 1 < end)
+      for (int64_t r = 0; r < count; ++r) to[r] = (uint32_t)source[r] | (uint32_t)second[r] << 16;
+    else
+      for (int64_t r = 0; r < count; ++r) to[r] = 2 * s < end ? (uint32_t)source[r] : 0;
+  }
+}
+// The pairs of what `fill` gives, floats with the values of bfloat16s, for `k` steps in all.
+template <class F>
+static __attribute__((noinline)) void pair_up(const F &fill, bool along, int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, int64_t k, bfloat16_pair *to, int64_t pitch) {
+  enum : int64_t { ROWS = 64, STEPS = 32 };
+  float block[2 * ROWS * STEPS];
+  const auto of = [](float low, float high) INLINE_LAMBDA { return bits<uint32_t>(low) >> 16 | (bits<uint32_t>(high) & 0xffff0000u); };
+  for (int64_t row = 0; row < count; row += ROWS)
+    for (int64_t step = 0; step < depth; step += STEPS) {
+      const int64_t rows = min_int(ROWS, count - row), steps = min_int(STEPS, depth - step);
+      const int64_t there = max_int(0, min_int(2 * steps, k - 2 * (from + step)));
+      if (there < 2 * steps) __builtin_memset(block, 0, sizeof block);
+      fill(batch, first + row, rows, 2 * (from + step), there, block, along ? 2 * STEPS : ROWS);
+      for (int64_t line = 0; line < (along ? rows : steps); ++line) {
+        bfloat16_pair *const target = along ? to + (row + line) * pitch + step : to + (step + line) * pitch + row;
+        const float *const source = block + line * 2 * (along ? STEPS : ROWS);
+        if (along)
+          for (int64_t s = 0; s < steps; ++s) target[s] = of(source[2 * s], source[2 * s + 1]);
+        else
+          for (int64_t r = 0; r < rows; ++r) target[r] = of(source[r], source[ROWS + r]);
+      }
+    }
 }
 
 #if defined __AVX512F__
@@ -149,3 +188,4 @@ DECLARE_PRODUCTS(float)
 DECLARE_PRODUCTS(double)
 DECLARE_PRODUCTS(int32_t)
 DECLARE_PRODUCTS(int64_t)
+DECLARE_PRODUCTS(bfloat16_pair)
