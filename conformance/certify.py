@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from conformance import witness
-from conformance.cases import Case, draw
+from conformance.cases import PRIM, Case, draw
 from conformance.endure import Problem, endure, independent
 from conformance.guards import Guarded, same_bits, storage_bytes
 from conformance.judge import Expectation, Judgement, expected_result, judge
+from conformance.mutants import Right, Score
 from conformance.outcome import MESSAGE_LIMIT, Failure, Outcome, Steps
 from conformance.placements import placement
 from conformance.pool import LOST_DEVICE
@@ -79,10 +80,11 @@ def certify(
         return outcome
     outcome.samples = len(trials)
     placed: list[Placed] = []
+    score = Score() if case.kind == PRIM and only is None else None
     ran = False
     if not apart and trials:
         try:
-            result = yield from _run(subject, case, trials, device)
+            result = yield from _run(subject, case, trials, device, score)
         except Exception:
             traceback.print_exc()
             _leave_a_lost_device(device)
@@ -99,7 +101,7 @@ def certify(
         for trial in trials:
             announce(trial.index)
             try:
-                result = yield from _run(subject, case, [trial], device)
+                result = yield from _run(subject, case, [trial], device, score)
             except Exception:
                 traceback.print_exc()
                 _leave_a_lost_device(device)
@@ -113,6 +115,9 @@ def certify(
     elif ran:
         outcome.placement, outcome.reason = placement(case, placed)
     outcome.verdict = _verdict(outcome)
+    if score is not None and outcome.verdict == "pass":
+        # Of a case that fails, the samples that would have killed a mutant may be among those that are wrong.
+        outcome.mutants = score.record()
     outcome.seconds = time.perf_counter() - started
     return outcome
 
@@ -154,8 +159,11 @@ def _trials(case: Case, effort: Effort, seed: int, only: int | None) -> list[_Tr
     return trials
 
 
-def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.device) -> Generator[None, None, _RunResult]:
-    """Compiles one program, pauses, calls it with different values, and judges every call."""
+def _run(
+    subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.device, score: Score | None
+) -> Generator[None, None, _RunResult]:
+    """Compiles one program, pauses, calls it with different values, and judges every call; then, for ``score``, what is wrong
+    on purpose in results that are right."""
     program = build(case.row.target, [t.sample for t in trials], [t.expected.outline for t in trials], device)
     compiled = subject.compile(program)
     yield
@@ -167,6 +175,7 @@ def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.d
     kept = [[tensor.clone() for tensor in outputs] for outputs in first]
     torch.manual_seed(SEEDS[1])
     second, more_damage = _call(compiled, program, others)
+    calls: list[Right] = []
     for position, trial in enumerate(trials):
         for kind, message in DAMAGE.items():
             if position in damage[kind] | more_damage[kind]:
@@ -182,6 +191,8 @@ def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.d
         result.compared += judgement.elements > 0
         if not all(same_bits(one, other) for one, other in zip(first[position], kept[position], strict=True)):
             result.failures.append(_failure(trial, "overwritten", "the second call overwrote the results of the first"))
+        another = _on_host(second[position]) if trial.is_fresh else None
+        calls.append(Right(trial.sample, trial.expected, _on_host(kept[position]), another))
         if not tensors(trial.sample):
             continue
         result.fresh += trial.is_fresh
@@ -195,6 +206,8 @@ def _run(subject: Subject, case: Case, trials: Sequence[_Trial], device: torch.d
                 else "second-call"
             )
             result.failures.append(_failure(trial, kind, f"second call, {values}: {judgement.problem}"))
+    if score is not None and not result.failures:
+        score.plant(case.row, calls)
     if not result.failures:
         kept_second = [[tensor.clone() for tensor in outputs] for outputs in second]
         del first, second

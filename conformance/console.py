@@ -14,7 +14,7 @@ from rich.table import Table
 
 from conformance.cases import EXHAUSTIVE
 from conformance.profiles import prim_of
-from conformance.report import broken
+from conformance.report import broken, survivors
 
 PIPED_WIDTH = 200
 """Columns of tables that go to no terminal, where nobody can widen them."""
@@ -108,6 +108,9 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
             line(f"  {count:5} {escape(reason.splitlines()[0])}")
     _failures(line, [entry for entry in entries if broken(entry)])
     for entry in entries:
+        if survivors(entry):
+            line(f"[red]not told from a right result[/] {escape(entry['id'])}: {', '.join(survivors(entry))}")
+    for entry in entries:
         if entry["verdict"] in ("expected-failure", "waived"):
             said = entry["expectation"]
             until = f" ({said['owner']}, {said['link']}, until {said['expires']})" if entry["verdict"] == "waived" else ""
@@ -125,6 +128,10 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
             f"native coverage {totals['coverage']:.1%}: {totals['native_passed']} of {totals['cases']} cases ran on the "
             "backend by its own means and passed"
         )
+    planted = totals["mutants"]
+    if planted["tried"]:
+        line(f"mutation score {planted['killed'] / planted['tried']:.1%}: {planted['killed']} of {planted['tried']} wrong "
+             f"results that were planted were rejected; {planted['blind_cases']} cases missed one")  # fmt: skip
     if folder:
         line(f"report: {escape(folder)}")
     if run["interrupted"]:

@@ -92,11 +92,15 @@ def _inconsistent(report: Mapping[str, Any]) -> list[str]:
     found += [
         f"summary: {key} is {report['summary'][key]!r}, but the cases say {summary[key]!r}"
         for key in summary
-        if summary[key] != report["summary"].get(key)
+        # What an earlier suite did not count is not there.
+        if summary[key] != report["summary"].get(key) and (key in report["summary"] or run["suite"] == reports.suite())
     ]
     for entry in entries:
         if entry["verdict"] == "pass" and (entry["failures"] or not entry["samples"]["compared"]):
             found.append(f"{entry['id']}: passes, with failures or with nothing compared")
+        planted = entry.get("mutants")
+        if planted and planted["killed"] + len(planted["survived"]) != planted["tried"]:
+            found.append(f"{entry['id']}: mutants that were neither killed nor survived")
     return found
 
 

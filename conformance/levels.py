@@ -125,6 +125,10 @@ def _accurate(
         yield _none_of("accurate", name, wrong, prims, "cases")
     else:
         yield _criterion("accurate", name, None, f"{len(ran)} of {len(cases)} cases ran")
+    if any("mutants" in e for e in prims):  # reports of before have none
+        scored = [e for e in prims if e.get("mutants")]
+        blind = _ids(scored, lambda e: bool(e["mutants"]["survived"]))
+        yield _none_of("accurate", "a wrong result of any prim would have been found", blind, scored, "cases")
     wrong = _ids(generated, lambda e: e["verdict"] != "pass")
     yield _none_of("accurate", "generated graphs are as accurate as their prims", wrong, generated, "cases")
     wrong = _ids(behaviour, lambda e: e["verdict"] != "pass")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from typing import Any
 
 ABSENT = "absent"
 """Placement of a case whose prim is in no compiled graph: it was rewritten, or folded into a constant."""
@@ -48,6 +49,7 @@ class Outcome:
     fresh: int = 0
     seconds: float = 0.0
     failures: list[Failure] = field(default_factory=list)
+    mutants: dict[str, Any] | None = None
 
 
 Steps = Generator[None, None, Outcome]

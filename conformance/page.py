@@ -16,7 +16,7 @@ from conformance import charts
 from conformance.cases import DTYPES, EXHAUSTIVE, TIMED
 from conformance.console import missing_for_next, tables
 from conformance.levels import NONE, best
-from conformance.report import broken, standing
+from conformance.report import broken, standing, survivors
 
 LOOKS = {
     "native": ("●", "good"),
@@ -43,6 +43,10 @@ VERDICT_COLOURS = {
     "slow": "bad",
     "inconclusive": "known",
 }
+
+
+NONE_PLANTED = {"tried": 0, "killed": 0, "blind_cases": 0}
+"""Of reports from before mutants were counted."""
 
 
 def write(folder: Path, report: Mapping[str, Any]) -> None:
@@ -109,6 +113,7 @@ def html(report: Mapping[str, Any]) -> str:
         data=_embedded(packed(prims)),
         performance=Markup(performance),
         timed_any=charts.roofline(others) is not None,
+        planted=summary.get("mutants", NONE_PLANTED),
         level=summary["levels"][profile]["level"],
         level_profile=profile,
     )
@@ -133,11 +138,11 @@ def packed(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 prims[entry["prim"]], dtypes[entry["dtype"]], families[entry["family"]], verdicts[entry["verdict"]],
                 placements[entry["placement"]], _short(entry["worst_error"]), reasons[entry["reason"]],
                 round(entry["seconds"], 2), [samples["total"], samples["compared"], samples["second_call"]],
-                standings[standing(entry)],
+                standings[standing(entry)], [planted["killed"], planted["tried"]] if (planted := entry.get("mutants")) else None,
             ]
         )  # fmt: skip
-        if entry["failures"] or entry["expectation"] or entry["log"]:
-            more[number] = {key: entry[key] for key in ("failures", "expectation", "log")}
+        if entry["failures"] or entry["expectation"] or entry["log"] or survivors(entry):
+            more[number] = {key: entry[key] for key in ("failures", "expectation", "log")} | {"survived": survivors(entry)}
     return {
         "cases": rows, "more": more, "prims": list(prims), "dtypes": list(dtypes), "families": list(families),
         "verdicts": list(verdicts), "placements": list(placements), "reasons": list(reasons),
@@ -175,6 +180,16 @@ def markdown(report: Mapping[str, Any]) -> str:
         if rows:
             lines += ["", f"| {' | '.join(columns)} |", "|---|---|" + "---:|" * (len(columns) - 2)]
             lines += [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+    planted = summary.get("mutants", NONE_PLANTED)
+    if planted["tried"]:
+        lines += ["", f"Mutation score **{planted['killed'] / planted['tried']:.1%}**: {planted['killed']} of "
+                  f"{planted['tried']} wrong results that were planted in right ones were rejected."]  # fmt: skip
+    blind = [entry for entry in report["cases"] if survivors(entry)]
+    if blind:
+        lines += ["", "| case that certifies nothing | wrong results that passed |", "|---|---|"]
+        lines += [f"| `{entry['id']}` | {_cell(', '.join(survivors(entry)))} |" for entry in blind[:50]]
+        if len(blind) > 50:
+            lines += ["", f"and {len(blind) - 50} more"]
     wrong = [entry for entry in report["cases"] if broken(entry)]
     if wrong:
         lines += ["", "| broken claim | verdict | first failure |", "|---|---|---|"]

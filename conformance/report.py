@@ -109,6 +109,7 @@ def finished(result: Result, expected: Expectations, run: Run) -> dict[str, Any]
         "reproducer": reproducer(run, case, -1),
         "log": None,
         "performance": outcome.get("performance"),
+        "mutants": outcome.get("mutants"),
     }
 
 
@@ -118,8 +119,20 @@ def broken(entry: Mapping[str, Any]) -> bool:
 
 
 def counted_native(entry: Mapping[str, Any]) -> bool:
-    """Whether an entry counts as native coverage: it passed, with values compared, and its own node ran on the backend."""
-    return bool(entry["verdict"] == "pass" and entry["placement"] == "native" and entry["samples"]["compared"] > 0)
+    """Whether an entry counts as native coverage: it passed, with values compared, its own node ran on the backend, and wrong
+    results would have been told from its own."""
+    return bool(
+        entry["verdict"] == "pass"
+        and entry["placement"] == "native"
+        and entry["samples"]["compared"] > 0
+        and not survivors(entry)
+    )
+
+
+def survivors(entry: Mapping[str, Any]) -> list[str]:
+    """Names of the mutants of a case's results that no sample rejected."""
+    planted = entry.get("mutants")  # reports of before have none
+    return list(planted["survived"]) if planted else []
 
 
 def reproducer(run: Run, case: Case, sample: int) -> str:
@@ -188,7 +201,18 @@ def summarize(
         "exhaustive": _every(verdicts[EXHAUSTIVE]),
         "performance": {kind: _every(verdicts[kind]) for kind in TIMED},
         "levels": levels(entries, not disagree),
+        "mutants": _planted(entries),
         "claims_hold": complete and not stale and not disagree and not any_broken and shown,
+    }
+
+
+def _planted(entries: Collection[Mapping[str, Any]]) -> dict[str, int]:
+    """Mutants of all cases: how many there were, how many were killed, and of how many cases some survived."""
+    scores = [entry["mutants"] for entry in entries if entry.get("mutants")]
+    return {
+        "tried": sum(score["tried"] for score in scores),
+        "killed": sum(score["killed"] for score in scores),
+        "blind_cases": sum(bool(score["survived"]) for score in scores),
     }
 
 

@@ -96,7 +96,7 @@ ROWS: tuple[Prim, ...] = (
         target=aten.convolution.default,
         summary="cross-correlation of input (n, c, ...) with weight (o, c / groups, ...) plus bias; or its transpose",
         result=Result.SAME,
-        bound=Accumulated(terms=_terms, magnitude=_magnitude, own_dtype=(torch.float16,)),
+        bound=Accumulated(terms=_terms, magnitude=_magnitude),
         samples=_convolution,
     ),
     _row(
@@ -104,7 +104,7 @@ ROWS: tuple[Prim, ...] = (
         target=aten.convolution_backward.default,
         summary="gradients of convolution with respect to input, weight and bias, those asked for by output_mask",
         result=Result.OPERATOR,
-        bound=Accumulated(terms=_backward_terms, magnitude=_backward_magnitude, own_dtype=(torch.float16,)),
+        bound=Accumulated(terms=_backward_terms, magnitude=_backward_magnitude),
         samples=_convolution_backward,
     ),
 )

@@ -482,6 +482,11 @@ def _bag_reference(sample: Sample) -> tuple[Tensor, Tensor]:
     return torch.stack(rows), torch.stack(growths)
 
 
+def _bag_values(*args: Any) -> tuple[Tensor, None, None, None]:
+    """What is defined of ``_embedding_bag``'s results."""
+    return _bag_reference(Sample(args))[0], None, None, None
+
+
 def _check_bag(result: Any, sample: Sample) -> str | None:
     """The bags' values; the other three results are what torch's own backward reads and are unspecified where it does not."""
     output = result[0]
@@ -841,6 +846,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         shape=Shape.OPERATOR,
         bound=Property(_check_bag),
         samples=_embedding_bag,
+        reference=_bag_values,
     ),
     _row(
         name="_embedding_bag_backward",

@@ -396,23 +396,67 @@ def _grid_sampler_backward(dims: int) -> Callable[[SampleContext], Iterator[Samp
     return sampler
 
 
+_SLOPES = {BILINEAR: 1.0, NEAREST: 0.0, BICUBIC: 2.0}
+"""By how much the weight of a pixel changes at most for each pixel that the position moves in one dimension."""
+_BENDS = {BILINEAR: 1.0, NEAREST: 0.0, BICUBIC: 6.0}
+"""And by how much that slope changes."""
+
+
+def _bright_pixels(image: Tensor) -> Tensor:
+    """(pixels, ...) float64: images of the size of ``image``, each with one pixel that is one. Dense, since the row's samples
+    are small."""
+    pixels = math.prod(image.shape[2:])
+    return torch.eye(pixels, dtype=torch.float64).reshape(pixels, *image.shape[2:])
+
+
+def _grid_weights(image: Tensor, grid: Tensor, *rest: Any) -> Tensor:
+    """(n, pixels, positions) weights in float64."""
+    bright = _bright_pixels(image)
+    read = aten.grid_sampler_2d.default if image.dim() == 4 else aten.grid_sampler_3d.default
+    result: Tensor = read(bright.expand(image.shape[0], *bright.shape), grid, *rest).flatten(2)
+    return result
+
+
 def _reach(image: Tensor) -> float:
-    """Rounded positions are off by about u times the image's size; one slope of the data per pixel."""
-    return float(4 + sum(image.shape[2:]))
+    """A rounded position is off by up to 3 u times the image's size, in pixels; the rows' bounds multiply by 16 or more."""
+    return max(image.shape[2:]) / 4
 
 
-def _grid_magnitude(image: Tensor, grid: Tensor, *rest: Any) -> Tensor:
-    largest = image.abs().amax(dim=tuple(range(2, image.dim())))
-    shape = (*image.shape[:2], *grid.shape[1:-1])
-    return (largest * _reach(image)).reshape(*image.shape[:2], *[1] * (len(shape) - 2)).expand(shape)
+def _grid_magnitude(image: Tensor, grid: Tensor, mode: int, *rest: Any) -> Tensor:
+    weights = _grid_weights(image, grid, mode, *rest)
+    moved = (image.dim() - 2) * _SLOPES[mode] * _reach(image)
+    total = image.abs().flatten(2) @ (weights.abs() + moved * (weights != 0))
+    return total.reshape(*image.shape[:2], *grid.shape[1:-1])
 
 
-def _grid_backward_magnitude(grad: Tensor, image: Tensor, grid: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    spatial = tuple(range(2, image.dim()))
-    total = grad.abs().sum(dim=spatial, keepdim=True) * _reach(image)
-    slope = 2.0 * image.abs().amax(dim=spatial, keepdim=True) * max(image.shape[2:]) * _reach(image)
-    by_position = (grad.abs() * slope).sum(1).unsqueeze(-1)
-    return total.expand(image.shape), by_position.expand(grid.shape)
+def _grid_backward_magnitude(grad: Tensor, image: Tensor, grid: Tensor, mode: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    weights, slopes = _grid_weights(image, grid, mode, *rest[:2]), _grid_slopes(image, grid, mode, *rest[:2])
+    near, dims, reach = weights != 0, image.dim() - 2, _reach(image)
+    image, grad = image.abs(), grad.abs().flatten(2)
+    by_pixel = grad @ (weights.abs() + dims * _SLOPES[mode] * reach * near).mT
+    turned = dims * _BENDS[mode] * reach * max(image.shape[2:]) / 2
+    steep = slopes.abs() + turned * near.unsqueeze(-1)
+    by_position = torch.einsum("ncq,ncp,npqd->nqd", grad, image.flatten(2), steep)
+    return by_pixel.reshape(image.shape), by_position.reshape(grid.shape)
+
+
+def _grid_slopes(image: Tensor, grid: Tensor, *rest: Any) -> Tensor:
+    """(n, pixels, positions, dims) derivatives of ``_grid_weights`` by grid."""
+    dims, pixels = image.dim() - 2, math.prod(image.shape[2:])
+    backward = aten.grid_sampler_2d_backward.default if dims == 2 else aten.grid_sampler_3d_backward.default
+    bright = _bright_pixels(image).unsqueeze(1)
+    one = torch.ones(pixels, 1, *grid.shape[1:-1], dtype=torch.float64)
+    each = [
+        backward(one, bright, positions.expand(pixels, *positions.shape), *rest, [False, True])[1].flatten(1, -2)
+        for positions in grid
+    ]
+    return torch.stack(each)
+
+
+def _grid_backward_terms(grad: Tensor, image: Tensor, grid: Tensor, *rest: Any) -> int:
+    """Positions that one pixel is read at, or channels times the pixels that one position reads."""
+    read = _grid_weights(image, grid, *rest[:3]) != 0
+    return max(8, int(read.sum(2).max()), image.shape[1] * int(read.sum(1).max()))
 
 
 def _antialias_cases(ctx: SampleContext) -> Iterator[tuple[list[int], list[int], bool, float | None, float | None, str]]:
@@ -436,20 +480,70 @@ def _antialias_backward(ctx: SampleContext) -> Iterator[Sample]:
         yield Sample((draw.values(ctx, *shape[:2], *sizes), sizes, shape, aligned, vertical, horizontal), label=label)
 
 
-def _antialias_magnitude(image: Tensor, sizes: Sequence[int], *rest: Any) -> Tensor:
-    return (image.abs().amax((-1, -2), keepdim=True) * _reach(image)).expand(*image.shape[:2], *sizes)
+def _triangles(size: int, outputs: int, aligned: bool, factor: float | None) -> tuple[Tensor, Tensor]:
+    """(outputs, size) weights of antialiased linear resampling along one dimension, and what rounding may add to them, in units
+    of the roundoff: a window's centre is off by u times the size, and each weight by that times the triangle's slope."""
+    if aligned:
+        step = (size - 1) / (outputs - 1) if outputs > 1 else 0.0
+    else:
+        step = 1 / factor if factor else size / outputs
+    width = max(step, 1.0)
+    centres = step * (torch.arange(outputs, dtype=torch.float64) + 0.5)
+    distance = (torch.arange(size, dtype=torch.float64) + 0.5 - centres.unsqueeze(1)).abs() / width
+    weights = (1 - distance).clamp(min=0)
+    total = weights.sum(1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+    # One pixel more on both sides: rounding decides whether the window's last pixel, of weight about zero, belongs to it.
+    return weights / total, (distance <= 1 + 1 / width).double() * size / (width * total)
 
 
-def _antialias_backward_magnitude(grad: Tensor, sizes: Sequence[int], shape: Sequence[int], *rest: Any) -> Tensor:
-    # Weights of one output sum to one; an input is in at most a few windows a dimension when enlarging by outputs / inputs.
-    repeats = math.prod(math.ceil(o / i) + 2 for o, i in zip(sizes, shape[2:], strict=True))
-    reach = 4 + sum(shape[2:])
-    return (grad.abs().amax((-1, -2), keepdim=True) * (reach * repeats)).expand(*shape)
+def _antialias_weights(
+    shape: Sequence[int], sizes: Sequence[int], aligned: bool, factors: Sequence[float | None]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of vertical and horizontal weights whose products add up to a pixel's weight and its error."""
+    (down, down_error), (across, across_error) = (
+        _triangles(size, outputs, aligned, factor) for size, outputs, factor in zip(shape[-2:], sizes, factors, strict=True)
+    )
+    yield down, across
+    yield down_error, across
+    yield down, across_error
+
+
+def _antialias_magnitude(image: Tensor, sizes: Sequence[int], aligned: bool, *factors: float | None) -> Tensor:
+    pairs = _antialias_weights(image.shape, sizes, aligned, factors)
+    return torch.stack([down @ image.abs() @ across.mT for down, across in pairs]).sum(0)
+
+
+def _antialias_backward_magnitude(
+    grad: Tensor, sizes: Sequence[int], shape: Sequence[int], aligned: bool, *factors: float | None
+) -> Tensor:
+    pairs = _antialias_weights(shape, sizes, aligned, factors)
+    return torch.stack([down.mT @ grad.abs() @ across for down, across in pairs]).sum(0)
+
+
+def _antialias_backward_terms(grad: Tensor, sizes: Sequence[int], shape: Sequence[int], *rest: Any) -> int:
+    """Windows that a pixel lies in: two times outputs / inputs a dimension where the image grows, two or three where not."""
+    return math.prod(2 * math.ceil(max(o / i, 1.0)) + 1 for o, i in zip(sizes, shape[-2:], strict=True))
 
 
 def _window_terms(place: int) -> Callable[..., int]:
     def terms(*args: Any, **kwargs: Any) -> int:
         return math.prod(int(size) for size in args[place]) + 1
+
+    return terms
+
+
+def _overlapping_terms(dims: int) -> Callable[..., int]:
+    """Windows that an input element lies in, of the backward prims whose arguments begin as those of max_pool2d's: as many as
+    strides go into the window, or into its dilated positions that lie a multiple of the stride apart."""
+
+    def terms(grad: Tensor, self: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any = 1, *rest: Any) -> int:
+        counts = []
+        for dim in range(dims):
+            size = _per_dim(kernel, dim, 1)
+            step = _per_dim(stride, dim, size)
+            apart = 1 if isinstance(dilation, bool) else _per_dim(dilation, dim, 1)
+            counts.append(-(-size // (step // math.gcd(step, apart))))
+        return math.prod(counts)
 
     return terms
 
@@ -522,10 +616,6 @@ _gradient = functools.partial(Prim, family=Family.POOLING, dtypes=FLOATS, result
 _SINGLE_AND_DOUBLE = (torch.float32, torch.float64)
 
 
-def _grad_terms(*args: Any, **kwargs: Any) -> int:
-    return math.prod(int(size) for size in args[0].shape[2:]) + 8
-
-
 _CANDIDATES: tuple[Prim, ...] = (
     *(
         row
@@ -547,7 +637,7 @@ _CANDIDATES: tuple[Prim, ...] = (
                 backward,
                 f"gradient of {dims}-d average pooling",
                 _avg_backward(dims, forward),
-                _window_terms(2),
+                _overlapping_terms(dims),
                 dtypes=dtypes,
             ),
         )
@@ -580,7 +670,7 @@ _CANDIDATES: tuple[Prim, ...] = (
                 backward,
                 f"gradient of {dims}-d max pooling: added at the maxima",
                 _max_backward(dims, forward),
-                _window_terms(2),
+                _overlapping_terms(dims),
                 decomposition,
             ),
         )
@@ -707,7 +797,7 @@ _CANDIDATES: tuple[Prim, ...] = (
                 dtypes=_SINGLE_AND_DOUBLE,
                 summary=f"gradients of grid_sampler_{dims}d with respect to input and grid",
                 result=Result.OPERATOR,
-                bound=Accumulated(terms=_grad_terms, magnitude=_grid_backward_magnitude, constant=2.0),
+                bound=Accumulated(terms=_grid_backward_terms, magnitude=_grid_backward_magnitude, constant=2.0),
                 samples=_grid_sampler_backward(dims),
             ),
         )
@@ -725,7 +815,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten._upsample_bilinear2d_aa_backward.default,
         dtypes=_SINGLE_AND_DOUBLE,
         summary="gradient of _upsample_bilinear2d_aa",
-        bound=Accumulated(terms=_grad_terms, magnitude=_antialias_backward_magnitude, constant=2.0),
+        bound=Accumulated(terms=_antialias_backward_terms, magnitude=_antialias_backward_magnitude, constant=2.0),
         samples=_antialias_backward,
     ),
 )
