@@ -38,9 +38,6 @@ WRONG = 1e-2
 """Error of the one wrong element, relative to its own magnitude and the root mean square of all."""
 NEAR = 1e-2
 """Part of the narrower dtype's epsilon that rounding must move at least one element by."""
-SMALL = 1 << 16
-"""Elements of a call, operands and results together; a larger one is mutated only where a mutant has survived all smaller
-ones."""
 
 
 @dataclass(frozen=True)
@@ -251,33 +248,30 @@ class Score:
     killed: set[str] = field(default_factory=set)
 
     def plant(self, row: Prim, calls: Sequence[Right]) -> None:
-        """Judges what is wrong in ``calls``, small ones first, until every mutant is killed."""
+        """Judges what is wrong in ``calls``, small ones first. A mutant that is killed is not planted again: large calls see
+        few."""
         for right in sorted(calls, key=lambda call: call.elements):
-            for name, wrong in self._alive(row, right, only_survivors=right.elements > SMALL):
+            for name, wrong in self._alive(row, right):
                 if any(not _same(mine, its) for mine, its in zip(wrong, right.results, strict=True)):
                     self.tried.add(name)
                     if judge(row, right.sample, right.expectation, wrong).problem:
                         self.killed.add(name)
 
-    def _alive(self, row: Prim, right: Right, *, only_survivors: bool) -> Iterator[tuple[str, list[Tensor]]]:
-        """Names and results of the mutants that no earlier call has killed; of a large call those that were tried."""
+    def _alive(self, row: Prim, right: Right) -> Iterator[tuple[str, list[Tensor]]]:
+        """Names and results of the mutants that no earlier call has killed."""
         random = isinstance(row.bound, Distribution)
         wanted = [expected for expected in right.expectation.results if expected.dtype is not None]
-
-        def open_(name: str) -> bool:
-            return name not in self.killed and (name in self.tried or not only_survivors)
-
         for place, (result, expected) in enumerate(zip(right.results, wanted, strict=True)):
             if expected.value is None and not random:
                 continue  # undefined contents
             for mutant in MUTANTS:
                 name = f"{mutant.name} (result {place})" if len(wanted) > 1 else mutant.name
-                if open_(name) and (mutant.random or not random):
+                if name not in self.killed and (mutant.random or not random):
                     wrong = mutant.make(result, right)
                     if wrong is not None:
                         yield name, [*right.results[:place], wrong, *right.results[place + 1 :]]
         for other in CALL_MUTANTS:
-            if open_(other.name) and not random:
+            if other.name not in self.killed and not random:
                 made = other.make(row, right)
                 if made is not None:
                     yield other.name, list(made)

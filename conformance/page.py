@@ -138,7 +138,7 @@ def packed(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 prims[entry["prim"]], dtypes[entry["dtype"]], families[entry["family"]], verdicts[entry["verdict"]],
                 placements[entry["placement"]], _short(entry["worst_error"]), reasons[entry["reason"]],
                 round(entry["seconds"], 2), [samples["total"], samples["compared"], samples["second_call"]],
-                standings[standing(entry)], [planted["killed"], planted["tried"]] if (planted := entry.get("mutants")) else None,
+                standings[standing(entry)], _score(entry),
             ]
         )  # fmt: skip
         if entry["failures"] or entry["expectation"] or entry["log"] or survivors(entry):
@@ -148,6 +148,12 @@ def packed(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "verdicts": list(verdicts), "placements": list(placements), "reasons": list(reasons),
         "standings": [{"name": name, "glyph": glyph, "colour": colour} for name, (glyph, colour) in LOOKS.items()],
     }  # fmt: skip
+
+
+def _score(entry: Mapping[str, Any]) -> list[int] | None:
+    """Mutants that were killed, and all."""
+    planted = entry.get("mutants")
+    return [planted["killed"], planted["tried"]] if planted else None
 
 
 def markdown(report: Mapping[str, Any]) -> str:

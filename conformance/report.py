@@ -240,7 +240,7 @@ def standing(entry: Mapping[str, Any]) -> str:
     """What can be said of one case: one of ``STANDINGS``."""
     if broken(entry):
         return "failed"
-    if entry["verdict"] in WITHOUT_EVIDENCE:
+    if entry["verdict"] in WITHOUT_EVIDENCE or survivors(entry):
         return "nothing shown"
     return "expected failure" if entry["verdict"] in ("expected-failure", "waived") else str(entry["placement"])
 
