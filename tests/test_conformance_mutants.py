@@ -16,12 +16,15 @@ from conformance import page, report
 from conformance.cases import DTYPES, Case, draw
 from conformance.certify import certify
 from conformance.evidence import problems
+from conformance.expectations import Expectations
 from conformance.judge import expected_result, judge
 from conformance.levels import levels
 from conformance.mutants import CALL_MUTANTS, MUTANTS, Right, Score
 from conformance.outcome import Outcome, finished
+from conformance.pool import Result
 from conformance.program import interchangeable
 from conformance.values import tensors
+from conformance.worker import Settings
 from tests.test_conformance_oracle import Chip, subject_of
 from tests.test_conformance_reports import made
 from vendor_sdk import COMPOSITES, OPSET, Composite, Effort, Prim, Property, Sample, Ulp, reference, violations
@@ -134,7 +137,8 @@ def test_a_blind_bound_is_found_and_certifies_nothing(tmp_path: Path) -> None:
     assert sharp.mutants["tried"] == sharp.mutants["killed"] > 10
     assert wide.mutants["survived"] == ["rounded to bfloat16", "scaled"], "float16 has a smaller range"
     assert blind.mutants["killed"] == 0
-    built = made(tmp_path, **{"add[float32]": {"mutants": wide.mutants}, "add[int64]": {"mutants": sharp.mutants}})
+    changes: dict[str, Any] = {"add[float32]": {"mutants": wide.mutants}, "add[int64]": {"mutants": sharp.mutants}}
+    built = made(tmp_path, **changes)
     entries = {entry["id"]: entry for entry in built["cases"]}
     assert [report.counted_native(entries[name]) for name in ("add[float32]", "add[int64]")] == [False, True]
     assert [report.standing(entries[name]) for name in ("add[float32]", "add[int64]")] == ["nothing shown", "native"]
@@ -152,14 +156,14 @@ def criterion(entries: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 def test_the_level_accurate_asks_that_no_mutant_survives() -> None:
-    run = report.Run(report.Settings("chip"))
+    run = report.Run(Settings("chip"))
     base: dict[str, Any] = {"verdict": "pass", "placement": "native", "reason": "", "worst": 0.5, "samples": 8, "compared": 7}
     base |= {"fresh": 7, "seconds": 0.1, "failures": []}
     good, bad = {"tried": 3, "killed": 3, "survived": []}, {"tried": 3, "killed": 2, "survived": ["scaled"]}
 
     def entry(mutants: Mapping[str, Any] | None) -> dict[str, Any]:
-        result = report.Result(Case("exp", "float32"), {**base, "mutants": mutants}, "")
-        return report.finished(result, report.Expectations(), run)
+        result = Result(Case("exp", "float32"), {**base, "mutants": mutants}, "")
+        return report.finished(result, Expectations(), run)
 
     assert criterion([entry(good)]) == [("met", "1 cases")]
     assert criterion([entry(bad)]) == [("not met", "1 of 1 cases: exp[float32]")]
@@ -181,7 +185,7 @@ def test_single_samples_and_wrong_results_have_no_score() -> None:
 
 
 def test_names_are_unique() -> None:
-    names = [each.name for each in (*MUTANTS, *CALL_MUTANTS)]
+    names = [*(each.name for each in MUTANTS), *(each.name for each in CALL_MUTANTS)]
     assert len(names) == len(set(names))
 
 
@@ -208,7 +212,8 @@ def pairwise(terms: Tensor) -> Tensor:
 
 def interleaved(terms: Tensor) -> Tensor:
     """Sixteen sums beside each other, as vector units make them."""
-    lanes = torch.nn.functional.pad(terms, (0, -terms.shape[-1] % 16)).unflatten(-1, (-1, 16))
+    padded = torch.nn.functional.pad(terms, (0, -terms.shape[-1] % 16))
+    lanes = padded.reshape(*padded.shape[:-1], -1, 16)
     return sequential(sequential(lanes.mT))
 
 
@@ -288,5 +293,4 @@ def completed(name: str, sample: Sample) -> list[Tensor]:
     """Further results, torch's own."""
     if name != "layer_norm":
         return []
-    _, *others = torch.ops.aten.native_layer_norm.default(*sample.args)
-    return others
+    return tensors(torch.ops.aten.native_layer_norm.default(*sample.args))[1:]

@@ -48,7 +48,6 @@ TORCH_WRONG = {
     ("special_i0e", torch.bfloat16): HALF_STEPS,
     ("special_i0e", torch.float16): HALF_STEPS,
     ("_embedding_bag", torch.bfloat16): "offset2bag is empty where torch's own shape function announces one",
-    ("convolution", torch.float16): f"transposed, {HALF_STEPS}",
     ("convolution_backward", torch.float16): HALF_STEPS,
     ("prod", torch.bfloat16): HALF_STEPS,
     ("prod", torch.float16): HALF_STEPS,
