@@ -7,7 +7,7 @@ in float32 for halves. A row with no key to attend to gives zeros, as in torch's
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -196,6 +196,16 @@ def _backward_magnitude(
     return scores @ key.abs(), scores.mT @ query.abs(), weights.mT @ grad.abs()
 
 
+def _row(*_: Any, **__: Any) -> Sequence[int]:
+    """Results of one row of scores share its sum of exponentials."""
+    return (3,)
+
+
+def _head(*_: Any, **__: Any) -> Sequence[int]:
+    """Gradients by keys and values are sums over all rows of scores."""
+    return (2, 3)
+
+
 def _cases(context: SampleContext) -> Iterator[tuple[str, tuple[Tensor, Tensor, Tensor], dict[str, Any]]]:
     def heads(rows: int, width: int = 8, count: int = 2) -> Tensor:
         return draw(context, (2, count, rows, width))
@@ -206,6 +216,7 @@ def _cases(context: SampleContext) -> Iterator[tuple[str, tuple[Tensor, Tensor, 
         added = draw(context, (5, 11))
         yield "more keys than rows", (heads(5), heads(11), heads(11)), {}
         yield "added mask", (heads(5), heads(11), heads(11)), {"attn_mask": added}
+        yield "many rows", (heads(64), heads(64), heads(64)), {}
         yield "own scale", (heads(5, 16), heads(5, 16), heads(5, 16)), {"scale": 0.5}
         yield "transposed", tuple(draw(context, (2, 7, 2, 8)).transpose(1, 2) for _ in range(3)), {}  # type: ignore[misc]
 
@@ -234,7 +245,7 @@ ATTENTION_ROWS: tuple[Composite, ...] = (
         summary="softmax(scale * query @ key.T + mask) @ value; also the logarithm of each row's sum of exponentials",
         targets={aten._scaled_dot_product_flash_attention_for_cpu.default: attention},
         recognize=recognize_shared_heads,
-        bound=Accumulated(terms=_terms, magnitude=_magnitude, constant=4),
+        bound=Accumulated(terms=_terms, magnitude=_magnitude, constant=4, shared=_row),
         samples=_samples,
         source="Vaswani et al., Attention Is All You Need, 2017, equation 1",
     ),
@@ -242,7 +253,7 @@ ATTENTION_ROWS: tuple[Composite, ...] = (
         name="scaled_dot_product_attention_backward",
         summary="gradients of attention by query, key and value, from the saved logarithms",
         targets={aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward},
-        bound=Accumulated(terms=lambda grad, *rest, **kwargs: _terms(*rest), magnitude=_backward_magnitude, constant=8),
+        bound=Accumulated(terms=lambda grad, *rest, **kwargs: _terms(*rest), magnitude=_backward_magnitude, constant=8, shared=_head),
         samples=_backward_samples,
         source="Dao et al., FlashAttention, 2022, algorithm 4",
     ),

@@ -16,6 +16,7 @@ import torch
 
 from vendor_sdk.prims.reference import Expected, evaluate, flat, upcast
 from vendor_sdk.prims.samples import Sample
+from vendor_sdk.prims.statistics import Errors, excess
 
 if TYPE_CHECKING:
     from vendor_sdk.prims.row import Composite, Prim
@@ -59,18 +60,41 @@ class Accumulated:
     the worst case (Higham, Accuracy and Stability of Numerical Algorithms, 2002, sections 3.1 and 4.2), the second holds with
     probability ``1 - 2 exp(-32)`` for any order of summation (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4).
 
+    With ``shared``, the errors of all elements together must be those of independent roundings to nearest (``statistics``). The
+    variance of a sum in any order is at most ``(constant * u * magnitude)**2 * n / 3``: each of its roundings has at most
+    ``(u * magnitude)**2 / 3``. The last one, to the result dtype, has half the square of half a unit: a third where what is
+    rounded is spread evenly, a half where it is a multiple of half a unit, as sums of two. The mean is zero, but for
+
+    * ``bias * u * magnitude``;
+    * ``n / 2 * u * |reference|`` in halves, since accumulators of tensor cores truncate (Fasi, Higham, Mikaitis and Pranesh,
+      Numerical behavior of NVIDIA tensor cores, PeerJ Comput. Sci. 7, 2021), which shows in no half: truncated partial sums
+      ``S_k`` lose ``u S_k`` at most, in the mean, and they grow evenly to the result.
+
+    Nothing is said where ``n u > 1/16``, since sums stagnate there; nor of float64, whose reference is no more exact than it.
+
     Attributes:
         terms: number of terms ``n`` of one output element, from the arguments.
         magnitude: called with the sample's float64 arguments, returns the operation on absolute values (same structure as the
             result); ``None``: call the prim's own reference with absolute values.
         constant: multiplies the growth; 1 unless the operation rounds more than once per term.
         own_dtype: halves that may be summed in themselves, as kernels of torch for this operation do; float32 otherwise.
+        shared: from the arguments, the dimensions of a result along which elements have parts of their sums in common
+            (``apart``: no dimension); ``None`` for operations whose elements are not independent otherwise.
+        bias: mean error of a right result in units of ``u * magnitude``: of a number that is rounded once for all elements, of
+            functions in one ulp that is always on the same side. ``None``: ``constant - 1``, since sums of products have none.
     """
 
     terms: Callable[..., int]
     magnitude: Callable[..., Any] | None = None
     constant: float = 1.0
     own_dtype: tuple[torch.dtype, ...] = ()
+    shared: Callable[..., Sequence[int]] | None = None
+    bias: float | None = None
+
+
+def apart(*_: Any, **__: Any) -> Sequence[int]:
+    """``Accumulated.shared`` where each element of a result is a sum of its own."""
+    return ()
 
 
 @dataclass(frozen=True)
@@ -131,13 +155,18 @@ def violations(bound: Bound, row: Prim | Composite, sample: Sample, result: Any,
     if isinstance(bound, Distribution | Property):
         broken = _checked(bound, result, sample)
         return Verdict(True) if broken is None else Verdict(False, math.inf, message=broken)
-    allowed = allowances(bound, row, sample, reference)
+    sums = _Sums.of(bound, row, sample) if isinstance(bound, Accumulated) else None
+    allowed = sums.allowances(reference) if sums else allowances(bound, row, sample, reference)
     others = bound.others(*sample.args, **sample.kwargs) if isinstance(bound, Exact) and bound.others else ()
     verdicts = [
         _compare(bound, item, expected, allowance, output, _of(output, len(results)), others)
         for output, (item, expected, allowance) in enumerate(zip(results, reference, allowed, strict=True))
     ]
-    return max(verdicts, key=lambda verdict: (not verdict.ok, verdict.error), default=Verdict(True))
+    worst = max(verdicts, key=lambda verdict: (not verdict.ok, verdict.error), default=Verdict(True))
+    if sums is None or not worst.ok:
+        return worst
+    found = excess(sums.errors(results, reference))
+    return worst if found is None else Verdict(False, found.ratio, message=found.message)
 
 
 def _checked(bound: Distribution | Property, result: Any, sample: Sample) -> str | None:
@@ -197,16 +226,96 @@ def allowances(
         return [None] * len(reference)
     if isinstance(bound, Ulp):
         return [_ulp_allowance(bound, expected) for expected in reference]
-    args, kwargs = upcast(sample.args), upcast(sample.kwargs)
-    terms = max(bound.terms(*args, **kwargs), 1)
-    if bound.magnitude is not None:
-        magnitudes = flat(bound.magnitude(*args, **kwargs))
-    else:
-        magnitudes = flat(evaluate(row, _absolute(args), _absolute(kwargs)))
-    return [
-        _accumulated_allowance(bound, terms, magnitude, expected)
-        for magnitude, expected in zip(magnitudes, reference, strict=True)
-    ]
+    return _Sums.of(bound, row, sample).allowances(reference)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """A bound of sums for one call.
+
+    Attributes:
+        bound: it.
+        terms: of one element.
+        magnitudes: of each result.
+        shared: dimensions, as ``bound.shared`` says; ``None`` for no statistics.
+    """
+
+    bound: Accumulated
+    terms: int
+    magnitudes: Sequence[Any]
+    shared: Sequence[int] | None
+
+    @classmethod
+    def of(cls, bound: Accumulated, row: Prim | Composite, sample: Sample) -> _Sums:
+        args, kwargs = upcast(sample.args), upcast(sample.kwargs)
+        if bound.magnitude is not None:
+            magnitudes = flat(bound.magnitude(*args, **kwargs))
+        else:
+            magnitudes = flat(evaluate(row, _absolute(args), _absolute(kwargs)))
+        shared = None if bound.shared is None else bound.shared(*args, **kwargs)
+        return cls(bound, max(bound.terms(*args, **kwargs), 1), magnitudes, shared)
+
+    def allowances(self, reference: Sequence[Expected]) -> list[torch.Tensor | None]:
+        """As the function of that name."""
+        return [
+            self._allowance(magnitude, expected) for magnitude, expected in zip(self.magnitudes, reference, strict=True)
+        ]
+
+    def _roundoff(self, real: torch.dtype) -> float:
+        """Of the dtype that is summed in, for results of ``real``."""
+        summed_in_float32 = real != torch.float64 and real not in self.bound.own_dtype
+        return torch.finfo(torch.float32 if summed_in_float32 else real).eps / 2
+
+    def _allowance(self, magnitude: Any, expected: Expected) -> torch.Tensor | None:
+        if not _inexact(expected):
+            return None
+        assert expected.dtype is not None
+        real = expected.dtype.to_real() if expected.dtype.is_complex else expected.dtype
+        growth = min(float(self.terms), 8.0 * math.sqrt(self.terms))
+        summing: torch.Tensor = self.bound.constant * growth * self._roundoff(real) * magnitude.abs().to(torch.float64)
+        rounding = 0.5 * ulp(expected.value.abs(), real)
+        # Each term may underflow by itself, which no relative bound covers.
+        underflow = self.terms * torch.finfo(real).smallest_normal * torch.finfo(real).eps
+        allowance = summing + rounding + underflow
+        return allowance * 2 if real == torch.float64 else allowance
+
+    def errors(self, results: Sequence[Any], reference: Sequence[Expected]) -> list[Errors]:
+        """Of the results that statistics are made of."""
+        if self.shared is None:
+            return []
+        return [
+            self._errors(item, magnitude, expected, expected.dtype)
+            for item, magnitude, expected in zip(results, self.magnitudes, reference, strict=True)
+            if expected.dtype in (torch.float32, torch.float16, torch.bfloat16)
+            and self.terms * self._roundoff(expected.dtype) <= STAGNANT
+        ]
+
+    def _errors(self, item: torch.Tensor, magnitude: torch.Tensor, expected: Expected, dtype: torch.dtype) -> Errors:
+        actual, value = item.detach().cpu().to(torch.float64), expected.value
+        info, half = torch.finfo(dtype), 0.5 * ulp(value, dtype)
+        roundoff = self._roundoff(dtype)
+        unit = roundoff * magnitude.abs().to(torch.float64)
+        bias = (self.bound.constant - 1 if self.bound.bias is None else self.bound.bias) * unit
+        if roundoff < info.eps / 2:
+            bias = bias + self.terms / 2 * roundoff * value.abs()
+        variance = self.bound.constant**2 * self.terms / 3 * unit.square() + half.square() / 2
+        # Near the ends of the range roundings are no longer relative.
+        told = actual.isfinite() & (value.abs() >= info.smallest_normal) & (value.abs() <= info.max)
+        told &= unit > self.terms * torch.finfo(torch.float32).smallest_normal
+        return Errors((actual - value)[told], value[told].sign(), variance[told], bias[told], self._groups(value)[told])
+
+    def _groups(self, value: torch.Tensor) -> torch.Tensor:
+        """The number of the group of each element: what is equal, as rows of an expanded tensor, is one group too."""
+        assert self.shared is not None
+        dims = [dim for dim in self.shared if -value.dim() <= dim < value.dim()]
+        sizes = value.nan_to_num().square()
+        sizes = sizes.sum(dims, True) if dims else sizes
+        _, number = sizes.unique(return_inverse=True)
+        return number.expand(value.shape)
+
+
+STAGNANT = 1 / 16
+"""Number of terms, in reciprocals of the unit roundoff, above which errors of sums are no longer symmetric: terms are lost."""
 
 
 def _inexact(expected: Expected) -> bool:
@@ -221,22 +330,6 @@ def _ulp_allowance(bound: Ulp, expected: Expected) -> torch.Tensor | None:
     units = bound.by_dtype.get(expected.dtype, bound.units)
     value = expected.value.abs() if expected.dtype.is_complex else expected.value
     allowance = units * ulp(value, real) + bound.absolute * units / bound.units * torch.finfo(real).eps
-    return allowance * 2 if real == torch.float64 else allowance
-
-
-def _accumulated_allowance(bound: Accumulated, terms: int, magnitude: Any, expected: Expected) -> torch.Tensor | None:
-    if not _inexact(expected):
-        return None
-    assert expected.dtype is not None
-    real = expected.dtype.to_real() if expected.dtype.is_complex else expected.dtype
-    summed_in_float32 = real != torch.float64 and real not in bound.own_dtype
-    roundoff = torch.finfo(torch.float32 if summed_in_float32 else real).eps / 2
-    growth = min(float(terms), 8.0 * math.sqrt(terms))
-    summing: torch.Tensor = bound.constant * growth * roundoff * magnitude.abs().to(torch.float64)
-    rounding = 0.5 * ulp(expected.value.abs(), real)
-    # Each term may underflow by itself, which no relative bound covers.
-    underflow = terms * torch.finfo(real).smallest_normal * torch.finfo(real).eps
-    allowance = summing + rounding + underflow
     return allowance * 2 if real == torch.float64 else allowance
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims.attention import ATTENTION_ROWS
-from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp
+from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp, apart
 from vendor_sdk.prims.grouped import GROUPED_ROWS
 from vendor_sdk.prims.loss import LOSS_ROWS
 from vendor_sdk.prims.normalization import NORMALIZATION_ROWS
@@ -71,6 +71,14 @@ def _length(x: Tensor, dim: int) -> int:
     return x.shape[dim] if x.dim() else 1
 
 
+def _line(x: Tensor, dim: int, half_to_float: bool) -> Sequence[int]:
+    return (dim,)
+
+
+def _line_of_gradient(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Sequence[int]:
+    return (dim,)
+
+
 def _softmax_magnitude(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     # exp(x - max) is off by |x - max| u relatively, the sum of positive terms by growth(n) u
     if x.numel() == 0:
@@ -101,6 +109,7 @@ _SOFTMAX_CASES: tuple[tuple[str, tuple[int, ...], int, Effort], ...] = (
     ("0-d", (), 0, Effort.STANDARD),
     ("empty", (0, 3), 1, Effort.STANDARD),
     ("long rows", (2, 2051), 1, Effort.STANDARD),
+    ("many rows", (257, 19), 1, Effort.STANDARD),
     ("size one", (4, 1), 1, Effort.FULL),
 )
 
@@ -302,6 +311,7 @@ def _linear_samples(context: SampleContext) -> Iterator[Sample]:
         yield Sample((draw(context, (7,)), draw(context, (5, 7)), draw(context, (5,))), label="vector")
         yield Sample((draw(context, (0, 7)), draw(context, (5, 7)), draw(context, (5,))), label="empty")
         yield Sample((draw(context, (4, 300)), draw(context, (9, 300)), draw(context, (9,))), label="long rows")
+        yield Sample((draw(context, (64, 128)), draw(context, (64, 128)), draw(context, (64,))), label="even")
 
 
 def _linear_terms(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> int:
@@ -313,28 +323,28 @@ ROWS: tuple[Composite, ...] = (
         name="softmax",
         summary="exp(x - max) / sum(exp(x - max)) along dim",
         targets={aten._softmax.default: softmax},
-        bound=Accumulated(terms=lambda x, dim, _: _length(x, dim), magnitude=_softmax_magnitude, constant=4),
+        bound=Accumulated(terms=lambda x, dim, _: _length(x, dim), magnitude=_softmax_magnitude, constant=4, shared=_line),
         samples=_softmax_samples,
     ),
     Composite(
         name="softmax_backward",
         summary="output * (grad - sum(grad * output)) along dim",
         targets={aten._softmax_backward_data.default: softmax_backward},
-        bound=Accumulated(terms=lambda g, y, dim, _: _length(g, dim), magnitude=_softmax_backward_magnitude, constant=4),
+        bound=Accumulated(terms=lambda g, y, dim, _: _length(g, dim), magnitude=_softmax_backward_magnitude, constant=4, shared=_line_of_gradient),
         samples=_softmax_backward_samples(torch.softmax),
     ),
     Composite(
         name="log_softmax",
         summary="x - max - log(sum(exp(x - max))) along dim",
         targets={aten._log_softmax.default: log_softmax},
-        bound=Accumulated(terms=lambda x, dim, _: _length(x, dim), magnitude=_log_softmax_magnitude, constant=4),
+        bound=Accumulated(terms=lambda x, dim, _: _length(x, dim), magnitude=_log_softmax_magnitude, constant=4, shared=_line),
         samples=_softmax_samples,
     ),
     Composite(
         name="log_softmax_backward",
         summary="grad - exp(output) * sum(grad) along dim",
         targets={aten._log_softmax_backward_data.default: log_softmax_backward},
-        bound=Accumulated(terms=lambda g, y, dim, _: _length(g, dim), magnitude=_log_softmax_backward_magnitude, constant=4),
+        bound=Accumulated(terms=lambda g, y, dim, _: _length(g, dim), magnitude=_log_softmax_backward_magnitude, constant=4, shared=_line_of_gradient),
         samples=_softmax_backward_samples(torch.log_softmax),
     ),
     *NORMALIZATION_ROWS,
@@ -372,7 +382,7 @@ ROWS: tuple[Composite, ...] = (
         name="linear",
         summary="x @ weight.T + bias",
         targets={aten.linear.default: linear},
-        bound=Accumulated(terms=_linear_terms),
+        bound=Accumulated(terms=_linear_terms, shared=apart),
         samples=_linear_samples,
         recognize=recognize_linear,
     ),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims import draw
-from vendor_sdk.prims.bounds import Accumulated
+from vendor_sdk.prims.bounds import Accumulated, apart
 from vendor_sdk.prims.row import NUMBERS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext
 
@@ -136,7 +136,12 @@ def _mm(ctx: SampleContext) -> Iterator[Sample]:
     yield Sample((draw.strided(ctx, 4, 6), draw.expanded(ctx, 6, 5)), label="strided, expanded")
     yield Sample((draw.values(ctx, 9, 1), draw.values(ctx, 1, 8)), label="outer")
     yield Sample((draw.values(ctx, 0, 3), draw.values(ctx, 3, 2)), label="empty result")
-    yield Sample((draw.values(ctx, 64, 128), draw.values(ctx, 128, 64)), label="even")
+    yield Sample(_many(ctx), label="even")
+
+
+def _many(ctx: SampleContext, *batch: int) -> tuple[Tensor, Tensor]:
+    """Factors of enough results for statistics (``bounds``), each with few enough terms for them to tell."""
+    return draw.values(ctx, *batch, 64, 128), draw.values(ctx, *batch, 128, 64)
 
 
 @draw.by_effort
@@ -147,6 +152,7 @@ def _bmm(ctx: SampleContext) -> Iterator[Sample]:
     yield Sample((draw.expanded(ctx, 4, 3, 5), draw.values(ctx, 4, 5, 2)), label="expanded batch")
     yield Sample((draw.values(ctx, 5, 1, 9), draw.values(ctx, 5, 9, 1)), label="dots")
     yield Sample((draw.values(ctx, 0, 3, 4), draw.values(ctx, 0, 4, 2)), label="no batch")
+    yield Sample(_many(ctx, 1), label="even")
 
 
 @draw.by_effort
@@ -156,6 +162,7 @@ def _addmm(ctx: SampleContext) -> Iterator[Sample]:
     yield Sample((draw.values(ctx, 4, 1), draw.values(ctx, 4, 9), draw.values(ctx, 9, 3)), label="bias column")
     yield Sample((draw.values(ctx, 3), draw.values(ctx, 2, 0), draw.values(ctx, 0, 3)), label="empty sum")
     yield Sample((draw.expanded(ctx, 4, 3), draw.values(ctx, 4, 1), draw.values(ctx, 1, 3)), label="expanded")
+    yield Sample((draw.values(ctx, 64), *_many(ctx)), label="even")
 
 
 @draw.by_effort
@@ -164,6 +171,7 @@ def _baddbmm(ctx: SampleContext) -> Iterator[Sample]:
     yield Sample((draw.values(ctx, 1, 5, 1), draw.values(ctx, 2, 5, 7), draw.values(ctx, 2, 7, 3)), label="broadcast")
     yield Sample((draw.values(ctx, 2, 3, 4), draw.values(ctx, 2, 3, 0), draw.values(ctx, 2, 0, 4)), label="empty sum")
     yield Sample((draw.values(ctx, 2, 3, 4), draw.transposed(ctx, 2, 3, 5), draw.transposed(ctx, 2, 5, 4)), label="transposed")
+    yield Sample((draw.values(ctx, 1, 64, 64), *_many(ctx, 1)), label="even")
 
 
 _NORMS = (2.0, 1.0, float("inf"), 0.0, 3.0, 1.5, 0.5)
@@ -252,21 +260,21 @@ _CANDIDATES: tuple[Prim, ...] = (
         name="mm",
         target=aten.mm.default,
         summary="matrix product (n, k) x (k, m): out[i, j] = sum_k self[i, k] * mat2[k, j]",
-        bound=Accumulated(terms=lambda a, b: max(1, a.shape[-1]), magnitude=_abs_mm),
+        bound=Accumulated(terms=lambda a, b: max(1, a.shape[-1]), magnitude=_abs_mm, shared=apart),
         samples=_mm,
     ),
     _row(
         name="bmm",
         target=aten.bmm.default,
         summary="matrix product of each pair in two batches (b, n, k) x (b, k, m)",
-        bound=Accumulated(terms=lambda a, b: max(1, a.shape[-1]), magnitude=_abs_mm),
+        bound=Accumulated(terms=lambda a, b: max(1, a.shape[-1]), magnitude=_abs_mm, shared=apart),
         samples=_bmm,
     ),
     _row(
         name="addmm",
         target=aten.addmm.default,
         summary="beta * self + alpha * (mat1 @ mat2), self broadcast; self is not read when beta is 0",
-        bound=Accumulated(terms=lambda s, a, b, **kw: a.shape[-1] + 3, magnitude=_abs_add),
+        bound=Accumulated(terms=lambda s, a, b, **kw: a.shape[-1] + 3, magnitude=_abs_add, shared=apart),
         samples=_addmm,
         decomposition=decompose_addmm,
         decomposition_cost="one more rounding of the product to the result dtype",
@@ -275,7 +283,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         name="baddbmm",
         target=aten.baddbmm.default,
         summary="beta * self + alpha * (batch1 @ batch2), self broadcast; self is not read when beta is 0",
-        bound=Accumulated(terms=lambda s, a, b, **kw: a.shape[-1] + 3, magnitude=_abs_add),
+        bound=Accumulated(terms=lambda s, a, b, **kw: a.shape[-1] + 3, magnitude=_abs_add, shared=apart),
         samples=_baddbmm,
         decomposition=decompose_baddbmm,
         decomposition_cost="one more rounding of the product to the result dtype",

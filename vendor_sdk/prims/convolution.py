@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims import draw
-from vendor_sdk.prims.bounds import Accumulated
+from vendor_sdk.prims.bounds import Accumulated, apart
 from vendor_sdk.prims.row import FLOATS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext
 
@@ -97,7 +97,7 @@ ROWS: tuple[Prim, ...] = (
         target=aten.convolution.default,
         summary="cross-correlation of input (n, c, ...) with weight (o, c / groups, ...) plus bias; or its transpose",
         result=Result.SAME,
-        bound=Accumulated(terms=_terms, magnitude=_magnitude),
+        bound=Accumulated(terms=_terms, magnitude=_magnitude, shared=apart),
         samples=_convolution,
     ),
     _row(
@@ -105,7 +105,7 @@ ROWS: tuple[Prim, ...] = (
         target=aten.convolution_backward.default,
         summary="gradients of convolution with respect to input, weight and bias, those asked for by output_mask",
         result=Result.OPERATOR,
-        bound=Accumulated(terms=_backward_terms, magnitude=_backward_magnitude),
+        bound=Accumulated(terms=_backward_terms, magnitude=_backward_magnitude, shared=apart),
         samples=_convolution_backward,
     ),
 )

@@ -348,6 +348,24 @@ def _rms_norm_magnitude(x: Tensor, shape: Any, weight: Any, eps: float | None) -
     return result.abs(), rstd
 
 
+def _rows(x: Tensor, shape: Sequence[int], *_: Any) -> Sequence[int]:
+    """Dimensions along which results share statistics; parameters' gradients are sums over all rows."""
+    return range(-len(shape), 0)
+
+
+def _rows_of_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], *_: Any) -> Sequence[int]:
+    return _rows(x, shape)
+
+
+def _groups(x: Tensor, *_: Any) -> Sequence[int]:
+    """All but the batch, though only channels of a group share statistics."""
+    return range(1, x.dim())
+
+
+def _channels(x: Tensor, *_: Any) -> Sequence[int]:
+    return (0, *range(2, x.dim()))
+
+
 def _backward_magnitude(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, scaled: Tensor, dims: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
@@ -403,6 +421,7 @@ def _layer_shapes(context: SampleContext) -> Iterator[tuple[str, Tensor, list[in
     if context.effort >= Effort.STANDARD:
         yield "transposed", draw(context, (33, 4)).t(), [33]
         yield "long rows", draw(context, (2, 2051)), [2051]
+        yield "many rows", draw(context, (257, 19)), [19]
         yield "no outer dimension", draw(context, (9,)), [9]
         yield "no rows", draw(context, (0, 9)), [9]
 
@@ -502,21 +521,21 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         name="layer_norm",
         summary="(x - mean) * rstd * weight + bias over the last dimensions; also mean and rstd",
         targets={aten.native_layer_norm.default: layer_norm},
-        bound=Accumulated(terms=lambda x, shape, *_: math.prod(shape), magnitude=_layer_norm_magnitude, constant=4),
+        bound=Accumulated(terms=lambda x, shape, *_: math.prod(shape), magnitude=_layer_norm_magnitude, constant=4, shared=_rows),
         samples=_layer_norm_samples,
     ),
     Composite(
         name="layer_norm_backward",
         summary="gradients of layer_norm by input, weight and bias",
         targets={aten.native_layer_norm_backward.default: layer_norm_backward},
-        bound=Accumulated(terms=lambda g, x, shape, *_: _inner(x, shape), magnitude=_layer_norm_backward_magnitude, constant=8),
+        bound=Accumulated(terms=lambda g, x, shape, *_: _inner(x, shape), magnitude=_layer_norm_backward_magnitude, constant=8, shared=_rows_of_gradient),
         samples=_layer_norm_backward_samples,
     ),
     Composite(
         name="rms_norm",
         summary="x * rsqrt(mean(x^2) + eps) * weight over the last dimensions; also the reciprocal root",
         targets={aten._fused_rms_norm.default: rms_norm},
-        bound=Accumulated(terms=lambda x, shape, *_: math.prod(shape), magnitude=_rms_norm_magnitude, constant=4),
+        bound=Accumulated(terms=lambda x, shape, *_: math.prod(shape), magnitude=_rms_norm_magnitude, constant=4, shared=_rows),
         samples=_rms_norm_samples,
         recognize=recognize_rms_norm,
     ),
@@ -524,7 +543,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         name="rms_norm_backward",
         summary="gradients of rms_norm by input and weight",
         targets={aten._fused_rms_norm_backward.default: rms_norm_backward},
-        bound=Accumulated(terms=lambda g, x, shape, *_: _inner(x, shape), magnitude=_rms_norm_backward_magnitude, constant=8),
+        bound=Accumulated(terms=lambda g, x, shape, *_: _inner(x, shape), magnitude=_rms_norm_backward_magnitude, constant=8, shared=_rows_of_gradient),
         samples=_rms_norm_backward_samples,
         reference=rms_norm_backward,  # torch has no CPU kernel for it; the gradients are tested against autograd's
     ),
@@ -533,7 +552,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         summary="(x - mean) * rstd * weight + bias over groups of channels; also mean and rstd",
         targets={aten.native_group_norm.default: group_norm},
         bound=Accumulated(
-            terms=lambda x, w, b, n, c, hxw, group, eps: c // group * hxw, magnitude=_group_norm_magnitude, constant=4
+            terms=lambda x, w, b, n, c, hxw, group, eps: c // group * hxw, magnitude=_group_norm_magnitude, constant=4, shared=_groups
         ),
         samples=_group_norm_samples,
     ),
@@ -541,28 +560,28 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         name="group_norm_backward",
         summary="gradients of group_norm by input, weight and bias",
         targets={aten.native_group_norm_backward.default: group_norm_backward},
-        bound=Accumulated(terms=lambda g, x, *_: x.numel(), magnitude=_group_norm_backward_magnitude, constant=8),
+        bound=Accumulated(terms=lambda g, x, *_: x.numel(), magnitude=_group_norm_backward_magnitude, constant=8, shared=_groups),
         samples=_group_norm_backward_samples,
     ),
     Composite(
         name="batch_norm",
         summary="(x - mean) * rstd * weight + bias over the batch; also mean, rstd and the new running statistics",
         targets={aten._native_batch_norm_legit_functional.default: batch_norm},
-        bound=Accumulated(terms=lambda x, *_: _per_channel(x), magnitude=_batch_norm_magnitude, constant=4),
+        bound=Accumulated(terms=lambda x, *_: _per_channel(x), magnitude=_batch_norm_magnitude, constant=4, shared=_channels),
         samples=_batch_norm_samples,
     ),
     Composite(
         name="batch_norm_inference",
         summary="(x - running_mean) * rsqrt(running_var + eps) * weight + bias",
         targets={aten._native_batch_norm_legit_no_training.default: batch_norm_inference},
-        bound=Accumulated(terms=lambda *_: 1, magnitude=_inference_magnitude, constant=8),
+        bound=Accumulated(terms=lambda *_: 1, magnitude=_inference_magnitude, constant=8, shared=_channels),
         samples=_inference_samples,
     ),
     Composite(
         name="batch_norm_backward",
         summary="gradients of batch_norm by input, weight and bias",
         targets={aten.native_batch_norm_backward.default: batch_norm_backward},
-        bound=Accumulated(terms=lambda g, x, *_: _per_channel(x), magnitude=_batch_norm_backward_magnitude, constant=8),
+        bound=Accumulated(terms=lambda g, x, *_: _per_channel(x), magnitude=_batch_norm_backward_magnitude, constant=8, shared=_channels),
         samples=_batch_norm_backward_samples,
     ),
 )

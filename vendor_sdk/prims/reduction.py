@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.prims.bounds import Accumulated, Bound, Exact
+from vendor_sdk.prims.bounds import Accumulated, Bound, Exact, apart
 from vendor_sdk.prims.elementary import cast, number
 from vendor_sdk.prims.row import ALL, FLOATS, NUMBERS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, Sampler, draw, reduction
@@ -206,7 +206,7 @@ ROWS = (
         "sum",
         aten.sum.dim_IntList,
         "sum over dim",
-        Accumulated(count),
+        Accumulated(count, shared=apart),
         reduction(_several, identity=True),
         dtypes=ALL,
         result=Result.SUM,
@@ -216,7 +216,7 @@ ROWS = (
         "prod",
         aten.prod.dim_int,
         "product over dim",
-        Accumulated(count),
+        Accumulated(count, shared=apart),
         reduction(_one, Interval(-1.5, 1.5), single=True, identity=True),
         dtypes=ALL,
         result=Result.SUM,
@@ -244,18 +244,18 @@ ROWS = (
         "mean",
         aten.mean.dim,
         "sum over dim divided by the count",
-        Accumulated(lambda *a, **k: count(*a, **k) + 2),
+        Accumulated(lambda *a, **k: count(*a, **k) + 2, shared=apart, bias=1.0),
         reduction(_several, identity=True),
         dtypes=FLOATS,
         result=Result.SAME,
         by=_mean,
-        source=HIGHAM + "section 4.2; one division more",
+        source=HIGHAM + "section 4.2; one division more, or the reciprocal of the count, which is rounded once for all",
     ),
     _row(
         "var",
         aten.var.correction,
         "sum of (x - mean)**2 over dim divided by max(count - correction, 0)",
-        Accumulated(lambda x, dim=None, **_: count(x, dim) + 4, _spread, 2.0),
+        Accumulated(lambda x, dim=None, **_: count(x, dim) + 4, _spread, 2.0, shared=apart),
         _corrections,
         dtypes=FLOATS,
         result=Result.SAME,
@@ -314,7 +314,7 @@ ROWS = (
         "linalg_vector_norm",
         aten.linalg_vector_norm.default,
         "(sum of |x|**ord over dim)**(1 / ord); largest, smallest, count at inf, -inf, 0",
-        Accumulated(lambda x, ord=2, dim=None, *_, **__: count(x, dim) + 2, _norm_itself, 16.0),
+        Accumulated(lambda x, ord=2, dim=None, *_, **__: count(x, dim) + 2, _norm_itself, 16.0, shared=apart),
         _norms,
         dtypes=FLOATS,
         result=Result.SAME,

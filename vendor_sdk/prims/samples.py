@@ -315,6 +315,7 @@ REDUCED = (
     Reduced("0-d", (), (0,), effort=Effort.STANDARD),
     Reduced("empty result", (0, 5), (1,), effort=Effort.STANDARD),
     Reduced("all, strided slice", (3, 21), (0, 1), kind="strided", effort=Effort.STANDARD),
+    Reduced("many rows", (300, 67), (1,), effort=Effort.STANDARD),
     Reduced("first, expanded", (6, 5), (0,), True, "expanded", Effort.STANDARD),
     Reduced("size one", (1, 4, 1), (-1,), effort=Effort.FULL),
     Reduced("long", (2, 1031), (-1,), effort=Effort.FULL),

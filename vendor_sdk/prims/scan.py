@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ aten = torch.ops.aten
 
 def _along(domain: Interval = COUNTS) -> Sampler:
     return reduction(lambda x, dims, keepdim: Sample((x, dims[0])), domain, single=True, identity=True)
+
+
+def _line(x: torch.Tensor, dim: int) -> Sequence[int]:
+    """Each result has the error of the one before it."""
+    return (dim,)
 
 
 def _log_magnitude(x: torch.Tensor, dim: int) -> torch.Tensor:
@@ -52,12 +58,12 @@ def _row(
 _EXACT = "exact by definition"
 
 ROWS = (
-    _row("cumsum", aten.cumsum.default, "running sum", Accumulated(count), _along(), ALL, Result.SUM, HIGHAM + "section 4.2"),
+    _row("cumsum", aten.cumsum.default, "running sum", Accumulated(count, shared=_line), _along(), ALL, Result.SUM, HIGHAM + "section 4.2"),
     _row(
         "cumprod",
         aten.cumprod.default,
         "running product",
-        Accumulated(count),
+        Accumulated(count, shared=_line),
         _along(Interval(-1.5, 1.5)),
         ALL,
         Result.SUM,
@@ -87,7 +93,7 @@ ROWS = (
         "logcumsumexp",
         aten.logcumsumexp.default,
         "running log(sum(exp(x)))",
-        Accumulated(count, _log_magnitude, 4.0),
+        Accumulated(count, _log_magnitude, 4.0, shared=_line),
         _along(),
         FLOATS,
         Result.SAME,
