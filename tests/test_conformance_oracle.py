@@ -345,7 +345,7 @@ class Shuffles(Chip):
         right = super().sum(x, dim, keepdim, dtype=dtype)
         if right.dtype != torch.float32:
             return right
-        towards = torch.tensor(np.random.default_rng().choice([-1e38, 1e38]), dtype=torch.float32)
+        towards = torch.tensor(np.random.default_rng().choice([-1e38, 1e38], tuple(right.shape)), dtype=torch.float32)
         return torch.where(right.isfinite(), torch.nextafter(right, towards), right)
 
 

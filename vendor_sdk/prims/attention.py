@@ -253,7 +253,9 @@ ATTENTION_ROWS: tuple[Composite, ...] = (
         name="scaled_dot_product_attention_backward",
         summary="gradients of attention by query, key and value, from the saved logarithms",
         targets={aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward},
-        bound=Accumulated(terms=lambda grad, *rest, **kwargs: _terms(*rest), magnitude=_backward_magnitude, constant=8, shared=_head),
+        bound=Accumulated(
+            terms=lambda grad, *rest, **kwargs: _terms(*rest), magnitude=_backward_magnitude, constant=8, shared=_head
+        ),
         samples=_backward_samples,
         source="Dao et al., FlashAttention, 2022, algorithm 4",
     ),

@@ -66,11 +66,14 @@ class Accumulated:
     rounded is spread evenly, a half where it is a multiple of half a unit, as sums of two. The mean is zero, but for
 
     * ``bias * u * magnitude``;
+    * ``n**2 / 6 * u**2 * magnitude``: addends below half a unit of the partial sum are lost, at step ``k`` those below
+      ``u k m``, with ``m`` the mean addend: ``(u k m)**2 / (2 m)`` in the mean where their density there is ``1 / m``;
     * ``n / 2 * u * |reference|`` in halves, since accumulators of tensor cores truncate (Fasi, Higham, Mikaitis and Pranesh,
       Numerical behavior of NVIDIA tensor cores, PeerJ Comput. Sci. 7, 2021), which shows in no half: truncated partial sums
       ``S_k`` lose ``u S_k`` at most, in the mean, and they grow evenly to the result.
 
-    Nothing is said where ``n u > 1/16``, since sums stagnate there; nor of float64, whose reference is no more exact than it.
+    Nothing is said where ``n u > 1/16``, since sums stagnate altogether there; nor of float64, whose reference is no more
+    exact than the result.
 
     Attributes:
         terms: number of terms ``n`` of one output element, from the arguments.
@@ -257,9 +260,7 @@ class _Sums:
 
     def allowances(self, reference: Sequence[Expected]) -> list[torch.Tensor | None]:
         """As the function of that name."""
-        return [
-            self._allowance(magnitude, expected) for magnitude, expected in zip(self.magnitudes, reference, strict=True)
-        ]
+        return [self._allowance(magnitude, expected) for magnitude, expected in zip(self.magnitudes, reference, strict=True)]
 
     def _roundoff(self, real: torch.dtype) -> float:
         """Of the dtype that is summed in, for results of ``real``."""
@@ -295,7 +296,8 @@ class _Sums:
         info, half = torch.finfo(dtype), 0.5 * ulp(value, dtype)
         roundoff = self._roundoff(dtype)
         unit = roundoff * magnitude.abs().to(torch.float64)
-        bias = (self.bound.constant - 1 if self.bound.bias is None else self.bound.bias) * unit
+        units = self.bound.constant - 1 if self.bound.bias is None else self.bound.bias
+        bias = (units + self.terms**2 / 6 * roundoff) * unit
         if roundoff < info.eps / 2:
             bias = bias + self.terms / 2 * roundoff * value.abs()
         variance = self.bound.constant**2 * self.terms / 3 * unit.square() + half.square() / 2
@@ -310,7 +312,7 @@ class _Sums:
         dims = [dim for dim in self.shared if -value.dim() <= dim < value.dim()]
         sizes = value.nan_to_num().square()
         sizes = sizes.sum(dims, True) if dims else sizes
-        _, number = sizes.unique(return_inverse=True)
+        number: torch.Tensor = torch.unique(sizes, return_inverse=True)[1]  # type: ignore[no-untyped-call]
         return number.expand(value.shape)
 
 

@@ -330,7 +330,12 @@ ROWS: tuple[Composite, ...] = (
         name="softmax_backward",
         summary="output * (grad - sum(grad * output)) along dim",
         targets={aten._softmax_backward_data.default: softmax_backward},
-        bound=Accumulated(terms=lambda g, y, dim, _: _length(g, dim), magnitude=_softmax_backward_magnitude, constant=4, shared=_line_of_gradient),
+        bound=Accumulated(
+            terms=lambda g, y, dim, _: _length(g, dim),
+            magnitude=_softmax_backward_magnitude,
+            constant=4,
+            shared=_line_of_gradient,
+        ),
         samples=_softmax_backward_samples(torch.softmax),
     ),
     Composite(
@@ -344,7 +349,12 @@ ROWS: tuple[Composite, ...] = (
         name="log_softmax_backward",
         summary="grad - exp(output) * sum(grad) along dim",
         targets={aten._log_softmax_backward_data.default: log_softmax_backward},
-        bound=Accumulated(terms=lambda g, y, dim, _: _length(g, dim), magnitude=_log_softmax_backward_magnitude, constant=4, shared=_line_of_gradient),
+        bound=Accumulated(
+            terms=lambda g, y, dim, _: _length(g, dim),
+            magnitude=_log_softmax_backward_magnitude,
+            constant=4,
+            shared=_line_of_gradient,
+        ),
         samples=_softmax_backward_samples(torch.log_softmax),
     ),
     *NORMALIZATION_ROWS,

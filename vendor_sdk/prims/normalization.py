@@ -521,14 +521,21 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         name="layer_norm",
         summary="(x - mean) * rstd * weight + bias over the last dimensions; also mean and rstd",
         targets={aten.native_layer_norm.default: layer_norm},
-        bound=Accumulated(terms=lambda x, shape, *_: math.prod(shape), magnitude=_layer_norm_magnitude, constant=4, shared=_rows),
+        bound=Accumulated(
+            terms=lambda x, shape, *_: math.prod(shape), magnitude=_layer_norm_magnitude, constant=4, shared=_rows
+        ),
         samples=_layer_norm_samples,
     ),
     Composite(
         name="layer_norm_backward",
         summary="gradients of layer_norm by input, weight and bias",
         targets={aten.native_layer_norm_backward.default: layer_norm_backward},
-        bound=Accumulated(terms=lambda g, x, shape, *_: _inner(x, shape), magnitude=_layer_norm_backward_magnitude, constant=8, shared=_rows_of_gradient),
+        bound=Accumulated(
+            terms=lambda g, x, shape, *_: _inner(x, shape),
+            magnitude=_layer_norm_backward_magnitude,
+            constant=8,
+            shared=_rows_of_gradient,
+        ),
         samples=_layer_norm_backward_samples,
     ),
     Composite(
@@ -543,7 +550,12 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         name="rms_norm_backward",
         summary="gradients of rms_norm by input and weight",
         targets={aten._fused_rms_norm_backward.default: rms_norm_backward},
-        bound=Accumulated(terms=lambda g, x, shape, *_: _inner(x, shape), magnitude=_rms_norm_backward_magnitude, constant=8, shared=_rows_of_gradient),
+        bound=Accumulated(
+            terms=lambda g, x, shape, *_: _inner(x, shape),
+            magnitude=_rms_norm_backward_magnitude,
+            constant=8,
+            shared=_rows_of_gradient,
+        ),
         samples=_rms_norm_backward_samples,
         reference=rms_norm_backward,  # torch has no CPU kernel for it; the gradients are tested against autograd's
     ),
@@ -552,7 +564,10 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         summary="(x - mean) * rstd * weight + bias over groups of channels; also mean and rstd",
         targets={aten.native_group_norm.default: group_norm},
         bound=Accumulated(
-            terms=lambda x, w, b, n, c, hxw, group, eps: c // group * hxw, magnitude=_group_norm_magnitude, constant=4, shared=_groups
+            terms=lambda x, w, b, n, c, hxw, group, eps: c // group * hxw,
+            magnitude=_group_norm_magnitude,
+            constant=4,
+            shared=_groups,
         ),
         samples=_group_norm_samples,
     ),
@@ -560,7 +575,9 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         name="group_norm_backward",
         summary="gradients of group_norm by input, weight and bias",
         targets={aten.native_group_norm_backward.default: group_norm_backward},
-        bound=Accumulated(terms=lambda g, x, *_: x.numel(), magnitude=_group_norm_backward_magnitude, constant=8, shared=_groups),
+        bound=Accumulated(
+            terms=lambda g, x, *_: x.numel(), magnitude=_group_norm_backward_magnitude, constant=8, shared=_groups
+        ),
         samples=_group_norm_backward_samples,
     ),
     Composite(
@@ -581,7 +598,9 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         name="batch_norm_backward",
         summary="gradients of batch_norm by input, weight and bias",
         targets={aten.native_batch_norm_backward.default: batch_norm_backward},
-        bound=Accumulated(terms=lambda g, x, *_: _per_channel(x), magnitude=_batch_norm_backward_magnitude, constant=8, shared=_channels),
+        bound=Accumulated(
+            terms=lambda g, x, *_: _per_channel(x), magnitude=_batch_norm_backward_magnitude, constant=8, shared=_channels
+        ),
         samples=_batch_norm_backward_samples,
     ),
 )

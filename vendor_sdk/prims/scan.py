@@ -58,7 +58,16 @@ def _row(
 _EXACT = "exact by definition"
 
 ROWS = (
-    _row("cumsum", aten.cumsum.default, "running sum", Accumulated(count, shared=_line), _along(), ALL, Result.SUM, HIGHAM + "section 4.2"),
+    _row(
+        "cumsum",
+        aten.cumsum.default,
+        "running sum",
+        Accumulated(count, shared=_line),
+        _along(),
+        ALL,
+        Result.SUM,
+        HIGHAM + "section 4.2",
+    ),
     _row(
         "cumprod",
         aten.cumprod.default,
