@@ -41,13 +41,23 @@ class Ulp:
     correctly rounded result has an error of at most 0.5.
 
     ``by_dtype`` overrides for single dtypes. ``absolute`` is an absolute floor in the same dtype's units at 1.0, for functions
-    whose relative condition number is unbounded near a zero that is not at the origin (``lgamma`` near 1 and 2); where
-    ``by_dtype`` overrides ``units`` it scales by the same factor.
+    whose relative condition number is unbounded near a zero that is not at the origin (``lgamma`` near 1 and 2); for halves
+    in ``by_dtype`` in float32's units, since they are computed in it.
     """
 
     units: float
     by_dtype: Mapping[torch.dtype, float] = field(default_factory=dict)
     absolute: float = 0.0
+
+
+ROUNDED_ONCE = 0.51
+"""Units in the last place of a half: 0.5 of the rounding, and what 64 units of float32 are, less than 0.01 of float16. A
+truncated result has up to 1, which OpenCL's half-precision table (2) would let pass."""
+
+
+def in_float32(units: float, absolute: float = 0.0) -> Ulp:
+    """``units`` in float32 and float64; halves are rounded once from a float32 result that has at most so many."""
+    return Ulp(units, dict.fromkeys((torch.float16, torch.bfloat16), ROUNDED_ONCE), absolute)
 
 
 @dataclass(frozen=True)
@@ -312,7 +322,7 @@ class _Sums:
         dims = [dim for dim in self.shared if -value.dim() <= dim < value.dim()]
         sizes = value.nan_to_num().square()
         sizes = sizes.sum(dims, True) if dims else sizes
-        number: torch.Tensor = torch.unique(sizes, return_inverse=True)[1]  # type: ignore[no-untyped-call]
+        number: torch.Tensor = torch.unique(sizes, return_inverse=True)[1]
         return number.expand(value.shape)
 
 
@@ -331,7 +341,8 @@ def _ulp_allowance(bound: Ulp, expected: Expected) -> torch.Tensor | None:
     real = expected.dtype.to_real() if expected.dtype.is_complex else expected.dtype
     units = bound.by_dtype.get(expected.dtype, bound.units)
     value = expected.value.abs() if expected.dtype.is_complex else expected.value
-    allowance = units * ulp(value, real) + bound.absolute * units / bound.units * torch.finfo(real).eps
+    floor = torch.float32 if expected.dtype in bound.by_dtype else real
+    allowance = units * ulp(value, real) + bound.absolute * torch.finfo(floor).eps
     return allowance * 2 if real == torch.float64 else allowance
 
 

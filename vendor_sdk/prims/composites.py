@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims.attention import ATTENTION_ROWS
-from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp, apart
+from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp, apart, in_float32
 from vendor_sdk.prims.grouped import GROUPED_ROWS
 from vendor_sdk.prims.loss import LOSS_ROWS
 from vendor_sdk.prims.normalization import NORMALIZATION_ROWS
@@ -378,7 +378,7 @@ ROWS: tuple[Composite, ...] = (
         name="silu",
         summary="x * sigmoid(x)",
         targets={aten.silu.default: silu},
-        bound=Ulp(8),
+        bound=in_float32(8),
         samples=_activation_samples(grad=False, approximate=False),
     ),
     Composite(

@@ -1,8 +1,8 @@
 """Rows of the pointwise family: one element of the result from one element of each operand, with broadcasting.
 
 Bounds are those of the OpenCL C specification where it has the function (3.0, section 7.4, relative error as ULPs: the
-full-profile single-precision table, and the half-precision table for halves), else as the row's ``source`` says. Arithmetic
-that IEEE 754 rounds correctly is asked for exactly.
+full-profile single-precision table), else as the row's ``source`` says; in halves those of the float32 result, rounded once.
+Sums, differences and products are asked for as IEEE 754 rounds them; quotients and square roots only in halves.
 
 Scalar operands: ``add``, ``sub``, ``mul`` and ``div`` take a Python number for a tensor, as torch's own overloads do; for every
 other prim a number is a 0-d tensor (``elementary.number``), which promotes like the number. ``pow`` is one prim,
@@ -22,9 +22,9 @@ import torch
 from scipy import special
 
 from vendor_sdk.prims import elementary
-from vendor_sdk.prims.bounds import Bound, Exact, Ulp
+from vendor_sdk.prims.bounds import Bound, Exact, in_float32
 from vendor_sdk.prims.reference import OwnDtype
-from vendor_sdk.prims.row import ALL, FLOATS, HALVES, INTS, NUMBERS, Family, Prim, Result, Shape
+from vendor_sdk.prims.row import ALL, FLOATS, INTS, NUMBERS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import (
     COUNTS,
     EVERYWHERE,
@@ -49,16 +49,6 @@ SINGLES = (torch.float32, torch.float64, *INTS, torch.bool)
 """Dtypes of the special functions that torch does not define for halves."""
 
 SIGNED_ZERO = Exact(signed_zero=True)
-
-
-def _ulp(units: float, half: float = 2.0, absolute: float = 0.0) -> Ulp:
-    """``units`` in float32 and float64, ``half`` in the half precisions."""
-    return Ulp(units, dict.fromkeys(HALVES, half), absolute)
-
-
-def _special(units: float, absolute: float = 0.0) -> Ulp:
-    """Bound of a special function: halves are rounded from a float32 result."""
-    return Ulp(units, dict.fromkeys(HALVES, 1.0), absolute)
 
 
 def _row(
@@ -259,12 +249,12 @@ ROWS = (
         by=elementary.absolute,
         source="IEEE 754-2019, 5.5.1",
     ),
-    _unary("acos", aten.acos.default, "arc cosine", _ulp(4), unary(UNIT), by=elementary.acos, source=OPENCL),
+    _unary("acos", aten.acos.default, "arc cosine", in_float32(4), unary(UNIT), by=elementary.acos, source=OPENCL),
     _unary(
         "acosh",
         aten.acosh.default,
         "inverse hyperbolic cosine",
-        _ulp(4),
+        in_float32(4),
         unary(Interval(1.0, 50.0)),
         by=elementary.acosh,
         source=OPENCL,
@@ -278,28 +268,43 @@ ROWS = (
         result=Result.PROMOTE,
         source="IEEE 754-2019, 5.4.1",
     ),
-    _unary("asin", aten.asin.default, "arc sine", _ulp(4), unary(UNIT), by=elementary.asin, source=OPENCL),
+    _unary("asin", aten.asin.default, "arc sine", in_float32(4), unary(UNIT), by=elementary.asin, source=OPENCL),
     _unary(
         "asinh",
         aten.asinh.default,
         "inverse hyperbolic sine",
-        _ulp(4),
+        in_float32(4),
         unary(wide=Interval(-1e4, 1e4)),
         by=elementary.asinh,
         source=OPENCL,
     ),
     _unary(
-        "atan", aten.atan.default, "arc tangent", _ulp(5), unary(), by=elementary.atan, cost="6 ulp, of atan2", source=OPENCL
+        "atan",
+        aten.atan.default,
+        "arc tangent",
+        in_float32(5),
+        unary(),
+        by=elementary.atan,
+        cost="6 ulp, of atan2",
+        source=OPENCL,
     ),
     _row(
         "atan2",
         aten.atan2.default,
         "angle of the point (y, x): arc tangent of x / y by quadrant",
-        _ulp(6),
+        in_float32(6),
         binary(),
         source=OPENCL,
     ),
-    _unary("atanh", aten.atanh.default, "inverse hyperbolic tangent", _ulp(5), unary(UNIT), by=elementary.atanh, source=OPENCL),
+    _unary(
+        "atanh",
+        aten.atanh.default,
+        "inverse hyperbolic tangent",
+        in_float32(5),
+        unary(UNIT),
+        by=elementary.atanh,
+        source=OPENCL,
+    ),
     _unary(
         "ceil",
         aten.ceil.default,
@@ -320,13 +325,15 @@ ROWS = (
         by=elementary.copysign,
         source=OPENCL,
     ),
-    _unary("cos", aten.cos.default, "cosine", _ulp(4), unary(wide=Interval(-1e4, 1e4)), source=OPENCL),
-    _unary("cosh", aten.cosh.default, "hyperbolic cosine", _ulp(4), unary(), by=elementary.cosh, cost="8 ulp", source=OPENCL),
+    _unary("cos", aten.cos.default, "cosine", in_float32(4), unary(wide=Interval(-1e4, 1e4)), source=OPENCL),
+    _unary(
+        "cosh", aten.cosh.default, "hyperbolic cosine", in_float32(4), unary(), by=elementary.cosh, cost="8 ulp", source=OPENCL
+    ),
     _unary(
         "digamma",
         aten.digamma.default,
         "derivative of log gamma",
-        _special(12, absolute=12),
+        in_float32(12, absolute=12),
         unary(Interval(0.05, 30.0)),
         source=MEASURED,
     ),
@@ -334,7 +341,7 @@ ROWS = (
         "div",
         aten.div.Tensor,
         "x / y",
-        _ulp(2.5, 1),
+        in_float32(2.5),
         binary(COUNTS, Interval(0.25, 9.0, nonzero=True), numbers=True),
         source=OPENCL,
     ),
@@ -348,24 +355,26 @@ ROWS = (
         result=Result.PROMOTE,
         source="Python's // for floor; C's integer division for trunc, in which the quotient may have been rounded before",
     ),
-    _unary("erf", aten.erf.default, "error function", _ulp(16, 4), unary(), source=OPENCL),
+    _unary("erf", aten.erf.default, "error function", in_float32(16), unary(), source=OPENCL),
     _unary(
         "erfc",
         aten.erfc.default,
         "1 - erf(x)",
-        _ulp(16, 4),
+        in_float32(16),
         unary(Interval(-3.0, 5.0)),
         by=elementary.erfc,
         cost="cancels for x > 0.5: relative error grows as 1 / erfc(x)",
         source=OPENCL,
     ),
-    _unary("erfinv", aten.erfinv.default, "inverse error function", _special(8), unary(Interval(-0.99, 0.99)), source=MEASURED),
-    _unary("exp", aten.exp.default, "e**x", _ulp(3), unary(wide=Interval(-80.0, 80.0)), source=OPENCL),
+    _unary(
+        "erfinv", aten.erfinv.default, "inverse error function", in_float32(8), unary(Interval(-0.99, 0.99)), source=MEASURED
+    ),
+    _unary("exp", aten.exp.default, "e**x", in_float32(3), unary(wide=Interval(-80.0, 80.0)), source=OPENCL),
     _unary(
         "exp2",
         aten.exp2.default,
         "2**x",
-        _ulp(3),
+        in_float32(3),
         unary(wide=Interval(-120.0, 120.0)),
         by=elementary.exp2,
         source=OPENCL,
@@ -374,7 +383,7 @@ ROWS = (
         "expm1",
         aten.expm1.default,
         "e**x - 1, accurate near zero",
-        _ulp(3),
+        in_float32(3),
         unary(wide=Interval(-1e-3, 1e-3)),
         by=elementary.expm1,
         cost="8 ulp",
@@ -446,7 +455,7 @@ ROWS = (
         "hypot",
         aten.hypot.default,
         "sqrt(x**2 + y**2) without intermediate overflow",
-        _ulp(4),
+        in_float32(4),
         binary(),
         dtypes=FLOATS,
         result=Result.PROMOTE,
@@ -454,13 +463,13 @@ ROWS = (
         source=OPENCL,
     ),
     _unary(
-        "i0", aten.i0.default, "modified Bessel function of the first kind, order 0", _special(10), unary(), source=MEASURED
+        "i0", aten.i0.default, "modified Bessel function of the first kind, order 0", in_float32(10), unary(), source=MEASURED
     ),
     _row(
         "igamma",
         aten.igamma.default,
         "regularised lower incomplete gamma function P(a, x)",
-        _special(16, absolute=16),
+        in_float32(16, absolute=16),
         _gamma_samples,
         dtypes=FLOATS,
         result=Result.PROMOTE,
@@ -470,7 +479,7 @@ ROWS = (
         "igammac",
         aten.igammac.default,
         "regularised upper incomplete gamma function Q(a, x)",
-        _special(16, absolute=16),
+        in_float32(16, absolute=16),
         _gamma_samples,
         dtypes=FLOATS,
         result=Result.PROMOTE,
@@ -482,16 +491,18 @@ ROWS = (
         "lgamma",
         aten.lgamma.default,
         "log of the absolute value of gamma(x)",
-        _special(6, absolute=6),
+        in_float32(6, absolute=6),
         unary(Interval(0.05, 30.0)),
         source=MEASURED,
     ),
-    _unary("log", aten.log.default, "natural logarithm", _ulp(3), unary(POSITIVE, wide=Interval(1e-30, 1e-20)), source=OPENCL),
+    _unary(
+        "log", aten.log.default, "natural logarithm", in_float32(3), unary(POSITIVE, wide=Interval(1e-30, 1e-20)), source=OPENCL
+    ),
     _unary(
         "log10",
         aten.log10.default,
         "logarithm to base 10",
-        _ulp(3),
+        in_float32(3),
         unary(POSITIVE),
         by=elementary.log10,
         cost="4 ulp",
@@ -501,7 +512,7 @@ ROWS = (
         "log1p",
         aten.log1p.default,
         "log(1 + x), accurate near zero",
-        _ulp(2),
+        in_float32(2),
         unary(Interval(-0.9, 9.0), wide=Interval(-1e-3, 1e-3)),
         by=elementary.log1p,
         cost="5 ulp",
@@ -511,7 +522,7 @@ ROWS = (
         "log2",
         aten.log2.default,
         "logarithm to base 2",
-        _ulp(3),
+        in_float32(3),
         unary(POSITIVE),
         by=elementary.log2,
         cost="4 ulp",
@@ -572,20 +583,27 @@ ROWS = (
         "polygamma",
         aten.polygamma.default,
         "n-th derivative of digamma(x)",
-        _special(16, absolute=16),
+        in_float32(16, absolute=16),
         _polygamma_samples,
         shape=Shape.SAME,
         reference=_polygamma,
         source=MEASURED,
     ),
     _row(
-        "pow", aten.pow.Tensor_Tensor, "x**y", _ulp(16, 4), _pow_samples, dtypes=NUMBERS, result=Result.PROMOTE, source=OPENCL
+        "pow",
+        aten.pow.Tensor_Tensor,
+        "x**y",
+        in_float32(16),
+        _pow_samples,
+        dtypes=NUMBERS,
+        result=Result.PROMOTE,
+        source=OPENCL,
     ),
     _unary(
         "reciprocal",
         aten.reciprocal.default,
         "1 / x",
-        _ulp(2.5, 1),
+        in_float32(2.5),
         unary(Interval(0.1, 9.0)),
         by=elementary.reciprocal,
         source=OPENCL,
@@ -605,7 +623,7 @@ ROWS = (
         "remainder",
         aten.remainder.Tensor,
         "x - y floor(x / y), the remainder with y's sign",
-        Ulp(1),
+        in_float32(1),
         binary(COUNTS, Interval(0.25, 9.0, nonzero=True)),
         dtypes=NUMBERS,
         result=Result.PROMOTE,
@@ -627,7 +645,7 @@ ROWS = (
         "rsqrt",
         aten.rsqrt.default,
         "1 / sqrt(x)",
-        _ulp(2, 1),
+        in_float32(2),
         unary(POSITIVE),
         by=elementary.rsqrt,
         cost="4 ulp",
@@ -637,7 +655,7 @@ ROWS = (
         "sigmoid",
         aten.sigmoid.default,
         "1 / (1 + exp(-x))",
-        _ulp(5),
+        in_float32(5),
         unary(wide=Interval(-30.0, 30.0)),
         by=elementary.sigmoid,
         source="exp (3 ulp), a sum and a reciprocal (2.5 ulp), errors added: OpenCL C 3.0, section 7.4",
@@ -661,13 +679,15 @@ ROWS = (
         result=Result.BOOL,
         source=OPENCL,
     ),
-    _unary("sin", aten.sin.default, "sine", _ulp(4), unary(wide=Interval(-1e4, 1e4)), source=OPENCL),
-    _unary("sinh", aten.sinh.default, "hyperbolic sine", _ulp(4), unary(), by=elementary.sinh, cost="10 ulp", source=OPENCL),
+    _unary("sin", aten.sin.default, "sine", in_float32(4), unary(wide=Interval(-1e4, 1e4)), source=OPENCL),
+    _unary(
+        "sinh", aten.sinh.default, "hyperbolic sine", in_float32(4), unary(), by=elementary.sinh, cost="10 ulp", source=OPENCL
+    ),
     _unary(
         "special_airy_ai",
         aten.special_airy_ai.default,
         "Airy function Ai",
-        _special(16, absolute=16),
+        in_float32(16, absolute=16),
         _moderate(unary(Interval(-6.0, 6.0), special=False)),
         dtypes=SINGLES,
         reference=_with_scipy(lambda x: special.airy(x)[0]),
@@ -677,7 +697,7 @@ ROWS = (
         "special_bessel_j0",
         aten.special_bessel_j0.default,
         "Bessel function of the first kind, order 0",
-        _special(8, absolute=8),
+        in_float32(8, absolute=8),
         unary(Interval(-15.0, 15.0)),
         dtypes=SINGLES,
         reference=_with_scipy(special.j0),
@@ -687,7 +707,7 @@ ROWS = (
         "special_bessel_j1",
         aten.special_bessel_j1.default,
         "Bessel function of the first kind, order 1",
-        _special(8, absolute=8),
+        in_float32(8, absolute=8),
         unary(Interval(-15.0, 15.0)),
         dtypes=SINGLES,
         reference=_with_scipy(special.j1),
@@ -697,7 +717,7 @@ ROWS = (
         "special_bessel_y0",
         aten.special_bessel_y0.default,
         "Bessel function of the second kind, order 0",
-        _special(8, absolute=8),
+        in_float32(8, absolute=8),
         unary(Interval(0.1, 15.0)),
         dtypes=SINGLES,
         reference=_with_scipy(special.y0),
@@ -707,7 +727,7 @@ ROWS = (
         "special_bessel_y1",
         aten.special_bessel_y1.default,
         "Bessel function of the second kind, order 1",
-        _special(8, absolute=8),
+        in_float32(8, absolute=8),
         unary(Interval(0.1, 15.0)),
         dtypes=SINGLES,
         reference=_bessel_y1,
@@ -717,7 +737,7 @@ ROWS = (
         "special_erfcx",
         aten.special_erfcx.default,
         "exp(x**2) erfc(x)",
-        _special(16),
+        in_float32(16),
         unary(Interval(-3.0, 20.0)),
         dtypes=SINGLES,
         source=OPENCL + " (erfc)",
@@ -726,7 +746,7 @@ ROWS = (
         "special_i0e",
         aten.special_i0e.default,
         "exp(-|x|) i0(x)",
-        _special(10),
+        in_float32(10),
         unary(Interval(-20.0, 20.0)),
         source=MEASURED,
     ),
@@ -734,7 +754,7 @@ ROWS = (
         "special_i1",
         aten.special_i1.default,
         "modified Bessel function of the first kind, order 1",
-        _special(32),
+        in_float32(32),
         unary(),
         source=MEASURED,
     ),
@@ -742,7 +762,7 @@ ROWS = (
         "special_i1e",
         aten.special_i1e.default,
         "exp(-|x|) i1(x)",
-        _special(32),
+        in_float32(32),
         unary(Interval(-20.0, 20.0)),
         source=MEASURED,
     ),
@@ -750,7 +770,7 @@ ROWS = (
         "special_modified_bessel_i0",
         aten.special_modified_bessel_i0.default,
         "modified Bessel function of the first kind, order 0 (torch has it twice)",
-        _special(10),
+        in_float32(10),
         unary(),
         dtypes=SINGLES,
         by=elementary.modified_bessel_i0,
@@ -760,7 +780,7 @@ ROWS = (
         "special_modified_bessel_i1",
         aten.special_modified_bessel_i1.default,
         "modified Bessel function of the first kind, order 1 (torch has it twice)",
-        _special(32),
+        in_float32(32),
         unary(),
         dtypes=SINGLES,
         by=elementary.modified_bessel_i1,
@@ -770,7 +790,7 @@ ROWS = (
         "special_modified_bessel_k0",
         aten.special_modified_bessel_k0.default,
         "modified Bessel function of the second kind, order 0",
-        _special(20),
+        in_float32(20),
         unary(Interval(0.1, 10.0)),
         dtypes=SINGLES,
         source=MEASURED,
@@ -779,7 +799,7 @@ ROWS = (
         "special_modified_bessel_k1",
         aten.special_modified_bessel_k1.default,
         "modified Bessel function of the second kind, order 1",
-        _special(12),
+        in_float32(12),
         unary(Interval(0.1, 10.0)),
         dtypes=SINGLES,
         source=MEASURED,
@@ -788,7 +808,7 @@ ROWS = (
         "special_ndtri",
         aten.special_ndtri.default,
         "inverse of the standard normal distribution function",
-        _special(8, absolute=8),
+        in_float32(8, absolute=8),
         unary(Interval(0.001, 0.999)),
         dtypes=SINGLES,
         by=elementary.ndtri,
@@ -798,7 +818,7 @@ ROWS = (
         "special_scaled_modified_bessel_k0",
         aten.special_scaled_modified_bessel_k0.default,
         "exp(x) k0(x)",
-        _special(26),
+        in_float32(26),
         unary(Interval(0.1, 10.0)),
         dtypes=SINGLES,
         source=MEASURED,
@@ -807,7 +827,7 @@ ROWS = (
         "special_scaled_modified_bessel_k1",
         aten.special_scaled_modified_bessel_k1.default,
         "exp(x) k1(x)",
-        _special(12),
+        in_float32(12),
         unary(Interval(0.1, 10.0)),
         dtypes=SINGLES,
         source=MEASURED,
@@ -816,7 +836,7 @@ ROWS = (
         "special_spherical_bessel_j0",
         aten.special_spherical_bessel_j0.default,
         "sin(x) / x, 1 at zero",
-        _special(8),
+        in_float32(8),
         unary(Interval(-9.0, 9.0)),
         dtypes=SINGLES,
         by=elementary.spherical_bessel_j0,
@@ -826,12 +846,12 @@ ROWS = (
         "special_zeta",
         aten.special_zeta.default,
         "Hurwitz zeta function: sum over k >= 0 of (k + q)**-x",
-        _special(8),
+        in_float32(8),
         _zeta_samples,
         dtypes=SINGLES,
         source=MEASURED,
     ),
-    _unary("sqrt", aten.sqrt.default, "square root", _ulp(3, 1), unary(Interval(0.0, 20.0)), source=OPENCL),
+    _unary("sqrt", aten.sqrt.default, "square root", in_float32(3), unary(Interval(0.0, 20.0)), source=OPENCL),
     _row(
         "sub",
         aten.sub.Tensor,
@@ -843,12 +863,12 @@ ROWS = (
         by=elementary.subtract,
         source="IEEE 754-2019, 5.4.1",
     ),
-    _unary("tan", aten.tan.default, "tangent", _ulp(5), unary(), by=elementary.tan, cost="10.5 ulp", source=OPENCL),
+    _unary("tan", aten.tan.default, "tangent", in_float32(5), unary(), by=elementary.tan, cost="10.5 ulp", source=OPENCL),
     _unary(
         "tanh",
         aten.tanh.default,
         "hyperbolic tangent",
-        _ulp(5),
+        in_float32(5),
         unary(wide=Interval(-30.0, 30.0)),
         by=elementary.tanh,
         source=OPENCL,

@@ -71,7 +71,7 @@ def excess(results: Sequence[Errors]) -> Excess | None:
     error = torch.cat([each.error for each in results]) / spread
     bias = float((torch.cat([each.bias for each in results]) / spread).sum())
     sign = torch.cat([each.sign for each in results])
-    count = len(torch.unique(group))  # type: ignore[no-untyped-call]
+    count = len(torch.unique(group))
     found = [
         _leaning(_summed(error, group, offset), bias, ("upward", "downward")),
         _leaning(_summed(error * sign, group, offset), bias, ("away from zero", "toward zero")),
