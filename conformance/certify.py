@@ -180,7 +180,7 @@ def _run(
         for kind, message in DAMAGE.items():
             if position in damage[kind] | more_damage[kind]:
                 result.failures.append(_failure(trial, kind, message))
-        judgement = judge(case.row, trial.sample, trial.expected, _on_host(kept[position]))
+        judgement = judge(case.row, trial.sample, trial.expected, _on_host(kept[position]), subject.flushing)
         result.worst = max(result.worst, judgement.worst)
         if judgement.problem:
             kind = (
@@ -196,7 +196,7 @@ def _run(
         if not tensors(trial.sample):
             continue
         result.fresh += trial.is_fresh
-        judgement = judge(case.row, trial.fresh, trial.fresh_expected, _on_host(second[position]))
+        judgement = judge(case.row, trial.fresh, trial.fresh_expected, _on_host(second[position]), subject.flushing)
         result.worst = max(result.worst, judgement.worst)
         if judgement.problem:
             values = "other values" if trial.is_fresh else "the same values"
@@ -246,7 +246,7 @@ def _lasting(
     def judged(position: int, call: int, outputs: Sequence[torch.Tensor]) -> str:
         trial = trials[position]
         sample, expected = (trial.fresh, trial.fresh_expected) if call else (trial.sample, trial.expected)
-        return judge(case.row, sample, expected, _on_host(outputs)).problem
+        return judge(case.row, sample, expected, _on_host(outputs), subject.flushing).problem
 
     problems: list[Problem] = endure(
         lambda tensors: program.split(flat(compiled.call(*tensors))),

@@ -24,7 +24,7 @@ from conformance import graphs, script, spans
 from conformance.graphs import Drawn
 from conformance.outcome import MESSAGE_LIMIT, UNKNOWN, Failure, Outcome, Wrong
 from conformance.program import Program
-from conformance.slack import extended
+from conformance.slack import extended, flushed
 from conformance.spans import Span
 from conformance.subject import OPAQUE, Placed, Subject
 from conformance.values import flat
@@ -35,6 +35,8 @@ ROWS = {row.target: row for row in OPSET.values()}
 Call = Callable[..., Sequence[torch.Tensor]]
 Compile = Callable[[Program], Call]
 """What makes a program ready, and raises what the compiler raises."""
+Flushing = frozenset[torch.dtype]
+"""Dtypes whose subnormals may be zero."""
 
 
 @dataclass
@@ -46,12 +48,16 @@ class Tally:
     open: int = 0
 
 
-def spans_of(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> list[Span]:
-    """What each result may be."""
-    return list(_Interpreter(module).run(*map(spans.exactly, inputs)))
+def spans_of(module: fx.GraphModule, inputs: Sequence[torch.Tensor], flushing: Flushing = frozenset()) -> list[Span]:
+    """What each result may be; ``flushing`` are the dtypes whose subnormals may be zero."""
+    return list(_Interpreter(module, flushing).run(*(flushed(spans.exactly(value), flushing) for value in inputs)))
 
 
 class _Interpreter(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, flushing: Flushing) -> None:
+        super().__init__(module)
+        self.flushing = flushing
+
     def run_node(self, node: fx.Node) -> Any:
         if node.op != "call_function":
             return super().run_node(node)
@@ -60,7 +66,7 @@ class _Interpreter(fx.Interpreter):
             return args[0][args[1]]
         value = node.meta["val"]
         dtypes = [each.dtype for each in value] if isinstance(value, tuple | list) else [value.dtype]
-        found = extended(ROWS[node.target], args, kwargs, dtypes)
+        found = extended(ROWS[node.target], args, kwargs, dtypes, self.flushing)
         return tuple(found) if isinstance(value, tuple | list) else found[0]
 
 
@@ -132,7 +138,9 @@ class Failed:
     wrong: Wrong
 
 
-def run(compiled: Compile, drawn: Sequence[Drawn], device: torch.device, tally: Tally) -> list[Failed]:
+def run(
+    compiled: Compile, drawn: Sequence[Drawn], device: torch.device, tally: Tally, flushing: Flushing = frozenset()
+) -> list[Failed]:
     """Compiles graphs together, calls them with two sets of values, of other sizes where those are dynamic, and judges each.
     Raises what the backend raises."""
     program = together(drawn, device)
@@ -145,7 +153,7 @@ def run(compiled: Compile, drawn: Sequence[Drawn], device: torch.device, tally: 
         outputs = flat(call(*given))
         modified = [not _equal(one, two) for one, two in zip(given, before, strict=True)]
         for position, (each, own, found) in enumerate(zip(drawn, values, program.split(outputs), strict=True)):
-            wrong = judge(spans_of(each.module, own), [_host(value) for value in found], tally)
+            wrong = judge(spans_of(each.module, own, flushing), [_host(value) for value in found], tally)
             if wrong is None and any(m for m, owner in zip(modified, program.owners, strict=True) if owner == position):
                 wrong = Wrong("input-modified", "an input tensor was modified")
             if wrong is not None:
@@ -212,8 +220,8 @@ def certify(
     for part in (numbers[i : i + width] for i in range(0, len(numbers), width)):
         if width == 1:
             announce(part[0])
-        for number, wrong in _tried(compiled, drawn, part, device, tally).items():
-            small = smaller(compiled, kind, seed, number, drawn[number], wrong, device)
+        for number, wrong in _tried(compiled, drawn, part, device, tally, subject.flushing).items():
+            small = smaller(compiled, kind, seed, number, drawn[number], wrong, device, subject.flushing)
             text = (
                 script.text(subject.describe().name, subject.options, small.drawn, small.wrong, graphs.KINDS[kind].dynamic)
                 if small
@@ -233,11 +241,16 @@ def certify(
 
 
 def _tried(
-    compiled: Compile, drawn: Mapping[int, Drawn], part: Sequence[int], device: torch.device, tally: Tally
+    compiled: Compile,
+    drawn: Mapping[int, Drawn],
+    part: Sequence[int],
+    device: torch.device,
+    tally: Tally,
+    flushing: Flushing,
 ) -> dict[int, Wrong]:
     """What is wrong with which of some graphs, found together and then, as far as it shows there, alone."""
     try:
-        failed = run(compiled, [drawn[number] for number in part], device, tally)
+        failed = run(compiled, [drawn[number] for number in part], device, tally, flushing)
     except Exception as error:
         traceback.print_exc()
         if len(part) == 1:
@@ -251,7 +264,7 @@ def _tried(
         return wrongs
     alone: dict[int, Wrong] = {}
     for number in suspects:
-        wrong = fails(compiled, drawn[number], device)
+        wrong = fails(compiled, drawn[number], device, flushing)
         if wrong is not None:
             alone[number] = wrong
     if alone or not wrongs:
@@ -259,10 +272,10 @@ def _tried(
     return {number: replace(wrong, message=f"only with others: {wrong.message}") for number, wrong in wrongs.items()}
 
 
-def fails(compiled: Compile, drawn: Drawn, device: torch.device) -> Wrong | None:
+def fails(compiled: Compile, drawn: Drawn, device: torch.device, flushing: Flushing = frozenset()) -> Wrong | None:
     """What is wrong with a graph by itself."""
     try:
-        failed = run(compiled, [drawn], device, Tally())
+        failed = run(compiled, [drawn], device, Tally(), flushing)
     except Exception as error:
         return _raised(error)
     return failed[0].wrong if failed else None
@@ -292,7 +305,14 @@ def drawn_by_hypothesis(kind: str, seed: int, count: int) -> list[Drawn]:
 
 
 def smaller(
-    compiled: Compile, kind: str, seed: int, number: int, drawn: Drawn, wrong: Wrong, device: torch.device
+    compiled: Compile,
+    kind: str,
+    seed: int,
+    number: int,
+    drawn: Drawn,
+    wrong: Wrong,
+    device: torch.device,
+    flushing: Flushing,
 ) -> Failed | None:
     """The smallest graph found that fails as the graph of this number does; None where it does not fail by itself."""
     best: list[Failed] = []
@@ -304,7 +324,7 @@ def smaller(
         seen += 1
         if seen < number or time.monotonic() > until:
             return
-        found = fails(compiled, candidate, device)
+        found = fails(compiled, candidate, device, flushing)
         if found is not None and found.kind == wrong.kind:
             if not best or _extent(candidate) <= _extent(best[0].drawn):
                 best[:] = [Failed(candidate, found)]
@@ -317,13 +337,14 @@ def smaller(
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
     if not best:
-        again = fails(compiled, drawn, device)
+        again = fails(compiled, drawn, device, flushing)
         best = [Failed(drawn, again)] if again is not None else []
     while best and time.monotonic() < until:
         candidates = (each for each in _reductions(best[0]) if _extent(each) < _extent(best[0].drawn))
         less = next(
             (Failed(each, found) for each in candidates
-             if time.monotonic() < until and (found := fails(compiled, each, device)) and found.kind == wrong.kind), None
+             if time.monotonic() < until and (found := fails(compiled, each, device, flushing)) and found.kind == wrong.kind),
+            None,
         )  # fmt: skip
         if less is None:
             break

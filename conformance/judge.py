@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from conformance.subnormals import admitted
 from vendor_sdk import Expected, Prim, Sample, outlined, reference, target_of, violations
 
 
@@ -48,8 +49,15 @@ def expected_result(row: Prim, sample: Sample) -> Expectation:
     return Expectation(outlined(target_of(row), sample), reference(row, sample))
 
 
-def judge(row: Prim, sample: Sample, expectation: Expectation, tensors: Sequence[torch.Tensor]) -> Judgement:
-    """Compares ``tensors``, the tensors of a result in order, on the CPU, with ``expectation``."""
+def judge(
+    row: Prim,
+    sample: Sample,
+    expectation: Expectation,
+    tensors: Sequence[torch.Tensor],
+    flushing: frozenset[torch.dtype] = frozenset(),
+) -> Judgement:
+    """Compares ``tensors``, the tensors of a result in order, on the CPU, with ``expectation``; ``flushing`` are the dtypes
+    whose subnormals may be zero."""
     wanted = [expected for expected in expectation.results if expected.dtype is not None]
     for index, (tensor, expected) in enumerate(zip(tensors, wanted, strict=True)):
         which = f"result {index}: " if len(wanted) > 1 else ""
@@ -67,7 +75,8 @@ def judge(row: Prim, sample: Sample, expectation: Expectation, tensors: Sequence
                 float("inf"), 0, "shape", f"{which}shape is {list(tensor.shape)}, expected {list(expected.shape or ())}"
             )
     try:
-        verdict = violations(row.bound, row, sample, _shaped_like(expectation.outline, iter(tensors)), expectation.results)
+        admissible = admitted(row, sample, expectation.results, tensors, flushing)
+        verdict = violations(row.bound, row, sample, _shaped_like(expectation.outline, iter(tensors)), admissible)
     except Exception as error:
         traceback.print_exc()
         return Judgement(float("inf"), 0, "suite", f"the suite's own bound raised {type(error).__name__}: {error}")

@@ -7,6 +7,7 @@ The order of accumulation follows FPRev (Xie and others, Revealing floating-poin
 from __future__ import annotations
 
 import itertools
+import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from conformance import subnormals
 from conformance.program import Program, to_device
 from conformance.subject import Subject
 
@@ -65,6 +67,7 @@ def datasheet(subject: Subject, device: torch.device) -> list[Finding]:
             except Exception as error:
                 traceback.print_exc()
                 found.append(Finding(name, "unknown", f"{type(error).__name__}: {error}".splitlines()[0][:200]))
+        found.append(_subnormals_of_all(dtype, found))
     for name, probe in {"mul+add float32 contraction": _contraction, "float32 determinism": _determinism}.items():
         try:
             found += probe(subject, device)
@@ -126,7 +129,9 @@ def _questions(dtype: torch.dtype) -> dict[str, list[_Question]]:
         f"mm {name} accumulator": [_Question(aten.mm.default, (terms, ones), lambda r: [_width(f"mm {name}", r[:, 0], scale)])],
         f"sum {name} accumulator": [_Question(aten.sum.dim_IntList, (terms, [1]), lambda r: [_width(f"sum {name}", r, scale)])],
         f"add {name} rounding": [_Question(aten.add.Tensor, _ties(dtype), lambda r: [_rounding(name, r, dtype)])],
-        f"mul {name} subnormals": [_Question(aten.mul.Tensor, _small(dtype), lambda r: [_subnormals(name, r)])],
+        f"mul {name} subnormals": [_Question(aten.mul.Tensor, _factors(dtype), lambda r: [_subnormals("mul", name, r)])],
+        f"add {name} subnormals": [_Question(aten.add.Tensor, _addends(dtype), lambda r: [_subnormals("add", name, r)])],
+        f"exp {name} subnormals": [_Question(aten.exp.default, (_exponents(dtype),), lambda r: [_written("exp", name, r)])],
     }
     if dtype == torch.float32:
         bits = 1 + 2.0 ** -torch.arange(1, 24, dtype=torch.float64)
@@ -205,15 +210,50 @@ def _rounding(name: str, sums: Tensor, dtype: torch.dtype) -> Finding:
     return Finding(f"add {name} rounding", modes.get(steps, "other"), f"steps {steps}")
 
 
-def _small(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    info = torch.finfo(dtype)
-    half = info.smallest_normal / 2
-    left, right = torch.tensor([(half, 1.0), (half, 4.0), (info.smallest_normal, 0.5)], dtype=torch.float64).to(dtype).unbind(1)
+def _factors(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Subnormals that are read and written, only read, only written."""
+    normal = torch.finfo(dtype).smallest_normal
+    return _columns([(normal / 2, 1.0), (normal / 2, 4.0), (normal, 0.5)], dtype)
+
+
+def _addends(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """As ``_factors``."""
+    normal = torch.finfo(dtype).smallest_normal
+    return _columns([(normal / 2, 0.0), (normal / 2, normal / 2), (normal * 1.5, -normal)], dtype)
+
+
+def _columns(pairs: Sequence[tuple[float, float]], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    left, right = torch.tensor(pairs, dtype=torch.float64).to(dtype).unbind(1)
     return left.contiguous(), right.contiguous()
 
 
-def _subnormals(name: str, products: Tensor) -> Finding:
-    through, read, made = (bool(x) for x in products != 0)
+def _exponents(dtype: torch.dtype) -> Tensor:
+    """Of ``e``, for results of a quarter, a half and three quarters of the smallest normal number."""
+    normal = math.log(torch.finfo(dtype).smallest_normal)
+    return torch.tensor([normal + math.log(part) for part in (0.25, 0.5, 0.75)]).to(dtype)
+
+
+def _written(operation: str, name: str, results: Tensor) -> Finding:
+    kept = (results != 0).tolist()
+    value = "kept" if all(kept) else "other" if any(kept) else "flushed"
+    return Finding(f"{operation} {name} subnormals", value, "results below the normal range")
+
+
+def _subnormals_of_all(dtype: torch.dtype, found: Sequence[Finding]) -> Finding:
+    """What an element-wise operation does with subnormals, if all do the same."""
+    name, values = subnormals.probe(dtype), {each.probe: each.value for each in found}
+    operations = ("mul", "add", "exp")
+    product, total, power = (values[f"{operation} {name}"] for operation in operations)
+    detail = ", ".join(f"{operation} {values[f'{operation} {name}']}" for operation in operations)
+    if "unknown" in (product, total, power):
+        return Finding(name, "unknown", detail)
+    written = "flushed" if product in ("flushed", "flushed when written") else "kept"
+    same = product == total and power == written and product != "other"
+    return Finding(name, product if same else subnormals.EITHER, detail)
+
+
+def _subnormals(operation: str, name: str, results: Tensor) -> Finding:
+    through, read, made = (bool(x) for x in results != 0)
     value = {
         (True, True, True): "kept",
         (False, False, False): "flushed",
@@ -221,7 +261,9 @@ def _subnormals(name: str, products: Tensor) -> Finding:
         (False, True, False): "flushed when written",
     }
     return Finding(
-        f"mul {name} subnormals", value.get((through, read, made), "other"), "operands and results below the normal range"
+        f"{operation} {name} subnormals",
+        value.get((through, read, made), "other"),
+        "operands and results below the normal range",
     )
 
 

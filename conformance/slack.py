@@ -21,13 +21,20 @@ MOVING = frozenset((
 """Prims that are exact without a rounding; ``_to_copy`` rounds by its own rule."""
 
 
-def extended(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtypes: Sequence[torch.dtype]) -> list[Span]:
+def extended(
+    row: Prim,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dtypes: Sequence[torch.dtype],
+    flushing: frozenset[torch.dtype] = frozenset(),
+) -> list[Span]:
     """The spans of a prim's results.
 
     Args:
         row: one of ``RULES``.
         args, kwargs: of the call, a ``Span`` for each tensor.
         dtypes: of the results.
+        flushing: dtypes whose subnormals may be zero.
     """
     spans = inside((args, kwargs))
     whole = not any(dtype.is_floating_point for dtype in (*dtypes, *(span.dtype for span in spans)))
@@ -35,7 +42,8 @@ def extended(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtypes: 
         return _computed(row, args, kwargs, dtypes)
     made = RULES[row.name](row, args, kwargs, dtypes[0])
     results = list(made) if isinstance(made, tuple) else [made]
-    return [_flushed(_allowed(row, args, kwargs, span)) if row.name not in MOVING else span for span in results]
+    allowed = [_allowed(row, args, kwargs, span) if row.name not in MOVING else span for span in results]
+    return [flushed(span, flushing) for span in allowed]
 
 
 def _computed(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtypes: Sequence[torch.dtype]) -> list[Span]:
@@ -69,9 +77,9 @@ def _allowed(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], ideal: S
     return Span(less(ideal.low, below), more(ideal.high, above), free, dtype)
 
 
-def _flushed(span: Span) -> Span:
-    """Subnormal results may also be zero: whether they are kept is a matter of each prim's own cases."""
-    if not span.dtype.is_floating_point:
+def flushed(span: Span, flushing: frozenset[torch.dtype]) -> Span:
+    """With zero beside subnormals, where a dtype's may be flushed."""
+    if span.dtype not in flushing:
         return span
     tiny = torch.finfo(span.dtype).tiny
     low = torch.where((span.low > 0) & (span.low < tiny), 0.0, span.low)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import vendor_sdk
-from conformance import witness
+from conformance import subnormals, witness
 from conformance.program import Program
 from conformance.values import tensors
 
@@ -81,6 +81,8 @@ class Subject(abc.ABC):
     """It promises that two calls with equal inputs give equal bits."""
     options: Mapping[str, Any] = MappingProxyType({})
     """With which it compiles."""
+    flushing: frozenset[torch.dtype] = frozenset()
+    """Dtypes whose subnormals it may take for zero, as it declares."""
 
     def memories(self) -> Sequence[Callable[[], int]]:
         """Functions that say how many bytes are allocated: in host memory, on the device."""
@@ -155,6 +157,7 @@ class BackendSubject(Subject):
         self.name = name
         self.options = {FALLBACK: "host", **options}
         self.deterministic = self.loaded.backend.deterministic
+        self.flushing = subnormals.flushing(self.loaded.backend.numerics)
 
     def memories(self) -> Sequence[Callable[[], int]]:
         device = self.loaded.session(self.options).device

@@ -40,9 +40,11 @@ def tensor(values: Any, dtype: torch.dtype) -> Tensor:
 class Chip:
     """Right, and torch nowhere: float64 arithmetic of numpy, rounded once."""
 
+    numerics: Mapping[str, str] = {}
+
     @vendor_sdk.hookimpl
     def backend(self) -> vendor_sdk.Backend:
-        return vendor_sdk.Backend(name="planted", version="1", dtypes=frozenset(vendor_sdk.ALL))
+        return vendor_sdk.Backend(name="planted", version="1", dtypes=frozenset(vendor_sdk.ALL), numerics=self.numerics)
 
     @vendor_sdk.hookimpl
     def kernels(self) -> Mapping[str, Callable[..., Any]]:
@@ -527,7 +529,64 @@ def test_probes_read_a_chip_that_rounds_once() -> None:
     assert found["mul+add float32 contraction"] == "never"
     for dtype in ("float32", "float16", "bfloat16"):
         assert found[f"add {dtype} rounding"] == "nearest, ties to even"
-        assert found[f"mul {dtype} subnormals"] == "kept"
+        assert found[f"mul {dtype} subnormals"] == found[f"{dtype} subnormals"] == "kept"
+
+
+class Flushes(Chip):
+    """Takes subnormals for zero, whether it reads or writes them."""
+
+    def _of(self, function: Callable[..., Any], *operands: Any, to_float: bool = False) -> Tensor:
+        read = (self._flushed(each) if isinstance(each, Tensor) else each for each in operands)
+        return self._flushed(super()._of(function, *read, to_float=to_float))
+
+    def clone(self, x: Tensor, *, memory_format: Any = None) -> Tensor:
+        return tensor(np.copy(array(x)), x.dtype)
+
+    def _flushed(self, x: Tensor) -> Tensor:
+        if not x.dtype.is_floating_point:
+            return x
+        return torch.where(x.abs() < torch.finfo(x.dtype).smallest_normal, torch.copysign(torch.zeros(()), x).to(x.dtype), x)
+
+
+class FlushesAsDeclared(Flushes):
+    numerics = {f"{dtype} subnormals": "flushed" for dtype in ("float32", "float16", "bfloat16")}  # noqa: RUF012
+
+
+class FlushesMore(FlushesAsDeclared):
+    """What is small, but not subnormal."""
+
+    def _flushed(self, x: Tensor) -> Tensor:
+        if not x.dtype.is_floating_point:
+            return x
+        return torch.where(x.abs() < 4 * torch.finfo(x.dtype).smallest_normal, 0.0, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("prim", ["mul", "add", "exp", "sqrt"])
+def test_who_flushes_subnormals_must_say_so(prim: str, dtype: str) -> None:
+    case = f"{prim}[{dtype}]"
+    assert outcome(FlushesAsDeclared(), case).verdict == "pass"
+    assert outcome(Flushes(), case).verdict == "fail"
+    assert outcome(FlushesMore(), case).verdict == "fail"
+
+
+@pytest.mark.parametrize(("prim", "may"), [("abs", True), ("clone", False)])
+def test_what_only_moves_data_keeps_subnormals(prim: str, may: bool) -> None:
+    row, sample = vendor_sdk.OPSET[prim], vendor_sdk.Sample((torch.tensor([1e-39, 1.0]),))
+    expected = judge.expected_result(row, sample)
+    found = [torch.tensor([0.0, 1.0])]
+    assert judge.judge(row, sample, expected, found, frozenset({torch.float32})).kind == ("" if may else "value")
+    assert judge.judge(row, sample, expected, found, frozenset({torch.float16})).kind == "value"
+    assert judge.judge(row, sample, expected, found).kind == "value"
+
+
+def test_probes_hold_what_is_declared_of_subnormals() -> None:
+    found = sheet(Flushes())
+    assert [found[f"{prim} float32 subnormals"] for prim in ("mul", "add", "exp")] == ["flushed"] * 3
+    assert [found[f"{dtype} subnormals"] for dtype in ("float32", "float16", "bfloat16")] == ["flushed"] * 3
+    assert sheet(FlushesSubnormals())["float32 subnormals"] == "either"  # products alone
+    kept = probes.Finding("float32 subnormals", sheet(Chip())["float32 subnormals"])
+    assert not probes.compared([kept], FlushesAsDeclared.numerics)[0]["agrees"]
 
 
 class Odd(TenBitProducts, AccumulatesInHalf, Shuffles, FlushesSubnormals, TruncatesHalves):

@@ -40,7 +40,7 @@ def backend() -> Backend:
         composites=attention.COMPOSITES | grouped.COMPOSITES,
         numerics={
             **{f"add {dtype} rounding": "nearest, ties to even" for dtype in ("float32", "float16", "bfloat16")},
-            **{f"mul {dtype} subnormals": "kept" for dtype in ("float32", "float16", "bfloat16")},
+            **{f"{dtype} subnormals": "kept" for dtype in ("float32", "float16", "bfloat16")},
             **{f"mm {dtype} accumulator": "float32" for dtype in ("float32", "float16", "bfloat16")},
             "mm float32 operands": "float32",
             "sum float32 accumulator": "float64",

@@ -175,7 +175,8 @@ class Backend:
         deterministic: whether two runs on equal inputs give equal bits.
         memory: what the memory plan must keep to.
         numerics: declared numerics by probe of the conformance suite (``{"mm float32 accumulator": "float32"}``): what it
-            measures must agree.
+            measures must agree. ``{"float32 subnormals": "flushed"}`` lets subnormals of that dtype be zero (``kept`` where it
+            is not declared).
         notes: declared numerics in free text by topic (``{"float32 matmul": "accumulates in float32"}``).
         counters: reads the device's own counters by name, which only grow (``{"bytes read": 10, "bytes written": 5}``); the
             conformance suite reports by how much timed calls moved them. Empty where the device has none.
