@@ -165,6 +165,8 @@ def violations(bound: Bound, row: Prim | Composite, sample: Sample, result: Any,
         message = _outline_error(item, expected)
         if message:
             return Verdict(False, math.inf, output=output, message=_of(output, len(results)) + message)
+    if sample.undefined:
+        return Verdict(True)
     if isinstance(bound, Distribution | Property):
         broken = _checked(bound, result, sample)
         return Verdict(True) if broken is None else Verdict(False, math.inf, message=broken)

@@ -7,15 +7,16 @@ gamma_n times the same sum of absolute values. Distances sum non-negative terms,
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Accumulated, apart
+from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums
 from vendor_sdk.prims.row import NUMBERS, Family, Prim, Result, Shape
-from vendor_sdk.prims.samples import Sample, SampleContext
+from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
 
 aten = torch.ops.aten
 
@@ -251,40 +252,67 @@ def _abs_pdist_backward(grad: Tensor, self: Tensor, p: float, pdist: Tensor) -> 
     return _abs_cdist_backward(wide_grad, self, self, p, square)
 
 
-_row = functools.partial(Prim, family=Family.CONTRACTION, dtypes=NUMBERS, result=Result.SAME, shape=Shape.OPERATOR)
-# Torch's CPU kernels for distances exist in float32 and float64 only.
-_distance = functools.partial(_row, dtypes=(torch.float32, torch.float64))
+_prim = functools.partial(Prim, family=Family.CONTRACTION, dtypes=NUMBERS, result=Result.SAME, shape=Shape.OPERATOR)
+
+LONG = 4096
+"""Terms of the longest products."""
+
+
+def _product(
+    *, samples: Sampler, bound: Accumulated, along: Mapping[int, int], long: Sequence[Sequence[int]], **rest: Any
+) -> Prim:
+    """A product of two factors: ``along`` has their positions and shared dimension, ``long`` the shapes of a long one."""
+
+    def drawn(ctx: SampleContext) -> Sample:
+        return Sample(tuple(draw.values(ctx, *shape) for shape in long), label="long sum")
+
+    many = with_sums(samples, bound.terms, along, degree=2, long=drawn)
+    return _prim(samples=with_specials(many, sparse), bound=bound, **rest)
+
+
+def _distance(*, samples: Sampler, operands: Sequence[int] | None = None, **rest: Any) -> Prim:
+    # Torch's CPU kernels for distances exist in float32 and float64 only.
+    return _prim(samples=with_specials(samples, sparse, operands), dtypes=(torch.float32, torch.float64), **rest)
+
 
 _CANDIDATES: tuple[Prim, ...] = (
-    _row(
+    _product(
         name="mm",
         target=aten.mm.default,
         summary="matrix product (n, k) x (k, m): out[i, j] = sum_k self[i, k] * mat2[k, j]",
         bound=Accumulated(terms=lambda a, b: max(1, a.shape[-1]), magnitude=_abs_mm, shared=apart),
         samples=_mm,
+        along={0: 1, 1: 0},
+        long=((3, LONG), (LONG, 5)),
     ),
-    _row(
+    _product(
         name="bmm",
         target=aten.bmm.default,
         summary="matrix product of each pair in two batches (b, n, k) x (b, k, m)",
         bound=Accumulated(terms=lambda a, b: max(1, a.shape[-1]), magnitude=_abs_mm, shared=apart),
         samples=_bmm,
+        along={0: 2, 1: 1},
+        long=((2, 3, LONG), (2, LONG, 5)),
     ),
-    _row(
+    _product(
         name="addmm",
         target=aten.addmm.default,
         summary="beta * self + alpha * (mat1 @ mat2), self broadcast; self is not read when beta is 0",
         bound=Accumulated(terms=lambda s, a, b, **kw: a.shape[-1] + 3, magnitude=_abs_add, shared=apart),
         samples=_addmm,
+        along={1: 1, 2: 0},
+        long=((5,), (3, LONG), (LONG, 5)),
         decomposition=decompose_addmm,
         decomposition_cost="one more rounding of the product to the result dtype",
     ),
-    _row(
+    _product(
         name="baddbmm",
         target=aten.baddbmm.default,
         summary="beta * self + alpha * (batch1 @ batch2), self broadcast; self is not read when beta is 0",
         bound=Accumulated(terms=lambda s, a, b, **kw: a.shape[-1] + 3, magnitude=_abs_add, shared=apart),
         samples=_baddbmm,
+        along={1: 2, 2: 1},
+        long=((2, 3, 5), (2, 3, LONG), (2, LONG, 5)),
         decomposition=decompose_baddbmm,
         decomposition_cost="one more rounding of the product to the result dtype",
     ),
@@ -304,6 +332,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             terms=lambda grad, x1, x2, *rest: x1.shape[-1] + x2.shape[-2] + 4, magnitude=_abs_cdist_backward, constant=4.0
         ),
         samples=_cdist_backward,
+        operands=(0,),  # the distances were saved for the other operands
         decomposition=decompose_cdist_backward,
     ),
     _distance(
@@ -320,6 +349,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         summary="gradient of _pdist_forward",
         bound=Accumulated(terms=lambda grad, a, *rest: sum(a.shape) + 4, magnitude=_abs_pdist_backward, constant=4.0),
         samples=_pdist_backward,
+        operands=(0,),
         decomposition=decompose_pdist_backward,
     ),
 )

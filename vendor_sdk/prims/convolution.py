@@ -11,6 +11,7 @@ import torch
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Accumulated, apart
+from vendor_sdk.prims.data_sets import labelled, sparse, with_specials, with_sums
 from vendor_sdk.prims.row import FLOATS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext
 
@@ -22,9 +23,9 @@ Tensor = torch.Tensor
 def _cases(ctx: SampleContext) -> Iterator[tuple[Tensor, Tensor, bool, list[Any], str]]:
     """(input, weight, with bias, [stride, padding, dilation, transposed, output padding, groups], label)."""
     yield draw.values(ctx, 2, 3, 11, 13), draw.values(ctx, 5, 3, 3, 3), True, [[1, 1], [1, 1], [1, 1], False, [0, 0], 1], "2-d"
+    yield draw.values(ctx, 2, 6, 67), draw.values(ctx, 6, 1, 5), True, [[1], [2], [1], False, [0], 6], "depthwise 1-d"
     strided = [[2, 3], [2, 0], [1, 2], False, [0, 0], 2]
     yield draw.values(ctx, 1, 4, 9, 17), draw.values(ctx, 6, 2, 3, 2), False, strided, "stride, dilation, groups"
-    yield draw.values(ctx, 2, 6, 67), draw.values(ctx, 6, 1, 5), True, [[1], [2], [1], False, [0], 6], "depthwise 1-d"
     yield draw.values(ctx, 2, 4, 67), draw.values(ctx, 4, 3, 3), True, [[2], [1], [1], True, [1], 1], "1-d transposed"
     yield (
         draw.values(ctx, 1, 2, 5, 6, 7),
@@ -48,6 +49,15 @@ def _cases(ctx: SampleContext) -> Iterator[tuple[Tensor, Tensor, bool, list[Any]
         "2-d transposed, groups",
     )
     yield draw.expanded(ctx, 2, 3, 7), draw.values(ctx, 2, 3, 7), True, [[1], [0], [1], False, [0], 1], "one window, expanded"
+
+
+UNPADDED = labelled("1x1, channels last")
+"""Where no weight meets padding: whether a weight that is not finite is multiplied by it is left open."""
+
+
+def _long(ctx: SampleContext) -> Sample:
+    data, weight = draw.values(ctx, 1, 512, 5, 5), draw.values(ctx, 4, 512, 3, 3)
+    return Sample((data, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), label="long sum")
 
 
 @draw.by_effort
@@ -89,6 +99,9 @@ def _backward_magnitude(grad: Tensor, data: Tensor, weight: Tensor, *rest: Any) 
 
 
 # torch's own CPU kernels sum transposed convolutions and gradients of float16 in float16, and miss these bounds; others do not.
+# Only channels and images differ widely in size, and nothing is close to overflow: methods that transform tiles of an image
+# (Winograd, FFT) have errors relative to the tile's largest element, and larger intermediate results.
+_sums = functools.partial(with_sums, along={0: 1, 1: 1}, degree=2, scaled=2, overflows=False)
 _row = functools.partial(Prim, family=Family.CONVOLUTION, dtypes=FLOATS, shape=Shape.OPERATOR)
 
 ROWS: tuple[Prim, ...] = (
@@ -98,7 +111,7 @@ ROWS: tuple[Prim, ...] = (
         summary="cross-correlation of input (n, c, ...) with weight (o, c / groups, ...) plus bias; or its transpose",
         result=Result.SAME,
         bound=Accumulated(terms=_terms, magnitude=_magnitude, shared=apart),
-        samples=_convolution,
+        samples=with_specials(with_specials(_sums(_convolution, _terms, long=_long), sparse, (0, 2)), sparse, None, UNPADDED),
     ),
     _row(
         name="convolution_backward",
@@ -106,6 +119,6 @@ ROWS: tuple[Prim, ...] = (
         summary="gradients of convolution with respect to input, weight and bias, those asked for by output_mask",
         result=Result.OPERATOR,
         bound=Accumulated(terms=_backward_terms, magnitude=_backward_magnitude, shared=apart),
-        samples=_convolution_backward,
+        samples=with_specials(_convolution_backward, sparse, None, UNPADDED),
     ),
 )

@@ -7,6 +7,9 @@ theorems 8.5, 9.3, 10.3, 11.3 and 19.4; Golub and Van Loan 2013, sections 8.3 an
 
 For a contiguous real matrix some of ``_linalg_det``, ``_linalg_slogdet`` and ``_linalg_solve_ex`` factorize the transpose, and
 their gradient formulas count on it. Which ones differs between torch versions, so the operators are asked.
+
+Only ``lu_unpack``, which moves data, has samples with NaN and infinities: a matrix that has them has no factors, and LAPACK
+leaves open what its routines return for one.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Exact, Property
+from vendor_sdk.prims.data_sets import scattered, with_specials
 from vendor_sdk.prims.row import Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext
 
@@ -657,7 +661,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         result=Result.OPERATOR,
         shape=Shape.OPERATOR,
         bound=Exact(),
-        samples=_lu_unpack,
+        samples=with_specials(_lu_unpack, scattered, operands=(0,)),
     ),
     _row(
         aten.linalg_qr.default,

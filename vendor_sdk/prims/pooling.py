@@ -16,9 +16,10 @@ import torch
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Accumulated, Property
+from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums
 from vendor_sdk.prims.reference import upcast
 from vendor_sdk.prims.row import FLOATS, HALVES, Family, Prim, Result, Shape
-from vendor_sdk.prims.samples import Sample, SampleContext
+from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
 
 aten = torch.ops.aten
 
@@ -137,38 +138,38 @@ def decompose_fractional_max_pool3d_backward(grad: Tensor, self: Tensor, k: Any,
     return decompose_maxima_backward(3, grad, self, indices)
 
 
-def _window_bounds(like: Tensor, size: Any, outputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(outputs, 1) first and end positions of adaptive windows, the (size,) positions, and the (outputs, size) membership."""
+def _windows(like: Tensor, size: Any, outputs: Any) -> tuple[Tensor, Tensor]:
+    """(outputs, 1) first and end positions of the adaptive windows of one dimension."""
     line = aten.arange.start_step(0, outputs, 1, dtype=torch.int64, device=like.device)
     first = aten.div.Tensor_mode(aten.mul.Tensor(line, size), outputs, rounding_mode="floor")
     top = aten.add.Tensor(aten.mul.Tensor(aten.add.Tensor(line, 1), size), outputs - 1)
-    first, end = (aten.unsqueeze.default(t, 1) for t in (first, aten.div.Tensor_mode(top, outputs, rounding_mode="floor")))
-    place = aten.arange.start_step(0, size, 1, dtype=torch.int64, device=like.device)
-    inside = aten.logical_and.default(aten.ge.Tensor(place, first), aten.lt.Tensor(place, end))
-    return first, end, place, inside
+    end = aten.div.Tensor_mode(top, outputs, rounding_mode="floor")
+    return aten.unsqueeze.default(first, 1), aten.unsqueeze.default(end, 1)
 
 
-def _adaptive_weights(like: Tensor, size: Any, outputs: Any) -> Tensor:
-    """(outputs, size) matrix whose rows average the adaptive windows of one dimension."""
-    first, end, _, inside = _window_bounds(like, size, outputs)
-    # Divide in float64 only where the tensor is float64: chips without it never see it.
-    wide = torch.float64 if like.dtype is torch.float64 else torch.float32
-    share = aten.div.Tensor(
-        aten._to_copy.default(inside, dtype=wide), aten._to_copy.default(aten.sub.Tensor(end, first), dtype=wide)
-    )
-    result: Tensor = share
+def _in_windows(tensor: Tensor, dim: int, outputs: Any) -> Tensor:
+    """Sums over the adaptive windows of one dimension. Only elements of a window are added: a product with weights, zero
+    outside, would carry NaN and infinities into every sum."""
+    size = tensor.shape[dim]
+    first, end = _windows(tensor, size, outputs)
+    widest = (size + outputs - 1) // outputs + 1
+    steps = aten.arange.start_step(0, widest, 1, dtype=torch.int64, device=tensor.device)
+    place = aten.add.Tensor(first, steps)
+    inside = aten.lt.Tensor(place, end)
+    place = aten.where.self(inside, place, aten.full.default([], 0, dtype=torch.int64, device=tensor.device))
+    taken = aten.index.Tensor(tensor, [None] * dim + [place])
+    inside = aten.view.default(inside, [outputs, widest, *[1] * (tensor.dim() - dim - 1)])
+    kept = aten.where.self(inside, taken, aten.full.default([], 0, dtype=tensor.dtype, device=tensor.device))
+    result: Tensor = aten.sum.dim_IntList(kept, [dim + 1])
     return result
 
 
-def _along(tensor: Tensor, dim: int, matrix: Tensor) -> Tensor:
-    """``matrix`` applied to one dimension of ``tensor``: (m, size) times (..., size, ...) gives (..., m, ...)."""
-    rank = tensor.dim()
-    order = [d for d in range(rank) if d != dim] + [dim]
-    moved = aten.clone.default(aten.permute.default(tensor, order), memory_format=torch.contiguous_format)
-    rows = aten.view.default(moved, [math.prod(moved.shape[:-1]), moved.shape[-1]])
-    product = aten.mm.default(rows, aten.permute.default(matrix, [1, 0]))
-    spread = aten.view.default(product, [*moved.shape[:-1], matrix.shape[0]])
-    result: Tensor = aten.permute.default(spread, [order.index(d) for d in range(rank)])
+def _shared_out(tensor: Tensor, dim: int, size: Any) -> Tensor:
+    """One dimension's results divided by the number of elements in each of the windows over ``size`` elements."""
+    first, end = _windows(tensor, size, tensor.shape[dim])
+    count = aten._to_copy.default(aten.sub.Tensor(end, first), dtype=tensor.dtype)
+    shape = [tensor.shape[dim], *[1] * (tensor.dim() - dim - 1)]
+    result: Tensor = aten.div.Tensor(tensor, aten.view.default(count, shape))
     return result
 
 
@@ -177,17 +178,17 @@ def decompose_adaptive_avg_pool(self: Tensor, output_size: Sequence[Any]) -> Ten
     dims = len(output_size)
     for n, outputs in enumerate(output_size):
         dim = self.dim() - dims + n
-        wide = _along(wide, dim, _adaptive_weights(wide, self.shape[dim], outputs))
+        wide = _shared_out(_in_windows(wide, dim, outputs), dim, self.shape[dim])
     result: Tensor = wide if wide.dtype == self.dtype else aten._to_copy.default(wide, dtype=self.dtype)
     return result
 
 
 def _adaptive_avg_pool_backward(dims: int, grad_output: Tensor, self: Tensor) -> Tensor:
+    """The windows that hold an element follow each other, and are the adaptive windows of as many outputs as elements."""
     halves = grad_output.dtype not in (torch.float32, torch.float64)
     wide = aten._to_copy.default(grad_output, dtype=torch.float32) if halves else grad_output
     for dim in range(self.dim() - dims, self.dim()):
-        weights = _adaptive_weights(wide, self.shape[dim], grad_output.shape[dim])
-        wide = _along(wide, dim, aten.permute.default(weights, [1, 0]))
+        wide = _in_windows(_shared_out(wide, dim, self.shape[dim]), dim, self.shape[dim])
     result: Tensor = aten._to_copy.default(wide, dtype=grad_output.dtype) if halves else wide
     return result
 
@@ -422,17 +423,22 @@ def _reach(image: Tensor) -> float:
     return max(image.shape[2:]) / 4
 
 
+def _finite(values: Tensor) -> Tensor:
+    """Absolute values, without those that are not finite: they must be in their places, and allow no error elsewhere."""
+    return values.abs().nan_to_num(0.0, 0.0)
+
+
 def _grid_magnitude(image: Tensor, grid: Tensor, mode: int, *rest: Any) -> Tensor:
     weights = _grid_weights(image, grid, mode, *rest)
     moved = (image.dim() - 2) * _SLOPES[mode] * _reach(image)
-    total = image.abs().flatten(2) @ (weights.abs() + moved * (weights != 0))
+    total = _finite(image).flatten(2) @ (weights.abs() + moved * (weights != 0))
     return total.reshape(*image.shape[:2], *grid.shape[1:-1])
 
 
 def _grid_backward_magnitude(grad: Tensor, image: Tensor, grid: Tensor, mode: int, *rest: Any) -> tuple[Tensor, Tensor]:
     weights, slopes = _grid_weights(image, grid, mode, *rest[:2]), _grid_slopes(image, grid, mode, *rest[:2])
     near, dims, reach = weights != 0, image.dim() - 2, _reach(image)
-    image, grad = image.abs(), grad.abs().flatten(2)
+    image, grad = _finite(image), _finite(grad).flatten(2)
     by_pixel = grad @ (weights.abs() + dims * _SLOPES[mode] * reach * near).mT
     turned = dims * _BENDS[mode] * reach * max(image.shape[2:]) / 2
     steep = slopes.abs() + turned * near.unsqueeze(-1)
@@ -573,6 +579,11 @@ def _first_absolute(target: Callable[..., Any]) -> Callable[..., Any]:
     return magnitude
 
 
+_FIRST = (0,)
+"""Positions of the operands that get special values: of a gradient the others were saved, or say no more than a shape, and
+coordinates that are not finite name no pixel."""
+
+
 def _average(
     target: Any,
     summary: str,
@@ -591,7 +602,7 @@ def _average(
         result=Result.SAME,
         shape=Shape.OPERATOR,
         bound=Accumulated(terms=terms, magnitude=_first_absolute(target), constant=2.0, own_dtype=own_dtype),
-        samples=samples,
+        samples=with_specials(with_sums(samples, terms, {0: -1}), sparse, _FIRST),
         decomposition=decomposition,
     )
 
@@ -608,11 +619,17 @@ def _maximum(
         result=Result.OPERATOR,
         shape=Shape.OPERATOR,
         bound=Property(_check_maxima(target, dims, windows)),
-        samples=samples,
+        samples=with_specials(samples, sparse, _FIRST),
     )
 
 
 _gradient = functools.partial(Prim, family=Family.POOLING, dtypes=FLOATS, result=Result.SAME, shape=Shape.OPERATOR)
+
+
+def _sampled(*, samples: Sampler, **rest: Any) -> Prim:
+    return _gradient(samples=with_specials(samples, sparse, _FIRST), **rest)
+
+
 _SINGLE_AND_DOUBLE = (torch.float32, torch.float64)
 
 
@@ -782,7 +799,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             (3, aten.grid_sampler_3d.default, aten.grid_sampler_3d_backward.default),
         )
         for row in (
-            _gradient(
+            _sampled(
                 name=f"grid_sampler_{dims}d",
                 target=forward,
                 # In halves a position between -1 and 1 names a pixel of a small image only; torch's results are noise there.
@@ -791,7 +808,7 @@ _CANDIDATES: tuple[Prim, ...] = (
                 bound=Accumulated(terms=lambda *args: 16, magnitude=_grid_magnitude, constant=2.0),
                 samples=_grid_sampler(dims),
             ),
-            _gradient(
+            _sampled(
                 name=f"grid_sampler_{dims}d_backward",
                 target=backward,
                 dtypes=_SINGLE_AND_DOUBLE,
@@ -802,6 +819,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             ),
         )
     ),
+    # No special values: the filter has weights of zero at its ends, and whether those are read is left open.
     _gradient(
         name="_upsample_bilinear2d_aa",
         target=aten._upsample_bilinear2d_aa.default,

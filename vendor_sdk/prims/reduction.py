@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims.bounds import Accumulated, Bound, Exact, apart
+from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums
 from vendor_sdk.prims.elementary import cast, number
 from vendor_sdk.prims.row import ALL, FLOATS, NUMBERS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, Sampler, draw, reduction
@@ -194,12 +195,15 @@ def _row(
         result=result,
         shape=Shape.REDUCE,
         bound=bound,
-        samples=samples,
+        samples=with_specials(samples, sparse),
         decomposition=by,
         decomposition_cost=cost,
         source=source,
     )
 
+
+_ALONG = {0: -1}
+"""What the first sample of ``reduction`` sums over."""
 
 ROWS = (
     _row(
@@ -207,7 +211,7 @@ ROWS = (
         aten.sum.dim_IntList,
         "sum over dim",
         Accumulated(count, shared=apart),
-        reduction(_several, identity=True),
+        with_sums(reduction(_several, identity=True), count, _ALONG),
         dtypes=ALL,
         result=Result.SUM,
         source=HIGHAM + "section 4.2",
@@ -245,7 +249,7 @@ ROWS = (
         aten.mean.dim,
         "sum over dim divided by the count",
         Accumulated(lambda *a, **k: count(*a, **k) + 2, shared=apart, bias=1.0),
-        reduction(_several, identity=True),
+        with_sums(reduction(_several, identity=True), count, _ALONG),
         dtypes=FLOATS,
         result=Result.SAME,
         by=_mean,
@@ -256,7 +260,7 @@ ROWS = (
         aten.var.correction,
         "sum of (x - mean)**2 over dim divided by max(count - correction, 0)",
         Accumulated(lambda x, dim=None, **_: count(x, dim) + 4, _spread, 2.0, shared=apart),
-        _corrections,
+        with_sums(_corrections, count, _ALONG, degree=2),
         dtypes=FLOATS,
         result=Result.SAME,
         by=_var,
@@ -315,7 +319,8 @@ ROWS = (
         aten.linalg_vector_norm.default,
         "(sum of |x|**ord over dim)**(1 / ord); largest, smallest, count at inf, -inf, 0",
         Accumulated(lambda x, ord=2, dim=None, *_, **__: count(x, dim) + 2, _norm_itself, 16.0, shared=apart),
-        _norms,
+        # Sums of squares may overflow where the norm does not.
+        with_sums(_norms, lambda x, ord, dim, *_: count(x, dim), _ALONG, degree=2),
         dtypes=FLOATS,
         result=Result.SAME,
         by=_norm,

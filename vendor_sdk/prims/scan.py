@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims.bounds import Accumulated, Bound, Exact
+from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums
 from vendor_sdk.prims.reduction import HIGHAM, count
 from vendor_sdk.prims.row import ALL, FLOATS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import COUNTS, Interval, Sample, Sampler, reduction
@@ -50,7 +51,7 @@ def _row(
         result=result,
         shape=Shape.OPERATOR if result is Result.OPERATOR else Shape.SAME,
         bound=bound,
-        samples=samples,
+        samples=with_specials(samples, sparse),
         source=source,
     )
 
@@ -63,7 +64,7 @@ ROWS = (
         aten.cumsum.default,
         "running sum",
         Accumulated(count, shared=_line),
-        _along(),
+        with_sums(_along(), count, {0: -1}),
         ALL,
         Result.SUM,
         HIGHAM + "section 4.2",

@@ -16,8 +16,9 @@ import torch
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Exact
+from vendor_sdk.prims.data_sets import scattered, with_specials
 from vendor_sdk.prims.row import ALL, Family, Prim, Result, Shape
-from vendor_sdk.prims.samples import Sample, SampleContext
+from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
 
 aten = torch.ops.aten
 
@@ -268,8 +269,6 @@ def _copy(ctx: SampleContext) -> Iterator[Sample]:
     yield Sample((draw.expanded(ctx, 4, 5),), label="expanded")
     yield Sample((draw.values(ctx, 0, 3),), label="empty")
     yield Sample((draw.strided(ctx, 131),), label="strided")
-    if ctx.dtype.is_floating_point:
-        yield Sample((draw.special_values(ctx),), label="special values", special=True)
 
 
 @draw.by_effort
@@ -286,9 +285,14 @@ def _to_real(ctx: SampleContext) -> Iterator[Sample]:
         yield Sample((torch.view_as_complex(sample.args[0]),), label=sample.label)
 
 
-_row = functools.partial(
+_prim = functools.partial(
     Prim, family=Family.VIEW, dtypes=ALL, result=Result.SAME, shape=Shape.OPERATOR, bound=Exact(signed_zero=True)
 )
+
+
+def _row(*, samples: Sampler, **rest: Any) -> Prim:
+    return _prim(samples=with_specials(samples, scattered), **rest)
+
 
 _CANDIDATES: tuple[Prim, ...] = (
     _row(
