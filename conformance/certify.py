@@ -29,7 +29,7 @@ from conformance.pool import LOST_DEVICE
 from conformance.program import Program, build, inputs_of, interchangeable, tensors
 from conformance.subject import OPAQUE, Compiled, Placed, Subject
 from conformance.values import flat
-from vendor_sdk import Effort, Family, Sample
+from vendor_sdk import Effort, Family, Sample, errors
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ def certify(
     if not apart and trials:
         try:
             result = yield from _run(subject, case, trials, device, score)
-        except Exception:
+        except Exception as error:
             traceback.print_exc()
             _leave_a_lost_device(device)
             apart = len(trials) > 1
-            if not apart:
+            if not apart and not _refused(trials[0], error):
                 outcome.failures.append(_exception(trials[0]))
             else:
                 trials = _trials(case, effort, seed, only)
@@ -102,10 +102,11 @@ def certify(
             announce(trial.index)
             try:
                 result = yield from _run(subject, case, [trial], device, score)
-            except Exception:
+            except Exception as error:
                 traceback.print_exc()
                 _leave_a_lost_device(device)
-                outcome.failures.append(_exception(trial))
+                if not _refused(trial, error):
+                    outcome.failures.append(_exception(trial))
             else:
                 placed += result.placed
                 ran = True
@@ -120,6 +121,12 @@ def certify(
         outcome.mutants = score.record()
     outcome.seconds = time.perf_counter() - started
     return outcome
+
+
+def _refused(trial: _Trial, error: Exception) -> bool:
+    """Whether a kernel raised where torch leaves the values open, as torch's own kernels do for some."""
+    cause = error.__cause__ if isinstance(error, errors.KernelError) else error
+    return trial.sample.undefined and isinstance(cause, ArithmeticError | RuntimeError)
 
 
 def _leave_a_lost_device(device: torch.device) -> None:

@@ -48,8 +48,20 @@ class Chip:
 
     @vendor_sdk.hookimpl
     def kernels(self) -> Mapping[str, Callable[..., Any]]:
-        names = ("abs", "add", "argmax", "clone", "cumsum", "div.Tensor_mode", "exp", "floor", "maximum", "mm", "mul", "neg")
-        names += ("rand", "relu", "round", "scatter_add", "sin", "sort", "sqrt", "sub", "sum")
+        names = (
+            "abs",
+            "add",
+            "argmax",
+            "avg_pool2d",
+            "cat",
+            "clone",
+            "convolution",
+            "cumsum",
+            "div.Tensor_mode",
+            "exp",
+            "floor",
+        )
+        names += ("maximum", "mm", "mul", "neg", "rand", "relu", "round", "scatter_add", "sin", "sort", "sqrt", "sub", "sum")
         return {name: getattr(self, name.partition(".")[0]) for name in names}
 
     def _of(self, function: Callable[..., Any], *operands: Any, to_float: bool = False) -> Tensor:
@@ -140,6 +152,64 @@ class Chip:
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         return self._of(np.matmul, a, b)
+
+    def cat(self, tensors: list[Tensor], dim: int = 0) -> Tensor:
+        return tensor(np.concatenate([array(x) for x in tensors], dim), tensors[0].dtype)
+
+    def avg_pool2d(
+        self,
+        x: Tensor,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = (0, 0),
+        ceil: Any = False,
+        counted: Any = True,
+        divisor: Any = None,
+    ) -> Tensor:
+        values, steps = array(x), stride or kernel
+        sizes = []
+        for size, k, s, p in zip(values.shape[-2:], kernel, steps, padding, strict=True):
+            count = (size + 2 * p - k + (s - 1 if ceil else 0)) // s + 1
+            sizes.append(count - (ceil and (count - 1) * s >= size + p))
+        result = np.zeros((*values.shape[:-2], *sizes))
+        for place in np.ndindex(*sizes):
+            firsts = [o * s - p for o, s, p in zip(place, steps, padding, strict=True)]
+            ends = [min(f + k, n + p) for f, k, n, p in zip(firsts, kernel, values.shape[-2:], padding, strict=True)]
+            inside = [slice(max(f, 0), min(e, n)) for f, e, n in zip(firsts, ends, values.shape[-2:], strict=True)]
+            window = values[(..., *inside)]
+            padded = (ends[0] - firsts[0]) * (ends[1] - firsts[1])
+            count = divisor or (padded if counted else window.shape[-1] * window.shape[-2])
+            with np.errstate(all="ignore"):
+                result[(..., *place)] = window.sum(axis=(-2, -1)) / count
+        return tensor(result, x.dtype)
+
+    def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+        stride, padding, dilation, transposed, more, groups = rest
+        values, factors = array(x), array(weight)
+        batch, channels, *sizes = values.shape
+        kernel = factors.shape[2:]
+        reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+        if transposed:
+            counts, whole = sizes, [(n - 1) * s + r for n, s, r in zip(sizes, stride, reach, strict=True)]
+            values = values.reshape(batch, groups, channels // groups, *sizes)
+            factors = factors.reshape(groups, channels // groups, -1, *kernel).swapaxes(1, 2)
+        else:
+            values = np.pad(values, [(0, 0), (0, 0), *((p, p) for p in padding)])
+            counts = whole = [(n - r) // s + 1 for n, r, s in zip(values.shape[2:], reach, stride, strict=True)]
+            values = values.reshape(batch, groups, channels // groups, *values.shape[2:])
+            factors = factors.reshape(groups, -1, channels // groups, *kernel)
+        result = np.zeros((batch, groups, factors.shape[1], *whole))
+        for k in np.ndindex(*kernel):
+            steps = zip(k, dilation, stride, counts, strict=True)
+            window = (..., *(slice(o * d, o * d + (n - 1) * s + 1, s) for o, d, s, n in steps))
+            with np.errstate(all="ignore"):
+                terms = np.einsum("ngc...,goc->ngo...", values if transposed else values[window], factors[(..., *k)])
+                result[window if transposed else ...] += terms
+        if transposed:
+            result = np.pad(result, [(0, 0)] * 3 + [(0, m) for m in more])
+            result = result[(..., *(slice(p, n + m - p) for p, n, m in zip(padding, whole, more, strict=True)))]
+        result = result.reshape(batch, -1, *result.shape[3:])
+        return tensor(result if bias is None else result + array(bias).reshape(-1, *[1] * len(kernel)), x.dtype)
 
     def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
         seed = int(torch.empty((), dtype=torch.int64).random_())
@@ -250,6 +320,60 @@ class TenBitProducts(Chip):
 class DropsTheLastProduct(Chip):
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
         return super().mm(a[:, : a.shape[1] // 8 * 8], b[: a.shape[1] // 8 * 8])
+
+
+class CleansOperands(Chip):
+    """NaN counts as zero, an infinity as the largest number."""
+
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        return super().mm(a.nan_to_num(), b.nan_to_num())
+
+    def cat(self, tensors: list[Tensor], dim: int = 0) -> Tensor:
+        return super().cat([x.nan_to_num() for x in tensors], dim)
+
+    def avg_pool2d(self, x: Tensor, *rest: Any, **named: Any) -> Tensor:
+        return super().avg_pool2d(x.nan_to_num(), *rest, **named)
+
+    def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+        return super().convolution(x.nan_to_num(), weight, bias, *rest)
+
+
+class SkipsZeros(Chip):
+    """A product with zero is taken for zero, also that with an infinity."""
+
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        skipped = torch.where(a[:, :, None] == 0, 0.0, b.expand(a.shape[0], *b.shape)) if a.dtype == torch.float32 else None
+        return (
+            super().mm(a, b)
+            if skipped is None
+            else torch.cat(
+                [Chip.mm(self, row[None], matrix) for row, matrix in zip(a, skipped, strict=True)] or [super().mm(a, b)]
+            )
+        )
+
+
+class CountsInTenBits(Chip):
+    """Sums end after 1024 terms."""
+
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        return super().mm(a[:, :1024], b[:1024])
+
+
+class SharesAnExponent(Chip):
+    """Operands as integers of 24 bits, with one exponent for all."""
+
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        if a.dtype != torch.float32 or not a.numel() or not b.numel() or not (a.isfinite().all() and b.isfinite().all()):
+            return super().mm(a, b)
+        units = [x.abs().max().clamp(min=1e-30) * 2.0**-24 for x in (a, b)]
+        return super().mm(*((x / unit).round() * unit for x, unit in zip((a, b), units, strict=True)))
+
+
+class ScalesBefore(Chip):
+    """A product in float32 that is four times too large on its way."""
+
+    def mm(self, a: Tensor, b: Tensor) -> Tensor:
+        return super().mm(a * 2, b * 2) / 4 if a.dtype == torch.float32 else super().mm(a, b)
 
 
 class ShortBlocks(Chip):
@@ -450,6 +574,14 @@ PLANTED: list[tuple[type[Chip], str, str, str]] = [
     (AccumulatesInHalf, "sum[float16]", "value", "last dimension"),
     (TenBitProducts, "mm[float32]", "value", ""),
     (DropsTheLastProduct, "mm[float32]", "value", ""),
+    (CleansOperands, "mm[float32]", "value", "special values, odd"),
+    (CleansOperands, "cat[bfloat16]", "value", "special values, rows"),
+    (CleansOperands, "avg_pool2d[float32]", "value", "special values, padded"),
+    (CleansOperands, "convolution[float32]", "value", "special values, 2-d"),
+    (SkipsZeros, "mm[float32]", "value", "special values, odd"),
+    (CountsInTenBits, "mm[float32]", "value", "long sum"),
+    (SharesAnExponent, "mm[float32]", "value", "wide range, odd"),
+    (ScalesBefore, "mm[float32]", "value", "near overflow, odd"),
     (ShortBlocks, "cumsum[float32]", "value", ""),
     (LastOfEqual, "argmax[int64]", "value", ""),
     (UnstableSort, "sort[int64]", "value", ""),
@@ -513,6 +645,30 @@ def test_a_planted_bug_is_caught_by_the_case_meant_for_it(chip: type[Chip], case
     assert kind in kinds, made.failures
     assert kinds <= {kind, "second-call"}, made.failures  # with other values it shows, or not
     assert not label or label in {failure.label for failure in made.failures}
+
+
+class Refuses(Chip):
+    """Divisions of integers by zero raise, as in eager."""
+
+    def div(self, x: Tensor, y: Any, *, rounding_mode: str) -> Tensor:
+        if not x.dtype.is_floating_point and bool((y == 0).any()):
+            raise ZeroDivisionError
+        return super().div(x, y, rounding_mode=rounding_mode)
+
+
+class Widens(Chip):
+    """What is divided by zero becomes float64."""
+
+    def div(self, x: Tensor, y: Any, *, rounding_mode: str) -> Tensor:
+        right = super().div(x, y, rounding_mode=rounding_mode)
+        return right.double() if bool((y == 0).any()) else right
+
+
+def test_any_value_is_right_where_torch_leaves_it_open() -> None:
+    for chip in (Chip(), Refuses()):
+        assert outcome(chip, "div.Tensor_mode[int32]").verdict == "pass"
+    made = outcome(Widens(), "div.Tensor_mode[int32]")
+    assert {(failure.kind, failure.label) for failure in made.failures} == {("exception", "by zero")}
 
 
 def sheet(chip: Chip) -> dict[str, str]:

@@ -55,7 +55,15 @@ TORCH_WRONG = {
 }
 """Where eager torch on the CPU misses a row's bound; the rows keep the bound, backends are held to it."""
 
-ELEMENTWISE = {Family.POINTWISE, Family.COMPARISON, Family.CONVERSION, Family.REDUCTION, Family.SCAN, Family.CREATION}
+WITH_SPECIALS = {*Family} - {Family.LINALG, Family.RANDOM, Family.SYMBOLIC, *WITHOUT_SAMPLES}
+WITHOUT_SPECIALS = {
+    "arange": "counts",
+    "_upsample_bilinear2d_aa": "weights of zero may or may not be read",
+    "_upsample_bilinear2d_aa_backward": "weights of zero may or may not be read",
+    "convolution_backward": "at effort standard: its first samples have padding, beside which a weight may or may not be read",
+    "mode": "torch's own result is wrong beside NaN",
+}
+"""Prims without samples of special values at effort quick."""
 
 
 @functools.cache
@@ -90,8 +98,9 @@ def test_samples(row: Prim) -> None:
         drawn = samples(row.name, dtype)
         if not drawn:
             assert row.family in WITHOUT_SAMPLES, f"{row.name} has no samples for {dtype}"
-        elif dtype.is_floating_point and row.family in ELEMENTWISE and row.name != "arange":
-            assert any(sample.special for sample in drawn), f"{row.name} has no special values for {dtype}"
+        elif dtype.is_floating_point and row.family in WITH_SPECIALS:
+            special = any(sample.special for sample in drawn)
+            assert special == (row.name not in WITHOUT_SPECIALS), f"{row.name} and special values of {dtype}"
 
 
 @every_row

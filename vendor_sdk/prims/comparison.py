@@ -10,7 +10,7 @@ import torch
 from vendor_sdk.prims import elementary
 from vendor_sdk.prims.bounds import Exact
 from vendor_sdk.prims.row import ALL, BOOL, INTS, Family, Prim, Result, Shape
-from vendor_sdk.prims.samples import Interval, Sample, SampleContext, Sampler, binary, draw, unary
+from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, Sampler, binary, draw, unary
 
 aten = torch.ops.aten
 
@@ -55,9 +55,12 @@ def _ordered(context: SampleContext) -> Iterator[Sample]:
 
 
 def _shifts(context: SampleContext) -> Iterator[Sample]:
-    """Shift counts below the number of bits, where the shift is defined."""
+    """Shift counts below the number of bits, where the shift is defined, and others."""
     bits = torch.iinfo(context.dtype).bits
     yield from binary(Interval(-100.0, 100.0), Interval(0.0, min(bits - 1, 31)), mixed=False)(context)
+    if context.effort >= Effort.STANDARD:
+        counts = torch.tensor([bits, bits + 1, -1, -bits]).to(context.dtype).repeat(9)
+        yield Sample((draw(context, (36,), Interval(-100.0, 100.0)), counts), label="counts out of range", undefined=True)
 
 
 _IEEE = "IEEE 754-2019, 5.11: unordered compares false, except for ne"

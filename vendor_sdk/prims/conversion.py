@@ -46,11 +46,15 @@ def _conversions(context: SampleContext) -> Iterator[Sample]:
         # What a negative float becomes as an unsigned integer is undefined in C and differs between processors.
         domain = Interval(0.0, 99.0) if target == torch.uint8 else Interval(-99.0, 99.0)
         yield Sample((draw(context, (3, 31), domain),), {"dtype": target}, f"to {_name(target)}")
-        if context.dtype.is_floating_point and target.is_floating_point:
+        if context.dtype.is_floating_point and (target.is_floating_point or target == torch.bool):
             yield Sample((specials(context.dtype),), {"dtype": target}, f"special values to {_name(target)}", special=True)
-            if context.effort >= Effort.STANDARD:
+            if target.is_floating_point and context.effort >= Effort.STANDARD:
                 values = torch.cat([everywhere(context), _ties(context, target)])
                 yield Sample((values,), {"dtype": target}, f"everywhere, and ties of {_name(target)}", special=True)
+        if context.dtype.is_floating_point and target in INTS and context.effort >= Effort.STANDARD:
+            # NaN and what lies beyond the integers have no value there.
+            values = torch.cat([specials(context.dtype), -draw(context, (10,), Interval(1.0, 300.0))])
+            yield Sample((values,), {"dtype": target}, f"out of range of {_name(target)}", special=True, undefined=True)
         if context.dtype in INTS:
             yield Sample((limits(context.dtype),), {"dtype": target}, f"integer limits to {_name(target)}")
     for layout in layouts(context):

@@ -23,9 +23,9 @@ Tensor = torch.Tensor
 def _cases(ctx: SampleContext) -> Iterator[tuple[Tensor, Tensor, bool, list[Any], str]]:
     """(input, weight, with bias, [stride, padding, dilation, transposed, output padding, groups], label)."""
     yield draw.values(ctx, 2, 3, 11, 13), draw.values(ctx, 5, 3, 3, 3), True, [[1, 1], [1, 1], [1, 1], False, [0, 0], 1], "2-d"
-    yield draw.values(ctx, 2, 6, 67), draw.values(ctx, 6, 1, 5), True, [[1], [2], [1], False, [0], 6], "depthwise 1-d"
     strided = [[2, 3], [2, 0], [1, 2], False, [0, 0], 2]
     yield draw.values(ctx, 1, 4, 9, 17), draw.values(ctx, 6, 2, 3, 2), False, strided, "stride, dilation, groups"
+    yield draw.values(ctx, 2, 6, 67), draw.values(ctx, 6, 1, 5), True, [[1], [2], [1], False, [0], 6], "depthwise 1-d"
     yield draw.values(ctx, 2, 4, 67), draw.values(ctx, 4, 3, 3), True, [[2], [1], [1], True, [1], 1], "1-d transposed"
     yield (
         draw.values(ctx, 1, 2, 5, 6, 7),

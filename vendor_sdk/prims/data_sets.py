@@ -8,6 +8,7 @@ widely in size or nearly overflow. A family's row helper wraps its samplers with
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,10 +19,8 @@ from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, Sa
 
 Tensor = torch.Tensor
 
-BEFORE = 2
-"""Ordinary samples that come before those of special values, which so are among the few of effort ``quick``."""
-QUICK = 3
-"""Samples of a wrapped sampler at effort ``quick``."""
+BEFORE = 3
+"""Ordinary samples before those of special values."""
 
 
 def many(count: int) -> Callable[[int, Sample], bool]:
@@ -43,11 +42,12 @@ def with_specials(
     operands: Sequence[int] | None = None,
     of: Callable[[int, Sample], bool] = ONE,
 ) -> Sampler:
-    """``sampler`` and, for floating dtypes, copies of some of its samples with special values in their operands.
+    """``sampler`` and, for floating dtypes, copies of some of its samples (at effort ``quick`` of one) with special values in
+    their operands.
 
     Args:
         sampler: of the row.
-        put: ``scattered`` or ``sparse``.
+        put: ``scattered``, ``sparse`` or the like.
         operands: positions of the arguments that get special values, where those are defined; all floating ones by default.
         of: called with a sample's number and the sample: whether there is to be such a copy of it.
     """
@@ -57,9 +57,7 @@ def with_specials(
         made = []
         if context.dtype.is_floating_point:
             made = [_copied(context, each, put, operands) for number, each in enumerate(ordinary) if of(number, each)]
-        if made and context.effort == Effort.QUICK:
-            made, ordinary = made[: QUICK - BEFORE], ordinary[:BEFORE]
-        yield from (*ordinary[:BEFORE], *made, *ordinary[BEFORE:])
+        yield from (*ordinary[:BEFORE], *made[: 1 if context.effort == Effort.QUICK else None], *ordinary[BEFORE:])
 
     return sample
 
@@ -98,19 +96,23 @@ def scattered(context: SampleContext, like: Tensor) -> Tensor:
     return _written(like, torch.where(chosen, drawn, like))
 
 
-def sparse(context: SampleContext, like: Tensor) -> Tensor:
+def sparse(context: SampleContext, like: Tensor, special: Sequence[float] = (math.nan, math.inf, -math.inf)) -> Tensor:
     """A copy with one NaN and one infinity of each sign, far apart, and a quarter of zeros, for what sums: most results stay
     finite, and the others say which of ``inf * 0``, ``inf - inf`` and NaN went in. The ends of the range are left out, since
     the order of a sum decides whether it overflows."""
     zeros = torch.tensor([0.0, -0.0], dtype=like.dtype)[torch.randint(2, like.shape, generator=context.generator)]
     values = torch.where(torch.randint(4, like.shape, generator=context.generator) == 0, zeros, like).flatten()
-    part = values.numel() // 3
-    for number, value in enumerate((math.nan, math.inf, -math.inf)):
+    part = values.numel() // len(special)
+    for number, value in enumerate(special):
         if part:
             values[number * part + int(torch.randint(part, (), generator=context.generator))] = value
         elif number < values.numel():
             values[number] = value
     return _written(like, values.view(like.shape))
+
+
+NAN = functools.partial(sparse, special=(math.nan,) * 3)
+"""``sparse`` without infinities, for what may take the difference of two terms before or after it multiplies them."""
 
 
 def _written(like: Tensor, values: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ import torch
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Accumulated, Property
-from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums
+from vendor_sdk.prims.data_sets import NAN, sparse, with_specials, with_sums
 from vendor_sdk.prims.reference import upcast
 from vendor_sdk.prims.row import FLOATS, HALVES, Family, Prim, Result, Shape
-from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
+from vendor_sdk.prims.samples import Sample, SampleContext
 
 aten = torch.ops.aten
 
@@ -625,11 +625,6 @@ def _maximum(
 
 _gradient = functools.partial(Prim, family=Family.POOLING, dtypes=FLOATS, result=Result.SAME, shape=Shape.OPERATOR)
 
-
-def _sampled(*, samples: Sampler, **rest: Any) -> Prim:
-    return _gradient(samples=with_specials(samples, sparse, _FIRST), **rest)
-
-
 _SINGLE_AND_DOUBLE = (torch.float32, torch.float64)
 
 
@@ -799,23 +794,23 @@ _CANDIDATES: tuple[Prim, ...] = (
             (3, aten.grid_sampler_3d.default, aten.grid_sampler_3d_backward.default),
         )
         for row in (
-            _sampled(
+            _gradient(
                 name=f"grid_sampler_{dims}d",
                 target=forward,
                 # In halves a position between -1 and 1 names a pixel of a small image only; torch's results are noise there.
                 dtypes=_SINGLE_AND_DOUBLE,
                 summary="input read at the positions of grid (in -1..1), interpolated: 0 linear, 1 nearest, 2 bicubic",
                 bound=Accumulated(terms=lambda *args: 16, magnitude=_grid_magnitude, constant=2.0),
-                samples=_grid_sampler(dims),
+                samples=with_specials(_grid_sampler(dims), sparse, _FIRST),
             ),
-            _sampled(
+            _gradient(
                 name=f"grid_sampler_{dims}d_backward",
                 target=backward,
                 dtypes=_SINGLE_AND_DOUBLE,
                 summary=f"gradients of grid_sampler_{dims}d with respect to input and grid",
                 result=Result.OPERATOR,
                 bound=Accumulated(terms=_grid_backward_terms, magnitude=_grid_backward_magnitude, constant=2.0),
-                samples=_grid_sampler_backward(dims),
+                samples=with_specials(_grid_sampler_backward(dims), NAN, _FIRST),
             ),
         )
     ),

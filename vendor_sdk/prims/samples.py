@@ -296,6 +296,20 @@ def pairs(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return values.repeat_interleave(count), values.repeat(count)
 
 
+def by_zero(sampler: Sampler) -> Sampler:
+    """``sampler`` and, for integers from effort ``standard`` on, a division by zero and of the smallest number by -1, which
+    processors trap and torch leaves open."""
+
+    def sample(context: SampleContext) -> Iterator[Sample]:
+        yield from sampler(context)
+        if _is_integer(context.dtype) and context.effort >= Effort.STANDARD:
+            values = pairs(limits(context.dtype))
+            kwargs = next(sampler(context)).kwargs
+            yield Sample(values, dict(kwargs), label="by zero", special=True, undefined=True)
+
+    return sample
+
+
 def _is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool
 

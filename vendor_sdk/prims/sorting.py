@@ -253,7 +253,7 @@ ROWS: tuple[Prim, ...] = (
         samples=_median,
         decomposition=decompose_nanmedian,
     ),
-    # No special values: torch's kernel sorts by a comparison that NaN breaks, and miscounts what lies beside (2.11 to 2.13).
+    # No special values: torch's kernel sorts by a comparison that NaN breaks, and miscounts what lies beside (2.13).
     _prim(
         name="mode",
         target=aten.mode.default,
