@@ -125,8 +125,8 @@ def certify(
 
 def _refused(trial: _Trial, error: Exception) -> bool:
     """Whether a kernel raised where torch leaves the values open, as torch's own kernels do for some."""
-    cause = error.__cause__ if isinstance(error, errors.KernelError) else error
-    return trial.sample.undefined and isinstance(cause, ArithmeticError | RuntimeError)
+    raised = error.__cause__ is not None if isinstance(error, errors.KernelError) else isinstance(error, RuntimeError)
+    return trial.sample.undefined and raised
 
 
 def _leave_a_lost_device(device: torch.device) -> None:

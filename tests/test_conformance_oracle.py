@@ -209,7 +209,8 @@ class Chip:
             result = np.pad(result, [(0, 0)] * 3 + [(0, m) for m in more])
             result = result[(..., *(slice(p, n + m - p) for p, n, m in zip(padding, whole, more, strict=True)))]
         result = result.reshape(batch, -1, *result.shape[3:])
-        return tensor(result if bias is None else result + array(bias).reshape(-1, *[1] * len(kernel)), x.dtype)
+        with np.errstate(all="ignore"):
+            return tensor(result if bias is None else result + array(bias).reshape(-1, *[1] * len(kernel)), x.dtype)
 
     def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
         seed = int(torch.empty((), dtype=torch.int64).random_())

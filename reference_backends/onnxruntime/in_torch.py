@@ -67,7 +67,7 @@ def _read(x: Tensor, places: Sequence[Tensor], padding: int, align: bool) -> Ten
         flat = flat * size + place.clamp(0, size - 1).to(torch.int64)
     index = flat.unsqueeze(1).expand(x.shape[0], x.shape[1], flat.shape[1])
     values = torch.gather(x.flatten(2), 2, index)
-    return values * valid.unsqueeze(1).to(x.dtype)  # type: ignore[no-any-return]
+    return torch.where(valid.unsqueeze(1), values, 0.0)  # not a product: what is read beside may be NaN
 
 
 def _cubic(t: Tensor) -> list[Tensor]:
@@ -158,7 +158,9 @@ def _embedding_bag(
     else:
         if per_sample_weights is not None:
             rows = rows * per_sample_weights.to(wide.dtype).unsqueeze(1)
-        result = torch.mm(own.to(wide.dtype), rows)
+        if padding_idx >= 0:
+            rows = torch.where(kept.unsqueeze(1), rows, 0.0)
+        result = torch.zeros([bags, wide.shape[1]], dtype=wide.dtype).index_put([owner], rows, accumulate=True)
         if mode == 1:
             result = result / sizes.clamp(min=1).to(wide.dtype).unsqueeze(1)
         chosen = torch.zeros(bags, dtype=torch.int64)

@@ -17,7 +17,7 @@ import torch
 
 
 class Effort(enum.IntEnum):
-    """How much a run tries: ``QUICK`` about 3 samples a case, ``STANDARD`` about 8, ``FULL`` everything."""
+    """How much a run tries: ``QUICK`` about 4 samples a case, ``STANDARD`` about 12, ``FULL`` everything."""
 
     QUICK = 0
     STANDARD = 1

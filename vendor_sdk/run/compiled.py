@@ -197,7 +197,7 @@ class CompiledGraph:
         if isinstance(error, KernelError):
             raise KernelError(
                 f"{self.backend}: {fused} {on} {error.what}", where=user_line(node), why=error.why, fix=error.fix
-            ) from None
+            ) from error.__cause__
         raise KernelError(
             f"{self.backend}: {fused} {on} raised {type(error).__name__}: {error}",
             where=user_line(node),
