@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
+from rich.progress import Progress
 from torch import nn
 from torch.export import Dim
 
 import vendor_sdk
-from vendor_sdk import CaptureError, OptionError, UnsupportedPrimError
+from vendor_sdk import CaptureError, OptionError, UnsupportedPrimError, model_file
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
+ml_dtypes = pytest.importorskip("ml_dtypes")
+
+from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 from reference_backends.onnxruntime import saving  # noqa: E402
+from reference_backends.onnxruntime.providers import Provider  # noqa: E402
 
 
 class _Tied(nn.Module):
@@ -147,6 +155,75 @@ def test_dtypes_of_parameters(tmp_path: Path) -> None:
 
     path = vendor_sdk.export(Tables(), (torch.randn(4),), tmp_path / "tables.onnx")
     check(path, Tables(), torch.randn(4))
+
+
+class _Halves(nn.Module):
+    """In bfloat16, with operators for which the CPU's provider has no bfloat16 kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4, dtype=torch.bfloat16)
+        self.norm = nn.LayerNorm(4, dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.linear(x).relu() + x)
+        return y
+
+
+def test_a_file_may_hold_what_no_provider_here_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unasked(self: Any, *_: Any) -> None:
+        raise AssertionError("a provider was asked")
+
+    monkeypatch.setattr(Provider, "start", unasked)
+    model, x = _Halves().eval(), torch.randn(3, 4, dtype=torch.bfloat16)
+    path = vendor_sdk.export(model, (x,), tmp_path / "model.onnx")
+    onnx.checker.check_model(str(path), full_check=True)
+    proto = onnx.load(str(path))
+    (given,) = proto.graph.input
+    assert given.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16
+    (result,) = ReferenceEvaluator(proto).run(None, {given.name: x.float().numpy().astype(ml_dtypes.bfloat16)})
+    found = torch.from_numpy(result.astype(np.float32))
+    torch.testing.assert_close(found, model(x).float().detach(), rtol=0.02, atol=0.02)
+
+
+def test_what_the_format_has_no_type_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedPrimError, match="random numbers, inside of a branch or loop or in a file"):
+        vendor_sdk.export(lambda x: x + torch.rand(3), X, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+def test_large_exports_show_progress_on_a_terminal(
+    tied: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, large: bool, beside: bool
+) -> None:
+    model, inputs = tied
+    total = sum(value.nbytes for value in {*model.parameters(), *model.buffers()})
+    monkeypatch.setattr(model_file, "LARGE", total if large else total + 1)
+    monkeypatch.setattr(saving, "MOST_INLINE", 100 if beside else total)
+    monkeypatch.setattr(model_file, "Console", functools.partial(Console, force_terminal=True, width=100))
+    shown: list[tuple[bool, float, float | None]] = []
+    advance = Progress.advance
+
+    def noted(self: Progress, task: Any, count: float = 1) -> None:
+        advance(self, task, count)
+        (only,) = self.tasks
+        shown.append((not self.disable, only.completed, only.total))
+
+    monkeypatch.setattr(Progress, "advance", noted)
+    vendor_sdk.export(model, inputs, tmp_path / "model.onnx")
+    done = [completed for _, completed, _ in shown]
+    assert {(on, whole) for on, _, whole in shown} == {(large, float(done[-1]))}
+    assert len(done) > 5
+    assert done == sorted(done)
+    assert done[-1] == total
+
+
+def test_exports_are_silent_where_there_is_no_terminal(
+    tied: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model_file, "LARGE", 0)
+    vendor_sdk.export(*tied, tmp_path / "model.onnx")
+    assert "writing" not in capfd.readouterr().err
 
 
 class _Counted(nn.Module):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,16 +16,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import vendor_sdk
-from vendor_sdk import CompilerError, OptionError
+from vendor_sdk import CompilerError, Kind, OptionError
 from vendor_sdk.pipeline import recording
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-from reference_backends.onnxruntime import stored  # noqa: E402
+from reference_backends.onnxruntime import refusal, stored  # noqa: E402
 from reference_backends.onnxruntime.builder import Builder, Outline, value_info  # noqa: E402
 from reference_backends.onnxruntime.partition import Partition  # noqa: E402
 from reference_backends.onnxruntime.providers import Provider, _awake  # noqa: E402
+from reference_backends.onnxruntime.session import OnnxCompiler  # noqa: E402
 
 NAME = "onnxruntime"
 
@@ -60,7 +63,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -354,7 +357,7 @@ def test_a_session_without_entry_is_made_anew_each_time(monkeypatch: pytest.Monk
         ({"provider": "CpuExecutionProvider"}, "did you mean 'CPUExecutionProvider'"),
         ({"provider": "NoneProvider"}, "CPUExecutionProvider"),
         ({"provider": "Mine", "provider_library": "/nowhere/libmine.so"}, "no provider library /nowhere/libmine.so"),
-        ({"provider": "CPUExecutionProvider", "provider_library": "x"}, "belongs to a provider of ONNX Runtime itself"),
+        ({"provider": "CPUExecutionProvider", "provider_library": "x"}, "no provider library x"),
         ({"session_options": {"intra_op_num_thread": 1}}, "did you mean 'intra_op_num_threads'"),
         ({"session_options": {"intra_op_num_threads": "all"}}, "must be of type int"),
         ({"provider": 3}, "of type int"),
@@ -398,15 +401,111 @@ def test_what_the_provider_refuses_is_an_error_that_names_it() -> None:
         provider.start(b"no model", provider.session_options())
 
 
-@pytest.mark.skipif("AzureExecutionProvider" not in ort.get_available_providers(), reason="this build has one provider")
-def test_explain_shows_what_a_provider_left_to_the_cpu() -> None:
+# Providers
+
+AZURE = "AzureExecutionProvider"
+"""A provider without a kernel, which many builds have."""
+needs_azure = pytest.mark.skipif(AZURE not in ort.get_available_providers(), reason=f"this build has no {AZURE}")
+
+
+@needs_azure
+def test_what_a_provider_has_no_kernel_for_is_declined_in_its_name() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.GELU())
-    options = {"provider": "AzureExecutionProvider"}
-    explanation = vendor_sdk.explain(model, torch.randn(2, 3), backend=NAME, options=options, show=False)
+    explanation = vendor_sdk.explain(model, torch.randn(2, 3), backend=NAME, options={"provider": AZURE}, show=False)
     forward = explanation.graphs[0].placements
-    assert all("AzureExecutionProvider left it" in each.placement.reason for each in forward)
+    assert {each.placement.kind for each in forward} == {Kind.HOST}
+    assert any(f"{AZURE} has no kernel for Gemm of these types" in each.placement.reason for each in forward)
     explanation = vendor_sdk.explain(model, torch.randn(2, 3), backend=NAME, show=False)
     assert not any(each.placement.reason for each in explanation.placements())
+
+
+@needs_azure
+def test_nodes_that_a_provider_leaves_to_the_cpu_have_a_remark() -> None:
+    graph = vendor_sdk.trace(lambda x: torch.sin(x), [torch.ones(3)])
+    compiler = OnnxCompiler(Provider(AZURE))
+    executable = compiler.compile(graph)
+    (node,) = graph.calls()
+    assert compiler.remarks(executable) == {node.name: f"{AZURE} left it, or a part of it, to CPUExecutionProvider"}
+
+
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The providers that are asked what they take, from now on."""
+    names: list[str] = []
+    start = Provider.start
+
+    def noted(self: Provider, model: bytes, options: Any) -> Any:
+        if self.has("graph_optimization_level"):
+            names.append(self.name)
+        return start(self, model, options)
+
+    monkeypatch.setattr(Provider, "start", noted)
+    return names
+
+
+@needs_azure
+def test_every_provider_is_asked_once_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refusal, "_refusals", {})
+    names = asked(monkeypatch)
+    graph = vendor_sdk.trace(torch.sin, [torch.ones(3, 7)])
+    for provider in ("CPUExecutionProvider", AZURE) * 2:
+        vendor_sdk.compile_graph(graph, backend=NAME, options={"provider": provider})
+    assert names == ["CPUExecutionProvider", AZURE, AZURE]  # the second time for what it leaves to others
+
+
+def test_attributes_of_a_session_are_not_those_of_a_question(tmp_path: Path) -> None:
+    path = tmp_path / "optimized.onnx"
+    options = {"session_options": {"optimized_model_filepath": str(path), "session.intra_op.allow_spinning": "0"}}
+    asks = Provider.of({"provider": "CPUExecutionProvider", "provider_library": "", "provider_options": {}, **options}).asked()
+    assert not asks.has("optimized_model_filepath")
+    assert asks.has("session.intra_op.allow_spinning")
+
+
+def test_bfloat16_is_asked_of_the_provider() -> None:
+    x = torch.randn(5, 4, dtype=torch.bfloat16)
+    run = compiled(lambda x: (x @ x.t(), x + 1), x)
+    where = {each.prim: each.placement for each in run.placements}
+    assert where["linear"].kind is Kind.NATIVE
+    assert where["add"].kind is Kind.HOST
+    assert "Could not find an implementation for Add" in where["add"].reason
+    product, more = run(x)
+    torch.testing.assert_close(product, x @ x.t())
+    torch.testing.assert_close(more, x + 1)
+
+
+@pytest.fixture
+def library() -> str:
+    """A plugin library: that of the package ``nxrt-ep-cpu``, where it is installed."""
+    path: str = pytest.importorskip("nxrt_ep_cpu").get_library_path()
+    return path
+
+
+def test_a_provider_of_a_library_runs_what_it_has_kernels_for(library: str) -> None:
+    x = torch.randn(4, 4, dtype=torch.bfloat16)
+    graph = vendor_sdk.trace(lambda x: x + x * x, [x])
+    with pytest.raises(OptionError, match=r"no provider 'cpu_eq' in .*; did you mean 'cpu_ep'") as error:
+        vendor_sdk.compile_graph(graph, backend=NAME, options={"provider": "cpu_eq", "provider_library": library})
+    assert "the library offers cpu_ep" in str(error.value)
+    options = {"provider": "cpu_ep", "provider_library": library}
+    for _ in range(2):
+        run = vendor_sdk.compile_graph(graph, backend=NAME, options=options)
+        (session,) = partition_of(run).made()
+        assert session.get_providers()[0] == "cpu_ep"
+        torch.testing.assert_close(run(x)[0], x + x * x)
+    with pytest.raises(OptionError, match="no provider 'CPUExecutionProvider' in"):
+        vendor_sdk.compile_graph(graph, backend=NAME, options={"provider_library": library})
+
+
+def test_a_library_that_the_process_loaded_itself_is_not_loaded_again(library: str) -> None:
+    """In a process of its own, since no library leaves one."""
+    script = f"""
+import torch, vendor_sdk, onnxruntime
+onnxruntime.register_execution_provider_library("mine", {library!r})
+graph = vendor_sdk.trace(torch.neg, [torch.ones(2)])
+options = {{"provider": "cpu_ep", "provider_library": {library!r}}}
+print(vendor_sdk.compile_graph(graph, backend="onnxruntime", options=options)(torch.ones(2))[0].tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[-1.0, -1.0]"
 
 
 def test_outputs_that_reshape_a_product_are_not_copied() -> None:

@@ -65,9 +65,9 @@ def export(
     found = capture_exported(model, args, kwargs, dynamic, table, table_of(session.loaded))
     watch = pipeline.watch_of(session, backward=False)
     with torch_private.real_tensors(), watch.failures():
-        graph, _ = pipeline.placed(found.graph, session, watch)
+        graph, _ = pipeline.placed(found.graph, session, watch, exported=True)
         _check_placed(graph, session.loaded.backend.name)
-        total = sum(value.nbytes for value in found.values.values())
+        total = _size(graph, found.values)
         with _progress(total) as progress:
             task = progress.add_task(str(target.name), total=total)
             file = ModelFile(
@@ -150,6 +150,12 @@ def _about(model: Any, session: Session) -> dict[str, str]:
         "producer": f"vendor-sdk {__version__}, {backend.name} {backend.version}",
         "torch": str(torch.__version__),
     }
+
+
+def _size(graph: PrimGraph, values: Mapping[int, torch.Tensor]) -> int:
+    """Bytes of the values that the graph reads, those under two names once."""
+    read = (value for index, value in values.items() if graph.placeholders[index].users)
+    return sum({(value.data_ptr(), value.shape, value.stride()): value.nbytes for value in read}.values())
 
 
 def _progress(total: int) -> Progress:

@@ -117,8 +117,10 @@ def compile_prim_graph(
         return finish(decide(graph, session, watch, activations or Activations()), session, watch)
 
 
-def placed(graph: PrimGraph, session: Session, watch: Watch) -> tuple[PrimGraph, list[NodePlacement]]:
-    """The stages up to placement: every node of the graph says who runs it."""
+def placed(
+    graph: PrimGraph, session: Session, watch: Watch, *, exported: bool = False
+) -> tuple[PrimGraph, list[NodePlacement]]:
+    """The stages up to placement: every node of the graph says who runs it, or that a file can hold it."""
     loaded = session.loaded
     watch.captured(graph)
     drop_copies(graph)
@@ -130,7 +132,7 @@ def placed(graph: PrimGraph, session: Session, watch: Watch) -> tuple[PrimGraph,
     watch.stage("normalized", graph)
     graph = _after("legalize", legalize(graph, loaded.backend.legalize), loaded)
     watch.stage("legalized", graph)
-    placements = place(graph, Routes(session))
+    placements = place(graph, Routes(session, exported=exported))
     drop_dead(graph)
     _store_as_promised(graph, session)
     _make_panels(graph, session)

@@ -53,10 +53,14 @@ def layout_of(node: fx.Node, *, own_memory: bool) -> Layout | None:
 
 
 class Routes:
-    """A session as the placement pass sees it."""
+    """A session as the placement pass sees it.
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    Args:
+        exported: whether the graph becomes a file: its graph compiler then says what it writes.
+    """
+
+    def __init__(self, session: Session, *, exported: bool = False) -> None:
+        self.session, self._exported = session, exported
         self.backend = session.loaded.backend
         self.fallback: str = session.options["fallback"]
         self.compiles_graphs = session.graph_compiler is not None
@@ -66,6 +70,10 @@ class Routes:
         self.device_type = session.tensors_on
 
     def supports(self, node: NodeContext) -> Support:
+        if self._exported and self.session.graph_compiler is not None:
+            answer = self.session.graph_compiler.saves(node)
+            if answer is not None:
+                return answer
         return self.session.loaded.supports(node, self.session.options)
 
     def decomposition(self, target: Any) -> Callable[..., Any] | None:

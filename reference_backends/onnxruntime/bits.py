@@ -10,9 +10,9 @@ import torch
 from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Builder, Outline, Rule, Untranslatable, Value
 from reference_backends.onnxruntime.control import loop
 from reference_backends.onnxruntime.pointwise import truth
+from vendor_sdk import HALVES
 
-HALF, FLOAT, DOUBLE, INT64, INT32, UINT8, BOOL = (
-    torch.float16,
+FLOAT, DOUBLE, INT64, INT32, UINT8, BOOL = (
     torch.float32,
     torch.float64,
     torch.int64,
@@ -20,7 +20,7 @@ HALF, FLOAT, DOUBLE, INT64, INT32, UINT8, BOOL = (
     torch.uint8,
     torch.bool,
 )
-_BITS = {HALF: torch.int16, FLOAT: INT32, DOUBLE: INT64}
+_BITS = {**dict.fromkeys(HALVES, torch.int16), FLOAT: INT32, DOUBLE: INT64}
 _MANTISSA_BITS = 52
 _EXPONENT_BIAS = 1022
 """float64's, for mantissas in [1/2, 1)."""
@@ -32,7 +32,7 @@ def bit_cast(b: Builder, value: Value, dtype: torch.dtype) -> Value:
 
 
 def _integer(b: Builder, value: Value) -> Value:
-    """The bits as int32 or int64, those of float16 extended by their sign: ONNX Runtime has few kernels for int16."""
+    """The bits as int32 or int64, those of halves extended by their sign: ONNX Runtime has few kernels for int16."""
     bits = bit_cast(b, value, _BITS[value.dtype])
     return b.cast(bits, INT32) if bits.dtype == torch.int16 else bits
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import torch
@@ -27,6 +28,7 @@ IR_VERSIONS = {23: 11, 26: 13}
 ELEMENT_TYPES = {
     torch.float32: TensorProto.FLOAT,
     torch.float64: TensorProto.DOUBLE,
+    torch.bfloat16: TensorProto.BFLOAT16,
     torch.float16: TensorProto.FLOAT16,
     torch.int64: TensorProto.INT64,
     torch.int32: TensorProto.INT32,
@@ -35,12 +37,13 @@ ELEMENT_TYPES = {
     torch.int16: TensorProto.INT16,
     torch.uint64: TensorProto.UINT64,
 }
-"""torch dtype to ONNX element type, for the dtypes of this backend; int16, which the bits of float16 are read as; uint64, in
+"""torch dtype to ONNX element type, for the dtypes of this backend; int16, which the bits of halves are read as; uint64, in
 which random words are made."""
 
 ARRAY_TYPES: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
+    torch.bfloat16: ml_dtypes.bfloat16,
     torch.float16: np.float16,
     torch.int64: np.int64,
     torch.int32: np.int32,

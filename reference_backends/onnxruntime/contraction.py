@@ -10,11 +10,12 @@ import torch
 
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, static
 from reference_backends.onnxruntime.view import sliced
+from vendor_sdk import HALVES
 
 
 def _compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """In which products are summed: float32 for halves; int32 for uint8, where sums wrap alike modulo 256."""
-    return {torch.float16: torch.float32, torch.uint8: torch.int32}.get(dtype, dtype)
+    return {**dict.fromkeys(HALVES, torch.float32), torch.uint8: torch.int32}.get(dtype, dtype)
 
 
 def _product(b: Builder, out: Outline, left: Value, right: Value) -> Value:

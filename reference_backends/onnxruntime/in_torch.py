@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from reference_backends.onnxruntime import linalg
-from vendor_sdk import OPSET
+from vendor_sdk import HALVES, OPSET
 
 Tensor = torch.Tensor
 Function = Callable[..., Any]
@@ -143,7 +143,7 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    wide = weight.to(torch.float32) if weight.dtype == torch.float16 else weight
+    wide = weight.to(torch.float32) if weight.dtype in HALVES else weight
     bags = offsets.shape[0] - int(include_last_offset)
     owner = _owners(offsets[:bags], indices.shape[0]) - 1
     kept = indices != padding_idx if padding_idx >= 0 else torch.ones_like(indices, dtype=torch.bool)
@@ -232,7 +232,7 @@ _SCATTERED = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "amax", "min":
 
 
 def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.float32) if x.dtype == torch.float16 else x
+    return x.to(torch.float32) if x.dtype in HALVES else x
 
 
 def _by_segment(data: Tensor, owner: Tensor, count: int, start: Any, reduce: str) -> Tensor:

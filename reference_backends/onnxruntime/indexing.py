@@ -12,6 +12,7 @@ import torch
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, normalized
 from reference_backends.onnxruntime.pointwise import floor_quotient
 from reference_backends.onnxruntime.view import sliced
+from vendor_sdk import HALVES
 
 # By index tensors, each for one dimension, which broadcast
 
@@ -108,7 +109,7 @@ def _add_rows(b: Builder, x: Value, places: Value, rows: Value) -> Value:
     return _scatter(b, "ScatterElements", x, spread, rows, "add", axis=0)
 
 
-_WIDE = {torch.bool: torch.int32, torch.uint8: torch.int32, torch.float16: torch.float32}
+_WIDE = {torch.bool: torch.int32, torch.uint8: torch.int32, **dict.fromkeys(HALVES, torch.float32)}
 """Where ONNX Runtime's reductions of scattered values are computed, for dtypes whose sums it would round or has none of."""
 
 

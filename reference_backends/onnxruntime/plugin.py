@@ -6,11 +6,12 @@ import hashlib
 import importlib.util
 import platform
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from vendor_sdk import ALL, Backend, GraphCompiler, Legalization, NodeContext, Option, Support, TorchDevice, hookimpl
 
-from vendor_sdk import ALL, Backend, Decline, GraphCompiler, Legalization, NodeContext, Option, Supported, TorchDevice, hookimpl
+if TYPE_CHECKING:
+    from reference_backends.onnxruntime.providers import Provider
 
 VERSION = "0.1.0"
 
@@ -35,7 +36,7 @@ def backend() -> Backend:
     return Backend(
         name="onnxruntime",
         version=VERSION,
-        dtypes=frozenset(ALL) - {torch.bfloat16},
+        dtypes=frozenset(ALL),
         legalize=Legalization(explicit_promotion=True, no_scalars=True),
         composites=_composites(),
         requires=_requires,
@@ -51,7 +52,8 @@ def backend() -> Backend:
             ),
         },
         notes={
-            "bfloat16": "not offered: ONNX Runtime's CPU provider has bfloat16 kernels for a few operators only",
+            "bfloat16": "as far as the provider has kernels: ONNX Runtime's CPU provider moves, converts and sums it, and "
+            "multiplies matrices of it in float32",
             "float16": "ONNX Runtime computes it in float32 and may keep float32 between operators",
             "parameters in inference": "constants until version counter, address or samples of the content change; a write to "
             "a few elements by .data or numpy needs vendor_sdk.release_memory(), or options={'keep': False}",
@@ -67,19 +69,23 @@ def device(options: Mapping[str, Any]) -> TorchDevice:
 
 
 @hookimpl
-def supports(node: NodeContext) -> Supported | Decline:
-    from reference_backends.onnxruntime.session import refusal
+def supports(node: NodeContext, options: Mapping[str, Any]) -> Support:
+    from reference_backends.onnxruntime.refusal import refusal, support
 
-    reason = refusal(node)
-    return Decline(reason) if reason else Supported()
+    return support(refusal(node, _provider(options)))
 
 
 @hookimpl
 def graph_compiler(options: Mapping[str, Any]) -> GraphCompiler:
-    from reference_backends.onnxruntime.providers import Provider
     from reference_backends.onnxruntime.session import OnnxCompiler
 
-    return OnnxCompiler(Provider.of(options), keep=options["keep"] is not False)
+    return OnnxCompiler(_provider(options), keep=options["keep"] is not False)
+
+
+def _provider(options: Mapping[str, Any]) -> Provider:
+    from reference_backends.onnxruntime.providers import Provider
+
+    return Provider.of(options)
 
 
 @hookimpl

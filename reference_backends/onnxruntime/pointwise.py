@@ -14,8 +14,7 @@ import torch
 
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value
 
-HALF, FLOAT, DOUBLE, INT64, INT32, UINT8, BOOL = (
-    torch.float16,
+FLOAT, DOUBLE, INT64, INT32, UINT8, BOOL = (
     torch.float32,
     torch.float64,
     torch.int64,

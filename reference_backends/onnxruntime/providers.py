@@ -6,6 +6,7 @@ save the nodes that the provider itself leaves to it, which ``vendor_sdk.explain
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import threading
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ class Provider:
         name: of the provider.
         options: its own.
         session: entries of ``SessionOptions``: names of its attributes, or keys of its configuration (they have a dot).
-        library: a plugin's shared library, registered as ``name``; "" for a provider that ONNX Runtime was built with.
+        library: a plugin's shared library, one of whose providers it is; "" for a provider that ONNX Runtime was built with.
     """
 
     name: str = CPU
@@ -42,7 +43,7 @@ class Provider:
         """The provider that compile options ask for. Raises ``OptionError`` where it is not there or an entry is wrong."""
         library = options["provider_library"]
         if library:
-            _register(options["provider"], library)
+            _of_library(options["provider"], library)
         elif options["provider"] not in available():
             raise OptionError(
                 f"onnxruntime: no provider {options['provider']!r}{_nearest(options['provider'], available())}",
@@ -71,8 +72,11 @@ class Provider:
         for key, value in self.session:
             _set(options, key, value)
         if self.library:
-            options.add_provider_for_devices(_devices(self.name), dict(self.options))
+            options.add_provider_for_devices(self._devices(), dict(self.options))
         return options
+
+    def _devices(self) -> list[Any]:
+        return [device for device in ort.get_ep_devices() if device.ep_name == self.name]
 
     def start(self, model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
         """A session of a serialized model.
@@ -91,6 +95,18 @@ class Provider:
                 fix=f"Install what {self.name} needs, or choose another with options={{'provider': ...}}.",
             )
         return session
+
+    def asked(self, *, alone: bool = True) -> Provider:
+        """This provider as it is asked what it takes: nothing is optimized away before, and what a user set of the session's
+        attributes, paths of files among them, is left out.
+
+        Args:
+            alone: whether it is refused what the provider would leave to the CPU provider.
+        """
+        keys = {key: value for key, value in self.session if "." in key}
+        if self.name != CPU:  # which cannot be without itself
+            keys["session.disable_cpu_ep_fallback"] = str(int(alone))
+        return dataclasses.replace(self, session=(*keys.items(), *_ASKED.items()))
 
     def left_to_cpu(self, session: ort.InferenceSession) -> list[str]:
         """Names of the nodes that the provider did not take."""
@@ -111,6 +127,9 @@ def _awake(version: str) -> Mapping[str, str]:
 _AWAKE = _awake(ort.__version__)
 
 
+_ASKED = {"graph_optimization_level": "ORT_DISABLE_ALL", "intra_op_num_threads": 1}
+
+
 def available() -> Sequence[str]:
     """Providers of this build, and those whose libraries are registered."""
     return list(dict.fromkeys([*ort.get_available_providers(), *(device.ep_name for device in ort.get_ep_devices())]))
@@ -121,47 +140,54 @@ def _nearest(name: str, names: Sequence[str]) -> str:
     return f"; did you mean {near!r}?" if near else ""
 
 
-_registered: dict[str, str] = {}
+_libraries: dict[str, frozenset[str]] = {}
 _lock = threading.Lock()
 
 
-def _register(name: str, library: str) -> None:
-    """Loads a plugin library, once in a process."""
+def _of_library(name: str, library: str) -> None:
+    """Checks that ``name`` is a provider of a plugin library, which is loaded once in a process."""
     path = str(Path(library).expanduser().resolve())
     with _lock:
-        if _registered.get(name) == path:
-            return
-        if name in _registered or name in ort.get_available_providers():
-            raise OptionError(
-                f"onnxruntime: provider {name!r} cannot come from {library}",
-                why=f"that name belongs to {_registered.get(name, 'a provider of ONNX Runtime itself')}",
-                fix="Choose another name for options={'provider': ...}, or leave 'provider_library' out.",
-            )
-        if not Path(path).is_file():
-            raise OptionError(
-                f"onnxruntime: there is no provider library {library}", fix="Correct options={'provider_library': ...}."
-            )
+        if path not in _libraries:
+            _libraries[path] = _registered(path, library)
+        names = sorted(_libraries[path])
+    if not names:
+        raise OptionError(
+            f"onnxruntime: the providers of {library} find no device on this machine",
+            why=f"providers that have one: {', '.join(sorted({device.ep_name for device in ort.get_ep_devices()}))}",
+            fix="Install the driver that the library needs.",
+        )
+    if name not in names:
+        raise OptionError(
+            f"onnxruntime: no provider {name!r} in {library}{_nearest(name, names)}",
+            why=f"the library offers {', '.join(names)}",
+            fix=f"Give one of these: options={{'provider': {names[0]!r}}}.",
+        )
+
+
+def _registered(path: str, library: str) -> frozenset[str]:
+    """Loads a library, unless the process already has it; the names of its providers that have a device here.
+
+    ONNX Runtime takes a library under any name, and again under another, after which its devices are there twice and no session
+    takes them: so the path is the name, and one that the process loaded by itself is known by what its devices say.
+    """
+    if not Path(path).is_file():
+        raise OptionError(
+            f"onnxruntime: there is no provider library {library}", fix="Correct options={'provider_library': ...}."
+        )
+    known = {device.ep_name: device.ep_metadata.get("library_path", "") for device in ort.get_ep_devices()}
+    found = frozenset(name for name, own in known.items() if own and str(Path(own).resolve()) == path)
+    if not found:
         try:
-            ort.register_execution_provider_library(name, path)
+            ort.register_execution_provider_library(path, path)
         except Exception as error:
             raise OptionError(
                 f"onnxruntime: {library} is no library of an execution provider",
                 why=str(error).splitlines()[0],
                 fix="Give the shared library that the provider's vendor ships (it exports CreateEpFactories).",
             ) from error
-        _registered[name] = path
-    _devices(name)
-
-
-def _devices(name: str) -> list[Any]:
-    devices = [device for device in ort.get_ep_devices() if device.ep_name == name]
-    if not devices:
-        raise OptionError(
-            f"onnxruntime: provider {name!r} finds no device on this machine",
-            why=f"providers that have one: {', '.join(sorted({device.ep_name for device in ort.get_ep_devices()}))}",
-            fix=f"Install the driver that {name} needs; the name must be the one that the library gives its provider.",
-        )
-    return devices
+        found = frozenset(device.ep_name for device in ort.get_ep_devices()) - known.keys()
+    return found
 
 
 def _set(options: ort.SessionOptions, key: str, value: Any) -> None:

@@ -17,7 +17,7 @@ import torch
 from reference_backends.onnxruntime.builder import Builder, Outline, Rule, Untranslatable, Value
 
 DOUBLE, INT64, WORD = torch.float64, torch.int64, torch.uint64
-BITS = {torch.float16: 11, torch.float32: 24}
+BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
 """As many bits as the significand holds: one more, and a value next to 1 would round to 1."""
 _WORDS = 4
 _FACTORS = 0xD2511F53, 0xCD9E8D57

@@ -18,6 +18,7 @@ from reference_backends.onnxruntime.builder import (
     normalized,
     static,
 )
+from vendor_sdk import HALVES
 
 Dims = Sequence[int] | int | None
 
@@ -40,7 +41,7 @@ def _reduce(b: Builder, kind: str, value: Value, axes: Sequence[int], keepdim: b
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums of ``dtype`` are computed in."""
-    return torch.float32 if dtype == torch.float16 else dtype
+    return torch.float32 if dtype in HALVES else dtype
 
 
 def _sum(b: Builder, out: Outline, x: Operand, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Value:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,13 +10,14 @@ import onnx
 import onnxruntime as ort
 import torch
 
-from reference_backends.onnxruntime.builder import ELEMENT_TYPES, SEEDS, Untranslatable, elsewhere
+from reference_backends.onnxruntime.builder import ELEMENT_TYPES, SEEDS, elsewhere
 from reference_backends.onnxruntime.partition import Partition, Signature, Slot
 from reference_backends.onnxruntime.providers import CPU, Provider
+from reference_backends.onnxruntime.refusal import support, unwritable
 from reference_backends.onnxruntime.saving import save
 from reference_backends.onnxruntime.stored import session
-from reference_backends.onnxruntime.translate import RULES, single, translate
-from vendor_sdk import CompilerError, GraphCompiler, ModelFile, NodeContext, PrimGraph
+from reference_backends.onnxruntime.translate import RULES, translate
+from vendor_sdk import CompilerError, GraphCompiler, ModelFile, NodeContext, PrimGraph, Support
 
 
 class OnnxCompiler(GraphCompiler):
@@ -47,6 +47,9 @@ class OnnxCompiler(GraphCompiler):
 
     def save(self, graph: PrimGraph, file: ModelFile) -> None:
         save(graph, file)
+
+    def saves(self, node: NodeContext) -> Support:
+        return support(unwritable(node))
 
     def remarks(self, executable: Any) -> Mapping[str, str]:
         """Nodes of a partition that the provider left to the CPU provider: a part of what they were translated to, or all."""
@@ -113,29 +116,3 @@ def with_initializers(model: onnx.ModelProto, static: Mapping[int, torch.Tensor]
         changed.graph.initializer.append(elsewhere(changed.graph.input[index].name, tensor.dtype, tensor.shape))
         del changed.graph.input[index]
     return changed
-
-
-def refusal(node: NodeContext) -> str:
-    """Why a node cannot run here, ``""`` when it can: the rules translate it, and ONNX Runtime has a kernel for each part.
-
-    That is asked of ONNX Runtime, by a session of the one node on the CPU provider, to which every other provider leaves
-    what it does not take.
-    """
-    try:
-        model = single(node)
-    except Untranslatable as error:
-        return str(error)
-    text = model.SerializeToString()
-    key = hashlib.sha256(text).digest()
-    if key not in _refusals:
-        try:
-            _ASKED.start(text, _ASKED.session_options())
-            _refusals[key] = ""
-        except CompilerError as error:
-            _refusals[key] = f"ONNX Runtime: {error.why.splitlines()[0]}"
-    return _refusals[key]
-
-
-_refusals: dict[bytes, str] = {}
-_ASKED = Provider(session=(("graph_optimization_level", "ORT_DISABLE_ALL"), ("intra_op_num_threads", 1)))
-"""What is asked whether there are kernels."""

@@ -10,6 +10,7 @@ import torch
 
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Value, normalized, read
 from reference_backends.onnxruntime.view import sliced
+from vendor_sdk import HALVES
 
 Pair = tuple[Value, Value]
 
@@ -21,9 +22,7 @@ def _ordered(b: Builder, x: Operand, axis: int, *, descending: bool) -> Value:
     infinity for NaN first, and then by whether they are NaN.
     """
     count = b.reshape(b.tensor(b.size(x, axis), torch.int64), [1])
-    value: Value = (
-        b.cast(x, torch.int32) if x.dtype == torch.bool else b.cast(x, torch.float32) if x.dtype == torch.float16 else x
-    )
+    value: Value = b.cast(x, torch.int32) if x.dtype == torch.bool else b.cast(x, torch.float32) if x.dtype in HALVES else x
     if not value.dtype.is_floating_point:
         return _sorted_positions(b, value, count, axis, descending)
     nan = b.is_nan(value)

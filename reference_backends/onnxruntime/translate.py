@@ -60,11 +60,15 @@ def traced(builder: Builder, function: Callable[..., Any], *args: Any, **kwargs:
         graph = trace(torch.func.functionalize(call), [torch.empty(each.shape, dtype=each.dtype) for each in operands])
     except NotImplementedError as error:
         raise Untranslatable(str(error)) from error
-    constants = [builder.constant(value.numpy(), value.dtype) for value in graph.constants.values()]
+    constants = [builder.constant(_array(value), value.dtype) for value in graph.constants.values()]
     shaped = [
         Operand(each.name, each.dtype, tuple(v.shape)) for each, v in zip(constants, graph.constants.values(), strict=True)
     ]
     return run(graph, builder, [*operands, *shaped])
+
+
+def _array(value: torch.Tensor) -> Any:
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # which numpy itself does not have
 
 
 def _in_torch(function: Callable[..., Any]) -> Rule:
@@ -207,13 +211,16 @@ def _cut(builder: Builder, cut: pieces.Cut, whole: Operand) -> dict[fx.Node, Ope
     }
 
 
-def single(node: NodeContext) -> onnx.ModelProto:
+def single(node: NodeContext, *, random: bool = True) -> onnx.ModelProto:
     """A model of one node, each of its operands an input.
+
+    Args:
+        random: whether whoever runs it gives seeds.
 
     Raises:
         Untranslatable: the rules do not translate it; the message says why.
     """
-    builder = Builder()
+    builder = Builder(random=random)
 
     def value(argument: Any) -> Any:
         if isinstance(argument, TensorInfo):

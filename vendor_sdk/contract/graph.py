@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from vendor_sdk.contract.backend import NodeContext, Support
 from vendor_sdk.errors import OptionError
 from vendor_sdk.ir.primgraph import PrimGraph
 
@@ -67,6 +68,11 @@ class GraphCompiler(abc.ABC):
             OSError: the file cannot be written.
         """
         raise OptionError(f"{type(self).__name__} writes no files")
+
+    def saves(self, node: NodeContext) -> Support | None:
+        """Whether ``save`` can write this node, for prims among ``prims``: asked while a model is exported, in place of the
+        ``supports`` hook, since a file need not run where it is written. ``None`` leaves the answer to the hook."""
+        return None
 
     def remarks(self, executable: Any) -> Mapping[str, str]:
         """What ``explain`` shows for nodes (by name) of a partition that has run, beside that they are native: that a part of

@@ -1,0 +1,76 @@
+"""Refusal: why a node cannot run here, or stand in a file.
+
+    rules       translate the node, or say what ONNX cannot express
+    provider    of a partition: starts a session of the one node, or says which part it has no kernel for
+    format      of a file: its types, as ONNX's own checker knows them
+
+A file need not run where it is written, so no provider is asked about one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import onnx
+import onnxruntime as ort
+
+from reference_backends.onnxruntime.builder import Untranslatable
+from reference_backends.onnxruntime.providers import CPU, Provider
+from reference_backends.onnxruntime.translate import single
+from vendor_sdk import CompilerError, Decline, NodeContext, Support, Supported
+
+
+def support(reason: str) -> Support:
+    return Decline(reason) if reason else Supported()
+
+
+def refusal(node: NodeContext, provider: Provider) -> str:
+    """Why ``provider`` cannot run a node, ``""`` when it can."""
+    try:
+        model = single(node)
+    except Untranslatable as error:
+        return str(error)
+    text = model.SerializeToString()
+    key = repr(provider), hashlib.sha256(text).digest()
+    if key not in _refusals:
+        _refusals[key] = _asked(text, provider)
+    return _refusals[key]
+
+
+_refusals: dict[tuple[str, bytes], str] = {}
+
+
+def _asked(model: bytes, provider: Provider) -> str:
+    try:
+        _start(model, provider.asked())
+    except CompilerError as error:
+        return _left(model, provider) or f"ONNX Runtime: {error.why.splitlines()[0]}"
+    return ""
+
+
+def _left(model: bytes, provider: Provider) -> str:
+    """What a provider would leave to the CPU provider, as a reason; "" where that does not help either."""
+    if provider.name == CPU:
+        return ""
+    try:
+        left = set(provider.left_to_cpu(_start(model, provider.asked(alone=False))))
+    except CompilerError:
+        return ""
+    kinds = sorted({node.op_type for node in onnx.load_from_string(model).graph.node if node.name in left})
+    return f"{provider.name} has no kernel for {', '.join(kinds)} of these types" if kinds else ""
+
+
+def _start(model: bytes, provider: Provider) -> ort.InferenceSession:
+    return provider.start(model, provider.session_options())
+
+
+def unwritable(node: NodeContext) -> str:
+    """Why a node cannot stand in a file, ``""`` when it can."""
+    try:
+        model = single(node, random=False)
+        onnx.checker.check_model(model, full_check=True)
+    except Untranslatable as error:
+        return str(error)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        return f"ONNX: {str(error).strip().splitlines()[0]}"
+    return ""
