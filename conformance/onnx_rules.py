@@ -15,25 +15,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-Tensor = torch.Tensor
-Array = np.ndarray[Any, Any]
-
-
-class NotImported(Exception):
-    """What no rule covers; the message says it."""
-
-
-DTYPES = {
-    1: torch.float32,
-    2: torch.uint8,
-    6: torch.int32,
-    7: torch.int64,
-    9: torch.bool,
-    10: torch.float16,
-    11: torch.float64,
-    16: torch.bfloat16,
-}
-"""ONNX's element types that prims have."""
+from conformance import onnx_attention, onnx_recurrent, onnx_resize, onnx_selection, onnx_spectral
+from conformance.onnx_types import Array, NotImported, Tensor, dtype_of, ints, refuse, tensor_of
 
 STATIC: Mapping[str, tuple[int, ...]] = {
     "Reshape": (1,),
@@ -55,24 +38,11 @@ STATIC: Mapping[str, tuple[int, ...]] = {
     "Dropout": (1, 2),
     "AffineGrid": (1,),
     "Col2Im": (1, 2),
+    **onnx_resize.STATIC,
+    **onnx_spectral.STATIC,
     **{f"Reduce{kind}": (1,) for kind in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")},
 }
 """Positions of the inputs that must be known when a graph is made."""
-
-
-def ints(value: Any) -> list[int]:
-    assert value is not None
-    return [int(each) for each in value.reshape(-1).tolist()]
-
-
-def _refuse(condition: Any, what: str) -> None:
-    if condition:
-        raise NotImported(what)
-
-
-def _dtype(code: int) -> torch.dtype:
-    _refuse(code not in DTYPES, f"element type {code}")
-    return DTYPES[code]
 
 
 # Pointwise
@@ -116,7 +86,19 @@ def _mean_of(*tensors: Tensor) -> Tensor:
 
 
 def _cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
-    return x.to(_dtype(to))
+    return x.to(dtype_of(to))
+
+
+def _bit_cast(x: Tensor, *, to: int) -> Tensor:
+    return x.view(dtype_of(to))
+
+
+def _swiglu(x: Tensor, y: Tensor, *, alpha: float = 1.0) -> Tensor:
+    return x * torch.sigmoid(alpha * x) * y
+
+
+def _drawn(*_: Any, **__: Any) -> Tensor:
+    raise NotImported("random numbers")
 
 
 def _elu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
@@ -175,7 +157,7 @@ def _extreme(function: Callable[..., Tensor], lowest: bool) -> Callable[[Tensor,
         shape = shape if keep else [size for dim, size in enumerate(x.shape) if dim not in dims]
         if x.dtype.is_floating_point:
             return torch.full(shape, -math.inf if lowest else math.inf, dtype=x.dtype)
-        _refuse(x.dtype == torch.bool, "an extreme of no bool")
+        refuse(x.dtype == torch.bool, "an extreme of no bool")
         limits = torch.iinfo(x.dtype)
         return torch.full(shape, limits.min if lowest else limits.max, dtype=x.dtype)
 
@@ -296,7 +278,7 @@ def _split(
 ) -> tuple[Tensor, ...]:
     parts = ints(sizes) if sizes is not None else list(split or [])
     if not parts:
-        _refuse(num_outputs is None, "Split into an unknown number of parts")
+        refuse(num_outputs is None, "Split into an unknown number of parts")
         assert num_outputs is not None
         each = -(-x.shape[axis] // num_outputs)
         parts = [each] * (num_outputs - 1)
@@ -370,12 +352,12 @@ def _constant_of_shape(shape: Array, *, value: Tensor | None = None) -> Tensor:
 
 
 def _range(start: Array, limit: Array, delta: Array) -> Tensor:
-    return torch.arange(start.item(), limit.item(), delta.item(), dtype=torch.from_numpy(start).dtype)
+    return torch.arange(start.item(), limit.item(), delta.item(), dtype=tensor_of(start).dtype)
 
 
 def _eye_like(x: Tensor, *, dtype: int | None = None, k: int = 0) -> Tensor:
     rows, columns = torch.arange(x.shape[0]).unsqueeze(1), torch.arange(x.shape[1])
-    return (columns - rows == k).to(x.dtype if dtype is None else _dtype(dtype))
+    return (columns - rows == k).to(x.dtype if dtype is None else dtype_of(dtype))
 
 
 def _one_hot(index: Tensor, depth: Array, values: Tensor, *, axis: int = -1) -> Tensor:
@@ -468,14 +450,14 @@ def _statistics(x: Tensor, dims: list[int], epsilon: float) -> tuple[Tensor, Ten
 def _layer_norm(
     x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1
 ) -> tuple[Tensor, ...]:
-    wide = x.to(_dtype(stash_type))
+    wide = x.to(dtype_of(stash_type))
     mean, rstd = _statistics(wide, list(range(axis % x.dim(), x.dim())), epsilon)
     result = ((wide - mean) * rstd).to(x.dtype) * scale
     return (result if bias is None else result + bias), mean, rstd
 
 
 def _rms_norm(x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-5, stash_type: int = 1) -> Tensor:
-    wide = x.to(_dtype(stash_type))
+    wide = x.to(dtype_of(stash_type))
     dims = list(range(axis % x.dim(), x.dim()))
     return (wide * torch.rsqrt(wide.square().mean(dims, True) + epsilon)).to(x.dtype) * scale
 
@@ -491,7 +473,7 @@ def _instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1
 def _group_norm(
     x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float = 1e-5, stash_type: int = 1
 ) -> Tensor:
-    _refuse(scale.shape[0] != x.shape[1], "GroupNormalization with a scale for each group")
+    refuse(scale.shape[0] != x.shape[1], "GroupNormalization with a scale for each group")
     return F.group_norm(x, num_groups, scale, bias, epsilon)
 
 
@@ -546,7 +528,7 @@ def _cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, **a:
 
 def _dropout(x: Tensor, ratio: Array | None = None, training: Array | None = None, **_: Any) -> tuple[Tensor, Tensor]:
     on = training is not None and bool(training.item()) and (ratio is None or ratio.item() != 0)
-    _refuse(on, "random numbers")
+    refuse(on, "random numbers")
     return x.clone(), torch.ones_like(x, dtype=torch.bool)
 
 
@@ -601,7 +583,7 @@ def _conv_transpose(x: Tensor, w: Tensor, bias: Tensor | None = None, *, group: 
     else:
         flat = list(a.get("pads", [0] * 2 * rank))
         pads = list(zip(flat[:rank], flat[rank:], strict=True))
-    _refuse(any(total < 0 for pair in pads for total in pair), "ConvTranspose that is padded behind")
+    refuse(any(total < 0 for pair in pads for total in pair), "ConvTranspose that is padded behind")
     tail = [max(extra[d], 0) for d in range(rank)]
     full = _TRANSPOSED[rank](x, w, None, strides, 0, 0, group, dilations)
     full = _surrounded(full, [(0, t) for t in tail])
@@ -637,7 +619,7 @@ def _taps(x: Tensor, kernel_shape: Sequence[int], a: Mapping[str, Any], *, paddi
 
 
 def _max_pool(x: Tensor, *, kernel_shape: Sequence[int], storage_order: int = 0, **a: Any) -> Tensor:
-    _refuse(not x.is_floating_point(), "MaxPool of integers")
+    refuse(not x.is_floating_point(), "MaxPool of integers")
     return _taps(x, kernel_shape, a, padding=-math.inf, beyond=-math.inf).amax(-1)
 
 
@@ -669,40 +651,10 @@ def _affine_grid(theta: Tensor, size: Array, *, align_corners: int = 0) -> Tenso
 
 
 def _col2im(x: Tensor, image: Array, block: Array, **a: Any) -> Tensor:
-    _refuse(len(ints(image)) != 2, "Col2Im of other than two dimensions")
+    refuse(len(ints(image)) != 2, "Col2Im of other than two dimensions")
     pads = a.get("pads", [0] * 4)
-    _refuse(pads[:2] != pads[2:], "Col2Im with unequal padding")
+    refuse(pads[:2] != pads[2:], "Col2Im with unequal padding")
     return F.fold(x, tuple(ints(image)), tuple(ints(block)), a.get("dilations", 1), pads[:2], a.get("strides", 1))
-
-
-def _rotary(
-    x: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor | None = None,
-    *,
-    interleaved: int = 0,
-    num_heads: int = 0,
-    rotary_embedding_dim: int = 0,
-) -> Tensor:
-    shape = x.shape
-    if x.dim() == 3:
-        x = x.reshape(shape[0], shape[1], num_heads, -1)
-    else:
-        x = x.transpose(1, 2)
-    width = rotary_embedding_dim or x.shape[-1]
-    turned, rest = x[..., :width], x[..., width:]
-    if positions is not None:
-        cos, sin = cos[positions], sin[positions]
-    cos, sin = (each[..., : width // 2].unsqueeze(2) for each in (cos, sin))
-    left, right = (turned[..., 0::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
-    real, imaginary = cos * left - sin * right, sin * left + cos * right
-    if interleaved:
-        turned = torch.stack([real, imaginary], -1).flatten(-2)
-    else:
-        turned = torch.cat([real, imaginary], -1)
-    result = torch.cat([turned, rest], -1)
-    return result.reshape(shape) if len(shape) == 3 else result.transpose(1, 2)
 
 
 _OF_TORCH = """
@@ -710,6 +662,8 @@ Abs Neg Exp Log Sqrt Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh
 Sigmoid Add Sub Mul IsNaN Where MatMul Det
 """
 """Operators that torch has under the same name, with the same meaning."""
+
+_DRAWN = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 
 RULES: Mapping[str, Callable[..., Any]] = {
     # Pointwise
@@ -739,6 +693,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "Sum": _variadic(torch.add),
     "Mean": _mean_of,
     "Cast": _cast,
+    "BitCast": _bit_cast,
     "CastLike": lambda x, like, **_: x.to(like.dtype),
     "Softplus": lambda x: torch.log1p(torch.exp(-x.abs())) + torch.clamp(x, min=0),
     "Softsign": lambda x: x / (1 + x.abs()),
@@ -753,6 +708,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "Shrink": _shrink,
     "PRelu": lambda x, slope: torch.where(x < 0, slope * x, x),
     "Gelu": lambda x, *, approximate="none": F.gelu(x, approximate=approximate),
+    "SwiGLU": _swiglu,
     "Swish": lambda x, *, alpha=1.0: x * torch.sigmoid(alpha * x),
     # Reductions and scans
     "ReduceSum": _reduction(_sum, _same),
@@ -817,7 +773,6 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "NegativeLogLikelihoodLoss": _nll_loss,
     "SoftmaxCrossEntropyLoss": _cross_entropy,
     "Dropout": _dropout,
-    "RotaryEmbedding": _rotary,
     # Windows
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
@@ -829,4 +784,12 @@ RULES: Mapping[str, Callable[..., Any]] = {
     "GridSample": _grid_sample,
     "AffineGrid": _affine_grid,
     "Col2Im": _col2im,
+    # Families of their own
+    **onnx_attention.RULES,
+    **onnx_recurrent.RULES,
+    **onnx_resize.RULES,
+    **onnx_selection.RULES,
+    **onnx_spectral.RULES,
+    # Numbers that no test can foretell
+    **dict.fromkeys(_DRAWN, _drawn),
 }
