@@ -533,6 +533,12 @@ def test_constants_of_every_dtype_are_taken_in(dtype: torch.dtype) -> None:
     assert len(session.get_inputs()) == 1
 
 
+def test_a_product_that_becomes_a_number_has_no_dimension() -> None:
+    x, y = torch.randn(2, 5)
+    (found,) = compiled(lambda x, y: (x.reshape(1, 1, 5) @ y.reshape(1, 5, 1)).reshape([]), x, y)(x, y)
+    torch.testing.assert_close(found, x @ y)
+
+
 class _Layer(nn.Module):
     """A layer of a transformer, with a gated step as in a recurrent cell."""
 

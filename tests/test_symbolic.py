@@ -87,3 +87,20 @@ def test_a_part_within_a_part() -> None:
     (kernel,) = kernels(nested, [((5, 3), (2, 3)), ((2, 8), (40, 8))])
     assert len(kernel.body) == 4
     assert not masked(kernel)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_results_of_sizes_that_only_data_tells_have_the_strides_of_eager(dim: int) -> None:
+    """Strides are promised before the program is traced to prims, where such a size is a new symbol."""
+
+    def function(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        places = chosen.nonzero().squeeze(1)
+        return x.index_select(dim, places), places
+
+    register_toys()
+    torch._dynamo.reset()
+    x, chosen = torch.randn(4, 4), torch.tensor([1, 0, 1, 1])
+    for found, expected in zip(torch.compile(function, backend="toyloops")(x, chosen), function(x, chosen), strict=True):
+        torch.testing.assert_close(found, expected)
+        assert found.stride() == expected.stride()

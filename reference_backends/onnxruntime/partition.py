@@ -187,7 +187,8 @@ class _Calls:
         self.session = session
         self._places = [(index, slot.name, slot.element, slot.dtype) for index in places for slot in (signature.inputs[index],)]
         self._outputs = [
-            (slot.name, slot.element, slot.dtype, slot.shape, slot.sizes or slot.shape) for slot in signature.outputs
+            (slot.name, slot.element, slot.dtype, slot.shape, slot.shape if slot.sizes is None else slot.sizes)
+            for slot in signature.outputs
         ]
         self._dynamic = any(slot.shape is None for slot in signature.outputs)
         self._idle: list[_Binding] = []

@@ -7,6 +7,7 @@ is applied afterwards, here, inside the forward and backward compilers.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -85,7 +86,7 @@ def to_prim_graph(
     graph = PrimGraph(
         traced,
         constants=dict(zip(names, constants.values(), strict=True)),
-        output_layouts=layouts,
+        output_layouts=_as_traced(layouts, traced, fake_inputs),
         backward=backward,
         static_inputs=static_inputs,
         writes=writes,
@@ -191,6 +192,31 @@ def _output_layouts(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[
         layouts.append(OutputLayout(strides, frozenset(owners.get(key, ()))))
         owners.setdefault(key, []).append(("output", index))
     return layouts
+
+
+def _returned(module: fx.GraphModule) -> list[Any]:
+    values = module.graph.output_node().args[0]
+    listed = values if isinstance(values, list | tuple) else [values]
+    return [item.meta.get("val") if isinstance(item, fx.Node) else item for item in listed]
+
+
+def _as_traced(layouts: Sequence[OutputLayout], module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[OutputLayout]:
+    """The layouts in the symbols of a trace: those of sizes that only data tells are new in each, so strides that have one
+    are taken from it."""
+    given = {name for value in fake_inputs for name in _symbols(value)}
+
+    def renamed(layout: OutputLayout, value: Any) -> OutputLayout:
+        own = {name for stride in layout.strides or () for name in _symbols(stride)}
+        if own <= given or not isinstance(value, torch.Tensor):
+            return layout
+        return dataclasses.replace(layout, strides=tuple(value.stride()))
+
+    return [renamed(layout, value) for layout, value in zip(layouts, _returned(module), strict=True)]
+
+
+def _symbols(value: Any) -> set[str]:
+    sizes = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
+    return {name for size in sizes if isinstance(size, torch.SymInt) for name in torch_private.size_text(size)[0]}
 
 
 _REPEATING = frozenset((torch.ops.aten.expand.default, torch.ops.aten.as_strided.default, torch.ops.aten.unfold.default))
