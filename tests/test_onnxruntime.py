@@ -394,7 +394,7 @@ def test_control_flow_is_part_of_a_partition(function: Callable[..., Any]) -> No
 
 def test_what_a_branch_has_and_onnx_does_not_goes_to_the_host() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = torch.cond(x.sum() > 0, lambda x: x.to(torch.bfloat16).float(), lambda x: x * 2, (x,))
+        result: torch.Tensor = torch.cond(x.sum() > 0, lambda x: x.to(torch.bfloat16).neg().float(), lambda x: x * 2, (x,))
         return result
 
     graphs: list[Any] = []
@@ -403,7 +403,7 @@ def test_what_a_branch_has_and_onnx_does_not_goes_to_the_host() -> None:
         torch.testing.assert_close(torch.compile(f, backend=NAME)(x), f(x))
     placement = next(each.placement for each in graphs[0].placements if each.prim == "cond")
     assert placement.kind is Kind.HOST
-    assert "bfloat16" in placement.reason
+    assert "implementation for Neg" in placement.reason
 
 
 def test_sizes_that_depend_on_data_run_in_partitions() -> None:
@@ -507,7 +507,7 @@ def test_bfloat16_runs_on_the_host_with_that_reason() -> None:
     compiled = vendor_sdk.compile_graph(vendor_sdk.trace(torch.neg, [x]), backend=NAME)
     (placement,) = (each.placement for each in compiled.placements)
     assert placement.kind is Kind.HOST
-    assert "bfloat16" in placement.reason
+    assert placement.reason == "CPUExecutionProvider: Could not find an implementation for Neg(13) (of bfloat16)"
     torch.testing.assert_close(compiled(x), [-x])
 
 
@@ -553,10 +553,10 @@ def test_random_numbers_are_those_of_the_loops() -> None:
 
 
 def test_a_view_on_the_host_takes_operands_that_lie_otherwise() -> None:
-    graph = vendor_sdk.trace(lambda x: x.view(16), [torch.randn(4, 4).bfloat16()])
+    graph = vendor_sdk.trace(lambda x: x.view(16), [torch.ones(4, 4, dtype=torch.int8)])
     compiled = vendor_sdk.compile_graph(graph, backend="onnxruntime")
     assert [str(each.placement.kind) for each in compiled.placements] == ["host"]
-    x = torch.randn(36).bfloat16().as_strided((4, 4), (9, 2), 1)
+    x = torch.arange(36, dtype=torch.int8).as_strided((4, 4), (9, 2), 1)
     torch.testing.assert_close(compiled(x), [x.reshape(16)])
 
 

@@ -10,6 +10,7 @@ A file need not run where it is written, so no provider is asked about one.
 from __future__ import annotations
 
 import hashlib
+import re
 
 import onnx
 import onnxruntime as ort
@@ -44,8 +45,18 @@ def _asked(model: bytes, provider: Provider) -> str:
     try:
         _start(model, provider.asked())
     except CompilerError as error:
-        return _left(model, provider) or f"ONNX Runtime: {error.why.splitlines()[0]}"
+        return _left(model, provider) or f"{provider.name}: {_PLACE.sub('', error.why.splitlines()[0])} (of {_types(model)})"
     return ""
+
+
+_PLACE = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : | node with name '[^']*'$")
+"""Of what ONNX Runtime says, its number of the error and our name of the node."""
+
+
+def _types(model: bytes) -> str:
+    """The types of a model's inputs."""
+    codes = dict.fromkeys(each.type.tensor_type.elem_type for each in onnx.load_from_string(model).graph.input)
+    return ", ".join(onnx.TensorProto.DataType.Name(code).lower() for code in codes) or "constants"
 
 
 def _left(model: bytes, provider: Provider) -> str:
@@ -57,7 +68,7 @@ def _left(model: bytes, provider: Provider) -> str:
     except CompilerError:
         return ""
     kinds = sorted({node.op_type for node in onnx.load_from_string(model).graph.node if node.name in left})
-    return f"{provider.name} has no kernel for {', '.join(kinds)} of these types" if kinds else ""
+    return f"{provider.name} has no kernel for {', '.join(kinds)} (of {_types(model)})" if kinds else ""
 
 
 def _start(model: bytes, provider: Provider) -> ort.InferenceSession:
