@@ -79,10 +79,10 @@ def test_an_error_of_a_rule_is_a_failure_and_an_attribute_that_it_does_not_know_
     def wrong(x: torch.Tensor, axes: Any = None) -> torch.Tensor:
         return torch.squeeze(x.numpy(), axes)  # type: ignore[call-overload, no-any-return]
 
-    monkeypatch.setitem(onnx_rules.RULES, "Squeeze", wrong)  # type: ignore[arg-type]
+    monkeypatch.setitem(onnx_rules.RULES, "Squeeze", wrong)
     verdict, why = onnx_nodes.outcome(named("squeeze"))
     assert (verdict, "Error" in why) == ("fail", True)
-    monkeypatch.setitem(onnx_rules.RULES, "Softmax", lambda x: x)  # type: ignore[arg-type]
+    monkeypatch.setitem(onnx_rules.RULES, "Softmax", lambda x: x)
     verdict, why = onnx_nodes.outcome(named("softmax_axis_0"))
     assert (verdict, "unexpected keyword argument 'axis'" in why) == ("skip", True)
 
@@ -106,7 +106,7 @@ def test_a_tensor_may_be_operand_and_static_input() -> None:
     add = onnx.helper.make_node("Add", ["x", "f"], ["z"])
     cast = onnx.helper.make_node("Cast", ["y"], ["f"], to=onnx.TensorProto.FLOAT)
     proto = model([node, cast, add], {"x": [2]}, ["z"], axes=[0])
-    (found,) = onnx_nodes.SdkBackend.prepare(proto, "CPU").run([np.float32([1, 2])])
+    (found,) = onnx_nodes.SdkBackend.prepare(proto, "CPU").run([np.array([1, 2], np.float32)])
     assert found.tolist() == [1, 2]
 
 
@@ -116,12 +116,12 @@ def test_a_branch_of_data_is_the_prim_and_reads_what_is_around_it() -> None:
     bodies = [graph([make(kind, ["x", "two"], ["o"])], kind, [], [out]) for kind in ("Mul", "Add")]
     node = make("If", ["flag"], ["y"], then_branch=bodies[0], else_branch=bodies[1])
     proto = model([node], {"x": [2], "flag": []}, ["y"])
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([3, 3]), "two"))
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([3, 3], np.float32), "two"))
     tensors = {"x": torch.tensor([1.0, 2.0]), "flag": torch.tensor(True)}
     prims, _ = onnx_import.imported(proto.graph, tensors)
     assert OPSET["cond"].target in {prim.target for prim in prims.calls()}
     for flag, want in ((True, [3, 6]), (False, [4, 5])):
-        (found,) = onnx_nodes.SdkBackend.prepare(proto, "CPU").run([np.float32([1, 2]), np.array(flag)])
+        (found,) = onnx_nodes.SdkBackend.prepare(proto, "CPU").run([np.array([1, 2], np.float32), np.array(flag)])
         assert found.tolist() == want
 
 
@@ -137,7 +137,7 @@ def test_a_loop_whose_end_depends_on_data_is_left_out() -> None:
     first = make("ReduceMin", ["x"], ["x0"], keepdims=0)
     proto = model([first, make("Loop", ["", "", "x"], ["y"], body=body)], {"x": [2]}, ["y"])
     with pytest.raises(NotImported, match="a Loop whose end depends on data"):
-        onnx_nodes.SdkBackend.prepare(proto, "CPU").run([np.float32([1, 2])])
+        onnx_nodes.SdkBackend.prepare(proto, "CPU").run([np.array([1, 2], np.float32)])
 
 
 def test_a_wrong_result_is_a_failure() -> None:

@@ -182,7 +182,7 @@ def test_a_file_may_hold_what_no_provider_here_runs(tmp_path: Path, monkeypatch:
     (given,) = proto.graph.input
     assert given.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16
     (result,) = ReferenceEvaluator(proto).run(None, {given.name: x.float().numpy().astype(ml_dtypes.bfloat16)})
-    found = torch.from_numpy(result.astype(np.float32))
+    found = torch.from_numpy(np.asarray(result).astype(np.float32))
     torch.testing.assert_close(found, model(x).float().detach(), rtol=0.02, atol=0.02)
 
 
@@ -222,7 +222,8 @@ def test_exports_are_silent_where_there_is_no_terminal(
     tied: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(model_file, "LARGE", 0)
-    vendor_sdk.export(*tied, tmp_path / "model.onnx")
+    model, inputs = tied
+    vendor_sdk.export(model, inputs, tmp_path / "model.onnx")
     assert "writing" not in capfd.readouterr().err
 
 
