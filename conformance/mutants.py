@@ -176,7 +176,10 @@ def _transposed(result: Tensor, right: Right) -> Tensor | None:
 
 
 def _nan_lost(result: Tensor, right: Right) -> Tensor | None:
-    return torch.where(result.isnan(), 0, result) if _inexact(result) else None
+    """Zero where NaN has to be; not where a result is NaN though its values are open."""
+    wanted = [expected for expected in right.expectation.results if expected.dtype is not None]
+    expected = next(each for mine, each in zip(right.results, wanted, strict=True) if mine is result)
+    return torch.where(result.isnan() & expected.value.isnan(), 0, result) if _inexact(result) else None
 
 
 def _previous(row: Prim, right: Right) -> Sequence[Tensor] | None:

@@ -89,6 +89,8 @@ def supports(node: NodeContext, options: Mapping[str, Any]) -> Support | None:
 def conformance() -> Mapping[str, str]:
     return {
         "convolution[bfloat16]": "cuDNN rounds the result before it adds the bias",
+        "convolution[float16]": "cuDNN rounds the result before it adds the bias",
+        "convolution_backward[float16]": "cuDNN rounds gradients more than once",
         "_embedding_bag[*]": "torch's CUDA operator: what it leaves for its gradient has other shapes than the CPU's",
         "_embedding_bag_backward[bfloat16]": "torch's CUDA operator: it has no maximum of bfloat16",
     }
