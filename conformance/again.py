@@ -81,7 +81,7 @@ def _expectations(report: Mapping[str, Any]) -> Expectations:
     declared = [
         Declaration(
             each["kind"], tuple(each["cases"]), each["reason"], each["owner"], each["link"], tuple(each["devices"]),
-            date.fromisoformat(each["expires"]) if each["expires"] else None,
+            date.fromisoformat(each["expires"]) if each["expires"] else None, verdict=each.get("verdict") or "fail",
         )
         for each in report["expectations"]
     ]  # fmt: skip

@@ -10,13 +10,14 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 
 from conformance import report as reports
-from conformance.cases import TIMED, Selection, shard_of
+from conformance.cases import TIMED, Selection, SelectionError, shard_of
 from conformance.journal import differing
 
 
@@ -37,8 +38,23 @@ def sealed(report: dict[str, Any], folder: Path | None = None) -> dict[str, Any]
     return {**bare, "integrity": {"cases": cases, "logs": logs, "report": rest}}
 
 
-def problems(report: Mapping[str, Any], folder: Path) -> list[str]:
-    """What is wrong with a report, nothing where it is as the suite wrote it.
+@dataclass
+class Checked:
+    """What looking at a report came to.
+
+    Attributes:
+        problems: what is wrong with it, in words.
+        right: names of what was checked, where nothing is wrong.
+        unchecked: what could not be checked, each with the reason.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    right: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+
+
+def checked(report: Mapping[str, Any], folder: Path) -> Checked:
+    """Whether a report is as the suite wrote it, as far as that can be told here.
 
     Args:
         report: the whole document.
@@ -49,7 +65,7 @@ def problems(report: Mapping[str, Any], folder: Path) -> list[str]:
         for error in jsonschema.Draft202012Validator(reports.schema()).iter_errors(report)
     ]
     if found:
-        return found[:20]
+        return Checked(found[:20])
     entries, integrity = report["cases"], report["integrity"]
     ids = [entry["id"] for entry in entries]
     found += [f"{name}: is there {times} times" for name, times in Counter(ids).items() if times > 1]
@@ -69,39 +85,58 @@ def problems(report: Mapping[str, Any], folder: Path) -> list[str]:
         {**rest, "cases": list(integrity["cases"].items()), "logs": integrity["logs"]}
     ):
         found.append("the record of the run, its summary or its declarations were edited")
-    return found or _inconsistent(report)
+    return Checked(found) if found else _consistency(report)
 
 
-def _inconsistent(report: Mapping[str, Any]) -> list[str]:
-    """What cannot be so, though every digest fits."""
+def _consistency(report: Mapping[str, Any]) -> Checked:
+    """What cannot be so, though every digest fits. Another version of the suite may have had other cases and other rules."""
     run, entries = report["run"], report["cases"]
-    found = []
-    if not run["interrupted"] and run["suite"] == reports.suite():
-        selection = run["selection"]
-        asked = {key: selection[key] for key in ("prims", "patterns", "models", "dtypes", "profile")}
+    made = Checked(right=["schema", "digests"])
+    for entry in entries:
+        if entry["verdict"] == "pass" and (entry["failures"] or not entry["samples"]["compared"]):
+            made.problems.append(f"{entry['id']}: passes, with failures or with nothing compared")
+        planted = entry.get("mutants")
+        if planted and planted["killed"] + len(planted["survived"]) != planted["tried"]:
+            made.problems.append(f"{entry['id']}: mutants that were neither killed nor survived")
+    if run["suite"] != reports.suite():
+        reason = "the report was made by another version of the suite"
+        made.unchecked += [f"{what} not checked: {reason}" for what in ("completeness", "summary")]
+        return made
+    _complete(report, made)
+    summary = reports.summarize(
+        entries, report["summary"]["stale_expectations"], report["numerics"], complete=not run["interrupted"]
+    )
+    made.problems += [
+        f"summary: {key} is {report['summary'][key]!r}, but the cases say {summary[key]!r}"
+        for key in summary
+        if summary[key] != report["summary"].get(key)
+    ]
+    made.right.append("summary")
+    return made
+
+
+def _complete(report: Mapping[str, Any], made: Checked) -> None:
+    """Whether the cases are those that follow from the selection."""
+    run, selection = report["run"], report["run"]["selection"]
+    asked = {key: selection[key] for key in ("prims", "patterns", "models", "dtypes", "profile")}
+    try:
         chosen = Selection(**asked, effort=run["effort"]).cases()
         if selection["sample"] is not None:
             chosen = [case for case in chosen if case.kind not in TIMED]
         wanted = [case.id for case in shard_of(chosen, selection["shard"])]
-        there = {entry["id"] for entry in entries}
-        found += [f"{name}: belongs to the selection and is missing" for name in wanted if name not in there]
-        found += [f"{name}: does not belong to the selection" for name in sorted(there.difference(wanted))]
-    summary = reports.summarize(
-        entries, report["summary"]["stale_expectations"], report["numerics"], complete=not run["interrupted"]
-    )
-    found += [
-        f"summary: {key} is {report['summary'][key]!r}, but the cases say {summary[key]!r}"
-        for key in summary
-        # What an earlier suite did not count is not there.
-        if summary[key] != report["summary"].get(key) and (key in report["summary"] or run["suite"] == reports.suite())
-    ]
-    for entry in entries:
-        if entry["verdict"] == "pass" and (entry["failures"] or not entry["samples"]["compared"]):
-            found.append(f"{entry['id']}: passes, with failures or with nothing compared")
-        planted = entry.get("mutants")
-        if planted and planted["killed"] + len(planted["survived"]) != planted["tried"]:
-            found.append(f"{entry['id']}: mutants that were neither killed nor survived")
-    return found
+    except SelectionError as error:
+        made.problems.append(f"selection: no run has it: {error}")
+        return
+    there = {entry["id"] for entry in report["cases"]}
+    made.problems += [f"{name}: does not belong to the selection" for name in sorted(there.difference(wanted))]
+    missing = [name for name in wanted if name not in there]
+    if not run["interrupted"]:
+        made.problems += [f"{name}: belongs to the selection and is missing" for name in missing]
+        made.right.append("completeness")
+    else:
+        made.unchecked.append(
+            f"completeness not checked: the run was interrupted, {len(missing)} of {len(wanted)} cases are missing"
+        )
 
 
 def read(path: Path) -> dict[str, Any]:

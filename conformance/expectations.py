@@ -8,6 +8,11 @@
     cases = ["erfinv[float16]"]
     reason = "two units in the last place too many near 1"
 
+    [[known-failure]]                             # fails in another way than by a wrong result
+    cases = ["sort[bool]"]
+    reason = "no kernel for bool is linked in"
+    verdict = "crash"                             # or "error", "timeout"; "fail" by default
+
     [[waiver]]                                    # fails, and somebody has allowed it for a time
     cases = ["cumsum[bfloat16]"]
     reason = "sums in bfloat16"
@@ -36,7 +41,10 @@ DECLINED, KNOWN_FAILURE, WAIVER = "declined", "known-failure", "waiver"
 KINDS = (DECLINED, KNOWN_FAILURE, WAIVER)
 RIGHT = ("pass", "slow", "inconclusive")
 """Verdicts of timed cases whose results were right."""
-KEYS = ("cases", "reason", "owner", "link", "devices", "expires")
+FAIL = "fail"
+FAILING = (FAIL, "error", "crash", "timeout")
+"""Verdicts that may be declared. A wrong result on the host is a wrong result too."""
+KEYS = ("cases", "reason", "verdict", "owner", "link", "devices", "expires")
 REQUIRED = {
     DECLINED: ("cases", "reason"),
     KNOWN_FAILURE: ("cases", "reason"),
@@ -56,6 +64,7 @@ class Declaration:
     Attributes:
         kind: one of ``KINDS``.
         cases: case ids or globs; a pattern without brackets means all dtypes.
+        verdict: one of ``FAILING``, which it covers and no other; counts but for ``DECLINED``.
         reason, owner, link: as the vendor says; the last two may be empty but for waivers.
         devices: globs of device names, empty for all.
         expires: last day on which it holds, ``None`` for no end.
@@ -70,6 +79,7 @@ class Declaration:
     devices: tuple[str, ...] = ()
     expires: date | None = None
     number: int = -1
+    verdict: str = FAIL
 
     def names(self, case: Case) -> bool:
         return any(_names(pattern, case.id) for pattern in self.cases)
@@ -80,6 +90,7 @@ class Declaration:
             "kind": self.kind,
             "cases": list(self.cases),
             "reason": self.reason,
+            "verdict": None if self.kind == DECLINED else self.verdict,
             "owner": self.owner,
             "link": self.link,
             "devices": list(self.devices),
@@ -105,9 +116,12 @@ class Expectations:
     path: Path | None = None
     text: str = ""
 
-    def with_plugin(self, failures: Mapping[str, str], device: str) -> Expectations:
-        """These, with what a plugin's ``conformance`` hook declares, on ``device``."""
-        more = [Declaration(KNOWN_FAILURE, (pattern,), reason) for pattern, reason in failures.items()]
+    def with_plugin(self, failures: Mapping[str, Mapping[str, str]], device: str) -> Expectations:
+        """These, with what a plugin's ``conformance`` hook declares (fields of ``KnownFailure``), on ``device``."""
+        more = [
+            Declaration(KNOWN_FAILURE, (pattern,), known["reason"], verdict=known["verdict"])
+            for pattern, known in failures.items()
+        ]
         return Expectations([*self.declarations, *more], device, self.today, self.path, self.text)
 
     def verdict(self, case: Case, verdict: str, placement: str) -> tuple[str, Declaration | None, str]:
@@ -115,19 +129,26 @@ class Expectations:
         either (``""``)."""
         if verdict in ("empty", "no-samples"):
             return verdict, None, ""
-        failing = self._find(case, (KNOWN_FAILURE, WAIVER))
-        if failing is not None and not self._expired(failing):
-            if verdict == "pass":
+        how = FAIL if verdict == "host-fail" else verdict
+        failing = self._find(case, (KNOWN_FAILURE, WAIVER), how)
+        if failing is not None and not self.expired(failing):
+            if verdict in ("pass", "slow"):
                 return "unexpected-pass", failing, ""
             if verdict == "inconclusive":
                 return verdict, failing, ""
+            if how != failing.verdict:
+                return (
+                    verdict,
+                    failing,
+                    f"declared with the verdict {failing.verdict!r} ({failing.reason}), and this is another",
+                )
             return ("waived" if failing.kind == WAIVER else "expected-failure"), failing, ""
         if case.kind != PRIM and verdict in RIGHT:
             return verdict, None, ""  # where its prims may run is declared for them
         if verdict not in ("pass", "host-fail"):
             return verdict, failing, self._ended(failing) if failing else ""
         declined = self._find(case, (DECLINED,))
-        active = declined if declined and not self._expired(declined) else None
+        active = declined if declined and not self.expired(declined) else None
         if active and placement == "native":
             return "unexpected-native", active, f"declared to be declined ({active.reason}), but it runs native"
         if placement == "host" and not active and self.path is not None:
@@ -142,8 +163,9 @@ class Expectations:
         ids = [case.id for case in every_case()]
         return [p for each in self.declarations for p in each.cases if not any(_names(p, name) for name in ids)]
 
-    def _find(self, case: Case, kinds: Iterable[str]) -> Declaration | None:
-        """The declaration that counts: exact ids win over globs, and what still holds over what has expired."""
+    def _find(self, case: Case, kinds: Iterable[str], verdict: str = "") -> Declaration | None:
+        """The declaration that counts: what still holds wins over what has expired, one of this verdict over those of others,
+        an exact id over a glob."""
         found = [
             each
             for each in self.declarations
@@ -151,9 +173,12 @@ class Expectations:
             and each.names(case)
             and (not each.devices or any(matches(self.device, d) for d in each.devices))
         ]
-        return min(found, key=lambda each: (self._expired(each), case.id not in each.cases), default=None)
+        return min(
+            found, key=lambda each: (self.expired(each), each.verdict != verdict, case.id not in each.cases), default=None
+        )
 
-    def _expired(self, declaration: Declaration) -> bool:
+    def expired(self, declaration: Declaration) -> bool:
+        """Whether its last day is past."""
         return declaration.expires is not None and self.today > declaration.expires
 
     def _ended(self, declaration: Declaration) -> str:
@@ -216,6 +241,9 @@ def _declaration(
     for key in ("reason", "owner", "link"):
         if key in table and not (isinstance(table[key], str) and table[key].strip()):
             raise wrong(key, f"{key!r} must be a text that is not empty")
+    if "verdict" in table and (kind == DECLINED or table["verdict"] not in FAILING):
+        may = "says nothing of what is declined" if kind == DECLINED else f"must be one of {', '.join(FAILING)}"
+        raise wrong("verdict", f"'verdict' {may}")
     for key in ("cases", "devices"):
         value = table.get(key, [])
         if (
@@ -229,20 +257,22 @@ def _declaration(
         raise wrong("expires", "'expires' must be a date without quotes, as 2027-06-30")
     return Declaration(
         kind, tuple(table["cases"]), table["reason"], table.get("owner", ""), table.get("link", ""),
-        tuple(table.get("devices", [])), expires, number,
+        tuple(table.get("devices", [])), expires, number, table.get("verdict", FAIL),
     )  # fmt: skip
 
 
 def updated(expectations: Expectations, entries: Iterable[Mapping[str, Any]]) -> str:
     """The text of the file after a run: what did not come true is taken out, what failed or ran on the host is put in.
 
-    Comments and order stay. Declarations of other devices, expired ones, and cases that did not run are left alone; a pattern
-    that came true for some cases only is replaced by their ids.
+    What fails in another way than declared is taken out, and put in as it is. Comments and order stay. Declarations of other
+    devices, expired ones, and cases that did not run are left alone; a pattern that came true for some cases only is replaced
+    by their ids.
     """
     lines = expectations.text.splitlines(keepends=True)
     entries = [entry for entry in entries if entry["verdict"] not in RIGHT]
     ids = [case.id for case in every_case()]
     untrue = {e["id"]: e["verdict"] for e in entries if e["verdict"] in ("unexpected-pass", "unexpected-native")}
+    otherwise = [(e["id"], e["expectation"]) for e in entries if e["verdict"] in FAILING and e["expectation"]]
     starts = [number for number, line in enumerate(lines) if HEADER.match(line)]
     blocks = ["".join(lines[a:b]) for a, b in zip(starts, [*starts[1:], len(lines)], strict=False)]
     text = "".join(lines[: starts[0]] if starts else lines)
@@ -251,6 +281,8 @@ def updated(expectations: Expectations, entries: Iterable[Mapping[str, Any]]) ->
             continue
         verdict = "unexpected-native" if each.kind == DECLINED else "unexpected-pass"
         gone = {name for name, found in untrue.items() if found == verdict}
+        if not expectations.expired(each):
+            gone |= {name for name, said in otherwise if said == each.record()}
         kept: list[str] = []
         for pattern in each.cases:
             named = [name for name in ids if _names(pattern, name)]
@@ -260,17 +292,18 @@ def updated(expectations: Expectations, entries: Iterable[Mapping[str, Any]]) ->
         elif kept:
             listed = "cases = [\n" + "".join(f"    {_quoted(item)},\n" for item in dict.fromkeys(kept)) + "]"
             text += re.sub(r"cases\s*=\s*\[(?:[^\]\"']|\"[^\"]*\"|'[^']*')*\]", lambda _: listed, blocks[each.number], count=1)
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str, str], list[str]] = {}
     for entry in entries:
         if entry["verdict"] == "undeclared-host":
-            groups.setdefault((DECLINED, _line(entry["reason"]) or "no reason given"), []).append(entry["id"])
-        elif entry["verdict"] in ("fail", "error", "crash", "timeout"):
+            groups.setdefault((DECLINED, _line(entry["reason"]) or "no reason given", FAIL), []).append(entry["id"])
+        elif entry["verdict"] in FAILING:
             first = next((f["message"] for f in entry["failures"]), entry["verdict"])
-            groups.setdefault((KNOWN_FAILURE, _line(first)), []).append(entry["id"])
-    for (kind, reason), ids in groups.items():
+            groups.setdefault((KNOWN_FAILURE, _line(first), entry["verdict"]), []).append(entry["id"])
+    for (kind, reason, verdict), ids in groups.items():
         listed = "".join(f"    {_quoted(name)},\n" for name in _by_prim(ids))
         text = text.rstrip("\n") + ("\n\n" if text.strip() else "")
         text += f"[[{kind}]]\ncases = [\n{listed}]\nreason = {_quoted(reason)}\n"
+        text += f"verdict = {_quoted(verdict)}\n" if verdict != FAIL else ""
     return text
 
 

@@ -20,8 +20,9 @@ NONE = "none"
 ON_CHIP = ("native", "view", "decomposed", "wrapper", "absent")
 """Placements by which the host computes nothing."""
 WITHOUT_EVIDENCE = ("no-samples", "empty")
-UNOBJECTIONABLE = ("pass", "host-fail", "empty", "no-samples")
+UNOBJECTIONABLE = ("pass", *WITHOUT_EVIDENCE)
 BROKEN = ("crash", "timeout", "error")
+DECLARED = ("expected-failure", "waived")
 LEAST_ON_CHIP = 0.9
 """Part of the profile's calls of prims, by weight, that must run on the device: for *runs*."""
 MOST_HOST_NODES = 0
@@ -34,15 +35,20 @@ LEAST_EACH = 0.25
 """And for each pattern at its large size."""
 
 
-def levels(entries: Collection[Mapping[str, Any]], numerics_agree: bool) -> dict[str, dict[str, Any]]:
-    """Of each profile: the level reached, and every criterion with whether it is met and what was found."""
+def levels(entries: Collection[Mapping[str, Any]], numerics_agree: bool | None) -> dict[str, dict[str, Any]]:
+    """Of each profile: the level reached, and every criterion with whether it is met and what was found.
+
+    Args:
+        entries: of all cases that ran.
+        numerics_agree: whether the probes measured what the backend declares; ``None`` where none ran.
+    """
     # Parts of all inputs are many, and count only where they are wrong.
     counted = [e for e in entries if e["kind"] != EXHAUSTIVE or e["verdict"] not in UNOBJECTIONABLE]
     return {profile: _level(profile, [e for e in counted if part_of(e["kind"], e["prim"], profile)], numerics_agree)
             for profile in PROFILES}  # fmt: skip
 
 
-def _level(profile: str, entries: Sequence[Mapping[str, Any]], numerics_agree: bool) -> dict[str, Any]:
+def _level(profile: str, entries: Sequence[Mapping[str, Any]], numerics_agree: bool | None) -> dict[str, Any]:
     prims = [e for e in entries if e["kind"] == PRIM and e["dtype"] in dtypes(profile).get(e["prim"], ())]
     patterns = [e for e in entries if e["kind"] == PATTERN]
     models = [e for e in entries if e["kind"] == MODEL and e["verdict"] != "no-samples"]
@@ -81,7 +87,7 @@ def _ids(entries: Iterable[Mapping[str, Any]], wrong: Callable[[Mapping[str, Any
 
 def _runs(profile: str, prims: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
     both = [*prims, *models]
-    crashed = _ids(both, lambda e: e["verdict"] in BROKEN)
+    crashed = _ids(both, lambda e: _outcome(e) in BROKEN)
     yield _none_of("runs", "nothing crashes, hangs or refuses to compile", crashed, both, "cases")
     weight, seen = weights(profile), {e["prim"] for e in prims}
     missing = sorted(set(weight) - seen)
@@ -98,8 +104,14 @@ def _runs(profile: str, prims: Sequence[Mapping[str, Any]], models: Sequence[Map
     yield _criterion(
         "runs", f"{LEAST_ON_CHIP:.0%} of the calls of prims, as its models make them, run on the device", met, found
     )
-    wrong = _ids(models, lambda e: e["verdict"] not in (*RIGHT, "waived", "expected-failure"))
+    wrong = _ids(models, lambda e: e["verdict"] not in (*RIGHT, "waived"))
     yield _none_of("runs", "its models run, with right results", wrong, models, "models")
+
+
+def _outcome(entry: Mapping[str, Any]) -> str:
+    """What came out of a case, declared or not."""
+    declared = entry["expectation"] if entry["verdict"] in DECLARED else None
+    return str((declared or {}).get("verdict") or entry["verdict"])
 
 
 def prim_cases(profile: str) -> set[tuple[str, str]]:
@@ -116,13 +128,20 @@ def _accurate(
     behaviour: Sequence[Mapping[str, Any]],
     patterns: Sequence[Mapping[str, Any]],
     models: Sequence[Mapping[str, Any]],
-    numerics_agree: bool,
+    numerics_agree: bool | None,
 ) -> Iterable[dict[str, Any]]:
     wrong = _ids([*prims, *swept], lambda e: e["verdict"] not in UNOBJECTIONABLE)
     name = "every prim passes in every dtype, none waived"
     ran, cases = {(e["prim"], e["dtype"]) for e in prims}, prim_cases(profile)
-    if wrong or ran >= cases:
-        yield _none_of("accurate", name, wrong, prims, "cases")
+    alone = sum(e["verdict"] == "no-samples" for e in prims)
+    said = f"cases, {alone} cannot be called alone" if alone else "cases"
+    empty = _ids(prims, lambda e: e["verdict"] == "empty")
+    if wrong or (ran >= cases and not empty):
+        yield _none_of("accurate", name, wrong, prims, said)
+    elif ran >= cases:
+        yield _criterion(
+            "accurate", name, None, f"{len(empty)} of {len(prims)} {said}, gave no element: {', '.join(empty[:4])}"
+        )
     else:
         yield _criterion("accurate", name, None, f"{len(ran)} of {len(cases)} cases ran")
     if any("mutants" in e for e in prims):  # reports of before have none
@@ -137,7 +156,8 @@ def _accurate(
     yield _none_of("accurate", "every fused pattern is right while it is timed", wrong, patterns, "patterns")
     wrong = _ids(models, lambda e: e["verdict"] not in RIGHT)
     yield _none_of("accurate", "models train as eager does, none waived", wrong, models, "models")
-    yield _criterion("accurate", "declared numerics are what was measured", numerics_agree, "")
+    said = "no probe ran" if numerics_agree is None else ""
+    yield _criterion("accurate", "declared numerics are what was measured", numerics_agree, said)
 
 
 def _fast(patterns: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:

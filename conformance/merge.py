@@ -54,10 +54,14 @@ def merge(parts: Sequence[tuple[Path, Mapping[str, Any]]], folder: Path) -> dict
         "interrupted": not whole or any(document["run"]["interrupted"] for document in documents),
     }
     stale = documents[0]["summary"]["stale_expectations"]
+    # Of shards that probed: where one finds what another does not, both findings stand.
+    found = (each for document in documents for each in document["numerics"])
+    numerics = list({(each["probe"], each["value"]): each for each in found}.values())
     merged = {
         **documents[0],
         "run": run,
-        "summary": reports.summarize(entries, stale, documents[0]["numerics"], complete=not run["interrupted"]),
+        "numerics": numerics,
+        "summary": reports.summarize(entries, stale, numerics, complete=not run["interrupted"]),
         "cases": entries,
     }
     folder.mkdir(parents=True, exist_ok=True)

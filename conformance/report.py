@@ -200,7 +200,7 @@ def summarize(
         "behaviour": _every(verdicts[BEHAVIOUR]),
         "exhaustive": _every(verdicts[EXHAUSTIVE]),
         "performance": {kind: _every(verdicts[kind]) for kind in TIMED},
-        "levels": levels(entries, not disagree),
+        "levels": levels(entries, not disagree if numerics else None),
         "mutants": _planted(entries),
         "claims_hold": complete and not stale and not disagree and not any_broken and shown,
     }

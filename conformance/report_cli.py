@@ -17,6 +17,8 @@ SHOWN = 30
 """Lines of each kind that are printed; the rest is counted."""
 MARK = "<!-- runs side by side -->\n"
 """Where tables begin in a page."""
+UNCHECKED = 3
+"""Exit status of ``verify`` where nothing is wrong, and not all could be checked."""
 
 
 @click.group("report", context_settings={"help_option_names": ["-h", "--help"]})
@@ -131,26 +133,29 @@ def page(report: Path, output: Path | None) -> None:
 @click.option("--plugin", multiple=True, metavar="FILE", help="In place of the plugins that the report names.")
 @click.option("-n", "--workers", type=click.IntRange(min=1), default=min(2, os.cpu_count() or 1), help="Processes.")
 def verify(report: Path, rerun: int, plugin: tuple[str, ...], workers: int) -> None:
-    """Check a report, and run some of its cases again. Schema, digests, completeness; cases at random, on this machine.
+    """Check a report, and run some of its cases again. Schema, digests, completeness, summary; random cases, on this machine.
 
-    Status 1: the report was changed, is incomplete, or a case comes out differently.
+    Status 1: the report was changed, is incomplete, or a case comes out differently. Status 3: nothing is wrong, and not all
+    could be checked, since the run was interrupted or another version of the suite made the report.
     """
     from conformance import evidence
-    from conformance import report as reports
     from conformance.again import again
     from conformance.pool import StartError
+    from conformance.report import suite
 
     document = _read(report)
-    found = evidence.problems(document, report if report.is_dir() else report.parent)
-    for line in found:
+    found = evidence.checked(document, report if report.is_dir() else report.parent)
+    for line in found.problems:
         click.echo(line)
-    if found:
-        click.echo(f"not as the suite wrote it: {len(found)} problems")
+    if found.problems:
+        click.echo(f"not as the suite wrote it: {len(found.problems)} problems")
         sys.exit(1)
-    click.echo(f"{len(document['cases'])} cases: schema, digests and completeness are right")
-    if document["run"]["suite"] != reports.suite():
-        click.echo("the report was made by another version of the suite: cases are not run again")
-        sys.exit(0)
+    click.echo(f"{len(document['cases'])} cases: right are {', '.join(found.right)}")
+    for line in found.unchecked:
+        click.echo(line)
+    if document["run"]["suite"] != suite():
+        click.echo("cases not run again: they may be others in this version of the suite")
+        sys.exit(UNCHECKED)
     if rerun:
         try:
             ran, different = again(document, rerun, plugin, workers)
@@ -162,6 +167,7 @@ def verify(report: Path, rerun: int, plugin: tuple[str, ...], workers: int) -> N
             click.echo("the report does not say what happens here")
             sys.exit(1)
         click.echo(f"{len(ran)} cases ran again as reported: {', '.join(ran)}")
+    sys.exit(UNCHECKED if found.unchecked else 0)
 
 
 def _read(path: Path) -> dict[str, Any]:

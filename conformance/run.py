@@ -178,7 +178,8 @@ def _resumed(request: Request) -> Journal | None:
 
 
 def _run(request: Request, seed: int) -> report.Run:
-    selected = (request.prims, request.dtypes, request.shard, request.patterns, request.models, request.sample is not None)
+    selected = (request.prims, request.dtypes, request.patterns, request.models, request.sample is not None)
+    first = request.shard is None or request.shard.startswith("1/")
     return report.Run(
         Settings(request.backend, tuple(map(_plugin, request.plugin)), request.effort, seed, request.option),
         _split(request.prims),
@@ -188,7 +189,8 @@ def _run(request: Request, seed: int) -> report.Run:
         request.workers,
         request.expectations.resolve() if request.expectations else None,
         request.shard,
-        request.numerics or not any(selected),  # a part says little of the whole
+        # A part says little of the whole; of the shards of a whole one is enough, which its merged report shows.
+        request.numerics or (first and not any(selected)),
         _split(request.patterns),
         _split(request.models),
         request.profile,

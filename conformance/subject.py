@@ -37,7 +37,7 @@ class Description:
         name, version, fingerprint: identity; the fingerprint is what distinguishes compiled artefacts beside the version.
         device: properties of the device by name.
         device_type: where the tensors of a program live (``"cpu"``, ``"cuda"``).
-        expected_failures: case id or glob to the vendor's reason.
+        expected_failures: case id or glob to how it fails and the vendor's reason.
         numerics: what the vendor declares, by the name of the probe that measures it.
     """
 
@@ -46,7 +46,7 @@ class Description:
     fingerprint: str
     device: Mapping[str, Any]
     device_type: str = "cpu"
-    expected_failures: Mapping[str, str] = field(default_factory=dict)
+    expected_failures: Mapping[str, vendor_sdk.KnownFailure] = field(default_factory=dict)
     numerics: Mapping[str, str] = field(default_factory=dict)
 
 

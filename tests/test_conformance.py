@@ -583,7 +583,7 @@ def test_an_interrupted_run_keeps_what_has_finished_and_is_resumed(tmp_path: Pat
     report.write(done.folder, evidence.sealed(forged, done.folder))
     verified = command(tmp_path, "report", "verify", "out", "--rerun", "2", "-n", "1")
     assert verified.status == 1, verified.text
-    assert "digests and completeness are right" in verified.text
+    assert "right are schema, digests, completeness" in verified.text
     assert "neg[float32]: placement is 'view' in the report and 'native' here" in verified.text
     assert "add[float32]:" not in verified.text
 

@@ -62,7 +62,11 @@ def expectations(
         ("sort[float64]", "host-fail", "host", "host-fail"),
         ("sort[float32]", "host-fail", "host", "undeclared-host"),
         ("erfinv[float16]", "fail", "native", "expected-failure"),
-        ("erfinv[float32]", "crash", "unknown", "expected-failure"),
+        ("erfinv[float32]", "host-fail", "host", "expected-failure"),
+        ("erfinv[float32]", "crash", "unknown", "crash"),
+        ("erfinv[float32]", "error", "unknown", "error"),
+        ("erfinv[float32]", "timeout", "unknown", "timeout"),
+        ("cumsum[bfloat16]", "crash", "unknown", "crash"),
         ("erfinv[float32]", "pass", "native", "unexpected-pass"),
         ("tan[float16]", "pass", "host", "unexpected-pass"),
         ("cumsum[bfloat16]", "fail", "native", "waived"),
@@ -73,6 +77,36 @@ def expectations(
 def test_declarations_are_strict_both_ways(tmp_path: Path, case: str, verdict: str, placement: str, judged: str) -> None:
     prim, _, dtype = case.removesuffix("]").partition("[")
     assert expectations(tmp_path).verdict(Case(prim, dtype), verdict, placement)[0] == judged
+
+
+def test_a_declaration_covers_its_verdict_alone(tmp_path: Path) -> None:
+    text = '[[known-failure]]\ncases = ["exp", "sin[bool]"]\nreason = "no kernel"\nverdict = "crash"\n'
+    declared = expectations(tmp_path, text)
+    found = {verdict: declared.verdict(Case("exp", "float32"), verdict, "unknown") for verdict in ("crash", "fail", "pass")}
+    assert [each[0] for each in found.values()] == ["expected-failure", "fail", "unexpected-pass"]
+    assert found["fail"][2] == "declared with the verdict 'crash' (no kernel), and this is another"
+    both = expectations(tmp_path, text + '[[known-failure]]\ncases = ["exp[float32]"]\nreason = "or wrong"\n')
+    assert [both.verdict(Case("exp", "float32"), verdict, "")[0] for verdict in ("crash", "fail", "error")] == [
+        *("expected-failure", "expected-failure", "error")
+    ]
+    with pytest.raises(ExpectationsError, match=r"toml:4: \[\[known-failure\]\]: 'verdict' must be one of fail, error, crash"):
+        expectations(tmp_path, text.replace("crash", "slow"))
+    with pytest.raises(ExpectationsError, match="'verdict' says nothing of what is declined"):
+        expectations(tmp_path, text.replace("known-failure", "declined"))
+
+
+def test_what_fails_in_another_way_is_written_back(tmp_path: Path) -> None:
+    expected = expectations(tmp_path)
+    found = [("erfinv[float16]", "crash", "unknown"), ("cumsum[bfloat16]", "error", "unknown")]
+    text = updated(expected, [entry(*item, expected) for item in found])
+    again = tomllib.loads(text)
+    assert "waiver" not in again
+    assert [each.get("verdict") for each in again["known-failure"]] == [None, "crash", "error"]
+    assert "erfinv[float16]" not in again["known-failure"][0]["cases"]
+    now = expectations(tmp_path, text)
+    entries = [entry(*item, now) for item in found]
+    assert [each["verdict"] for each in entries] == ["expected-failure"] * 2
+    assert updated(now, entries) == text
 
 
 def test_without_a_file_the_host_needs_no_declaration() -> None:
@@ -163,7 +197,7 @@ def test_an_empty_file_is_filled_and_then_holds(tmp_path: Path) -> None:
     assert [each["verdict"] for each in entries] == ["crash", "undeclared-host"]
     text = updated(expected, entries)
     assert tomllib.loads(text) == {
-        "known-failure": [{"cases": ["add[float32]"], "reason": 'a "quote"'}],
+        "known-failure": [{"cases": ["add[float32]"], "reason": 'a "quote"', "verdict": "crash"}],
         "declined": [{"cases": ["mul[bool]"], "reason": "no kernel"}],
     }
 

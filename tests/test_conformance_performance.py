@@ -462,6 +462,16 @@ def test_a_run_without_some_dtypes_does_not_show_that_all_are_right() -> None:
     assert found["level"] == "runs"
 
 
+def test_what_cannot_be_called_alone_is_said() -> None:
+    found = entries()
+    for entry in found:
+        if entry["prim"] == "wait_tensor":
+            entry["verdict"] = "no-samples"
+    (criterion,) = [c for c in levels(found, True)["full"]["criteria"] if c["name"].startswith("every prim passes")]
+    assert criterion["state"] == "met"
+    assert "8 cannot be called alone" in criterion["found"]
+
+
 @pytest.mark.parametrize("profile", profiles.PROFILES)
 def test_weights_of_a_profile(profile: str) -> None:
     weights = profiles.weights(profile)
@@ -497,11 +507,12 @@ def entries(**changes: Any) -> list[dict[str, Any]]:
         elif case.kind == MODEL:
             performance = {"parts": [part]}
         entry = {"id": case.id, "kind": case.kind, "prim": case.prim, "dtype": case.dtype, "verdict": "pass"}
+        entry["expectation"] = None
         made.append({**entry, "placement": "native", "performance": performance, **changes.get(case.kind, {})})
     return made
 
 
-def reached(found: Sequence[Mapping[str, Any]], numerics: bool = True) -> str:
+def reached(found: Sequence[Mapping[str, Any]], numerics: bool | None = True) -> str:
     return str(levels(found, numerics)["llm"]["level"])
 
 
@@ -513,7 +524,18 @@ def test_each_level_asks_for_all_below() -> None:
     assert reached(entries(pattern={"verdict": "inconclusive"})) == "accurate", "what is not known is not shown"
     assert reached(entries(pattern={"verdict": "fail", "performance": None})) == "runs"
     assert reached(entries(), numerics=False) == "runs"
-    assert reached(entries(prim={"verdict": "waived"})) == "runs"
+    assert reached(entries(), numerics=None) == "runs", "nobody probed"
+    assert reached(entries(prim={"verdict": "host-fail"})) == "runs", "wrong, whoever computes it"
+    hollow = entries()
+    next(entry for entry in hollow if entry["id"] == "add[float32]")["verdict"] = "empty"
+    assert reached(hollow) == "runs", "nothing was shown"
+    declared = {"verdict": "expected-failure", "expectation": {"verdict": "fail"}}
+    assert reached(entries(prim=declared)) == "runs"
+    assert reached(entries(prim={**declared, "expectation": {"verdict": "crash"}})) == NONE, "declared or not, it crashes"
+    assert reached(entries(model=declared)) == NONE, "its results are wrong, and nobody has allowed it"
+    waived = {"verdict": "waived", "expectation": {"verdict": "fail"}}
+    assert reached(entries(prim=waived)) == "runs"
+    assert reached(entries(model=waived)) == "runs"
     assert reached(entries(model={"verdict": "fail"})) == NONE
     assert reached(entries(prim={"placement": "host"})) == NONE
     assert reached(entries(prim={"placement": "opaque"})) == NONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,24 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from conformance import evidence, journal, junit, report, session
+from conformance import evidence, journal, junit, report, run, session
 from conformance.cases import Case, SelectionError, select, shard_of
 from conformance.compare import compare
 from conformance.expectations import Expectations
 from conformance.merge import MergeError, merge
 from conformance.pool import Pool, Result
-from conformance.report_cli import MARK, main
+from conformance.report_cli import MARK, UNCHECKED, main
 from conformance.worker import Settings
 
 DESCRIPTION = {"name": "chip", "version": "1", "fingerprint": "", "device": {"name": "rev A"}, "expected_failures": {}}
 PRIMS = ("add", "mul")
 
 
-def made(folder: Path, shard: str | None = None, seed: int = 3, **changes: dict[str, Any]) -> dict[str, Any]:
+def made(
+    folder: Path, shard: str | None = None, seed: int = 3, numerics: Sequence[dict[str, Any]] = (), **changes: Any
+) -> dict[str, Any]:
     """A sealed report in ``folder``: all pass, but ``mul[bool]``; ``changes`` by case replace fields of its outcome."""
-    run = report.Run(Settings("chip", seed=seed), PRIMS, shard=shard)
+    asked = report.Run(Settings("chip", seed=seed), PRIMS, shard=shard)
     entries = []
     for case in shard_of(select(PRIMS), shard):
         outcome: dict[str, Any] = {"verdict": "pass", "placement": "native", "reason": "", "worst": 0.5, "samples": 8}
@@ -38,11 +40,11 @@ def made(folder: Path, shard: str | None = None, seed: int = 3, **changes: dict[
         if case.id == "mul[bool]":
             outcome |= {"verdict": "fail", "failures": [{"sample": 1, "label": "odd", "kind": "value", "message": "1 for 0"}]}
         outcome |= changes.get(case.id, {})
-        entry = report.finished(Result(case, outcome, ""), Expectations(), run)
+        entry = report.finished(Result(case, outcome, ""), Expectations(), asked)
         folder.mkdir(exist_ok=True)
         report.write_log(folder, entry, f"the log of {case.id}")
         entries.append(entry)
-    document = report.document(run, DESCRIPTION, Expectations(), [], entries, started=datetime.now(UTC), seconds=2.5)
+    document = report.document(asked, DESCRIPTION, Expectations(), numerics, entries, started=datetime.now(UTC), seconds=2.5)
     sealed = evidence.sealed(document, folder)
     report.write(folder, sealed)
     jsonschema.validate(sealed, report.schema())
@@ -56,7 +58,7 @@ def verified(folder: Path, *words: str) -> tuple[int, str]:
 
 def test_a_report_is_as_the_suite_wrote_it(tmp_path: Path) -> None:
     made(tmp_path)
-    assert verified(tmp_path) == (0, "16 cases: schema, digests and completeness are right\n")
+    assert verified(tmp_path) == (0, "16 cases: right are schema, digests, completeness, summary\n")
 
 
 def _edit(document: dict[str, Any]) -> None:
@@ -129,6 +131,74 @@ def test_with_digests_renewed_it_is_found_too(tmp_path: Path, change: Callable[[
     status, text = verified(tmp_path)
     assert status == 1
     assert says in text
+
+
+def _of_another_suite(document: dict[str, Any]) -> None:
+    document["run"]["suite"] = "0" * 64
+
+
+def _interrupt(document: dict[str, Any]) -> None:
+    document["run"]["interrupted"] = True
+    document["summary"] = report.summarize(document["cases"], [], complete=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_of_another_suite, "completeness not checked: the report was made by another version of the suite"),
+        (_interrupt, "completeness not checked: the run was interrupted, 1 of 16 cases are missing"),
+    ],
+)
+def test_what_cannot_be_checked_is_said(tmp_path: Path, change: Callable[[dict[str, Any]], None], says: str) -> None:
+    document = made(tmp_path)
+    _delete(document)
+    change(document)
+    report.write(tmp_path, evidence.sealed(document, tmp_path))
+    status, text = verified(tmp_path)
+    assert status == UNCHECKED
+    assert says in text
+    assert "completeness" not in text.splitlines()[0]
+
+
+def test_a_case_too_many_is_found_in_an_interrupted_run(tmp_path: Path) -> None:
+    document = made(tmp_path)
+    _add(document)
+    _interrupt(document)
+    report.write(tmp_path, evidence.sealed(document, tmp_path))
+    assert verified(tmp_path)[0] == 1
+
+
+def test_a_selection_that_no_run_has_is_found(tmp_path: Path) -> None:
+    document = made(tmp_path)
+    document["run"]["selection"]["shard"] = "3/2"
+    report.write(tmp_path, evidence.sealed(document, tmp_path))
+    status, text = verified(tmp_path)
+    assert (status, text.splitlines()[0]) == (
+        1,
+        "selection: no run has it: no shard '3/2': write I/N with I from 1 to N, as 2/8",
+    )
+
+
+def _numerics(document: dict[str, Any]) -> str:
+    criteria = document["summary"]["levels"]["full"]["criteria"]
+    return str(next(each["state"] for each in criteria if each["name"].startswith("declared numerics")))
+
+
+def test_numerics_are_shown_by_the_shard_that_probed(tmp_path: Path) -> None:
+    found = {"probe": "mm float32 operands", "value": "TF32", "detail": "", "declared": "TF32", "agrees": True}
+    parts = [(tmp_path / f"{i}", made(tmp_path / f"{i}", f"{i}/2", numerics=[found] if i == 2 else [])) for i in (1, 2)]
+    assert [_numerics(part) for _, part in parts] == ["not shown", "met"]
+    whole = merge(parts, tmp_path / "whole")
+    assert (whole["numerics"], _numerics(whole)) == ([found], "met")
+    other = {**found, "value": "float32", "agrees": False}
+    parts[0] = (parts[0][0], made(parts[0][0], "1/2", numerics=[other]))
+    whole = merge(parts, tmp_path / "whole")
+    assert (whole["numerics"], _numerics(whole)) == ([other, found], "not met")
+
+
+@pytest.mark.parametrize(("shard", "probes"), [(None, True), ("1/8", True), ("2/8", False), ("11/12", False)])
+def test_one_shard_probes(shard: str | None, probes: bool) -> None:
+    assert run._run(run.Request("chip", shard=shard, seed=3), 3).numerics is probes
 
 
 def test_logs_are_evidence_too(tmp_path: Path) -> None:

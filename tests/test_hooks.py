@@ -183,8 +183,16 @@ def test_fingerprint(register: Any) -> None:
 
 
 def test_conformance(register: Any) -> None:
-    reasons = {"erfinv[float16]": "the table has 10 bits"}
-    assert loaded(register, conformance=lambda: reasons).expected_failures == reasons
+    crash = vendor_sdk.KnownFailure("not linked in", verdict="crash")
+    given = {"erfinv[float16]": "the table has 10 bits", "sort": crash}
+    known = {"erfinv[float16]": vendor_sdk.KnownFailure("the table has 10 bits"), "sort": crash}
+    assert loaded(register, conformance=lambda: given).expected_failures == known
+
+
+@pytest.mark.parametrize("wrong", [3, " ", vendor_sdk.KnownFailure("slow on Mondays", verdict="slow")])
+def test_a_known_failure_has_a_reason_and_a_way_to_fail(register: Any, wrong: Any) -> None:
+    with pytest.raises(vendor_sdk.errors.ContractError, match="conformance"):
+        loaded(register, conformance=lambda: {"sort": wrong})
 
 
 def test_every_hook_has_a_test_a_default_and_a_place_in_the_list() -> None:

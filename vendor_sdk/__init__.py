@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         CONTRACT_VERSION,
         Backend,
         Decline,
+        KnownFailure,
         Legalization,
         MemoryPolicy,
         NodeContext,
@@ -87,7 +88,8 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "vendor_sdk.contract.backend": (
-        "CONTRACT_VERSION Backend Decline Legalization MemoryPolicy NodeContext Option Support Supported Target TensorInfo"
+        "CONTRACT_VERSION Backend Decline KnownFailure Legalization MemoryPolicy NodeContext Option Support Supported Target "
+        "TensorInfo"
     ),
     "vendor_sdk.contract.artifacts": "Artifacts",
     "vendor_sdk.contract.cache": "cache_dir",
@@ -179,6 +181,7 @@ __all__ = [
     "Kernel",
     "KernelError",
     "Kind",
+    "KnownFailure",
     "Launch",
     "Legalization",
     "Limits",

@@ -42,6 +42,7 @@ CLASSES = (
     backend.TensorInfo,
     backend.Supported,
     backend.Decline,
+    backend.KnownFailure,
     kernel.Kernel,
     device.Device,
     device.TorchDevice,

@@ -81,6 +81,24 @@ class Decline:
 Support = Supported | Decline
 
 
+VERDICTS = ("fail", "error", "crash", "timeout")
+"""What may be known to come out of a case: a wrong result, an exception, the end of the process, no answer in time."""
+
+
+@dataclass(frozen=True)
+class KnownFailure:
+    """A failure of the conformance suite that the vendor knows of; ``reason`` is shown with it.
+
+    Attributes:
+        reason: in the vendor's words (``"the table has 10 bits"``).
+        verdict: how it fails: ``"fail"`` (a wrong result), ``"error"`` (compiling or running raises), ``"crash"`` or
+            ``"timeout"``. Where it fails in another way, that is a failure nobody declared.
+    """
+
+    reason: str
+    verdict: str = "fail"
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeContext:
     """A node as the ``supports`` hook sees it: the prim with everything a backend may base its answer on.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from vendor_sdk.contract.backend import Backend, NodeContext, Support
+from vendor_sdk.contract.backend import Backend, KnownFailure, NodeContext, Support
 
 if TYPE_CHECKING:
     from vendor_sdk.contract.device import Device, TorchDevice
@@ -86,9 +86,10 @@ def fingerprint() -> str:
 
 
 @hookspec
-def conformance() -> Mapping[str, str]:
-    """Expected failures of the conformance suite: case id or glob (``"erfinv[float16]"``) to the reason. An expected failure
-    that passes fails the run. Merged like ``kernels``. Default: none."""
+def conformance() -> Mapping[str, KnownFailure | str]:
+    """Expected failures of the conformance suite: case id or glob (``"erfinv[float16]"``) to the reason, or to a
+    ``KnownFailure`` where it is not a wrong result. An expected failure that passes, or fails in another way, fails the run.
+    Merged like ``kernels``. Default: none."""
 
 
 HOOKS: Sequence[str] = (

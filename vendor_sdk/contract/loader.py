@@ -22,7 +22,18 @@ import pluggy
 import torch
 
 from vendor_sdk.contract import defaults, discovery, hookspecs, options
-from vendor_sdk.contract.backend import CONTRACT_VERSION, Backend, Decline, NodeContext, Option, Support, Supported, Target
+from vendor_sdk.contract.backend import (
+    CONTRACT_VERSION,
+    VERDICTS,
+    Backend,
+    Decline,
+    KnownFailure,
+    NodeContext,
+    Option,
+    Support,
+    Supported,
+    Target,
+)
 from vendor_sdk.contract.device import Device, TorchDevice
 from vendor_sdk.contract.discovery import suggestion
 from vendor_sdk.contract.hookspecs import HOOKS, PROJECT
@@ -97,7 +108,7 @@ class LoadedBackend:
         kernels: prim (or claimed composite) to kernel; plain callables are wrapped.
         decompositions: by ``decomposition_key``; the SDK's and the backend's, merged.
         fingerprint: what beside name and version changes compiled artefacts; user extensions included.
-        expected_failures: of the conformance suite, case id or glob to reason.
+        expected_failures: of the conformance suite, by case id or glob.
         distribution: name and version (``"mychip 1.2.0"``), or ``IN_PROCESS``.
         plugins: the backend's, then those of user extensions.
     """
@@ -106,7 +117,7 @@ class LoadedBackend:
     kernels: Mapping[str, Kernel]
     decompositions: Mapping[str, Callable[..., Any]]
     fingerprint: str
-    expected_failures: Mapping[str, str]
+    expected_failures: Mapping[str, KnownFailure]
     distribution: str
     plugins: tuple[object, ...]
     _hooks: _Hooks = field(repr=False)
@@ -453,8 +464,13 @@ def _check(name: str | None, plugin: object, extensions: Sequence[object], distr
     decompositions = hooks.merged("decompositions")
     _check_names(hooks, "decompositions", decompositions, [*defaults.decomposition_keys()])
     _check_values(hooks, "decompositions", decompositions, callable, "a callable")
-    expected = hooks.merged("conformance")
-    _check_values(hooks, "conformance", expected, lambda value: isinstance(value, str) and bool(value.strip()), "a reason")
+    declared = hooks.merged("conformance")
+    _check_values(
+        hooks, "conformance", declared, lambda value: isinstance(value, KnownFailure | str), "a reason, or a KnownFailure"
+    )
+    expected = {key: value if isinstance(value, KnownFailure) else KnownFailure(value) for key, value in declared.items()}
+    _check_values(hooks, "conformance", expected, lambda value: bool(value.reason.strip()), "a reason")
+    _check_values(hooks, "conformance", expected, lambda value: value.verdict in VERDICTS, f"one of {', '.join(VERDICTS)}")
     return LoadedBackend(
         backend=backend,
         kernels=MappingProxyType(
