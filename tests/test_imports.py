@@ -25,7 +25,7 @@ LAYERS = (
     STAGES,
     ("debug", "resting"),
     ("check", "dump"),
-    ("watch", "routes"),
+    ("watch", "routes", "launches"),
     ("pipeline", "kernel_report"),
     ("aot",),
     ("closure", "dynamo", "explanation", "model_file", "repro", "scaffold"),

@@ -14,9 +14,9 @@ from torch import fx
 from vendor_sdk import torch_private
 from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.fused import members
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of, user_line
 from vendor_sdk.ir.transfer import TRANSFERS
+from vendor_sdk.launches import parts
 from vendor_sdk.lower import CONTRACTIONS
 from vendor_sdk.prims.opset import BY_TARGET
 from vendor_sdk.run.compiled import CompiledGraph
@@ -160,23 +160,17 @@ def _kernel(compiled: CompiledGraph, node: fx.Node, sizes: Mapping[str, int]) ->
     else:
         read = _total(_nbytes(t, sizes) for n in node.all_input_nodes for t in tensors_of(n.meta.get("val")))
         written = _total(_nbytes(t, sizes) for t in tensors_of(node.meta["val"]))
-    parts = _parts(node)
+    prims = parts(node)
     return KernelReport(
         loops.name if loops is not None else str(node.target) if placement.route is Route.GRAPH else prim_name(node),
         str(placement.route) if placement.kind is Kind.NATIVE else "host",
-        tuple(prim_name(part) for part in parts if part.target is not operator.getitem and not _is_view(part)),
-        tuple(dict.fromkeys(line for part in (*parts, node) if (line := user_line(part)))),
+        tuple(prim_name(part) for part in prims if part.target is not operator.getitem and not _is_view(part)),
+        tuple(dict.fromkeys(line for part in (*prims, node) if (line := user_line(part)))),
         read,
         written,
         scratch,
         dict(compiled.resources.get(node, {})),
     )
-
-
-def _parts(node: fx.Node) -> list[fx.Node]:
-    """The prims of a fused group or a partition; else the node itself."""
-    inner = getattr(node.target, "graph", None)
-    return list(inner.calls()) if isinstance(inner, PrimGraph) else members(node)
 
 
 def _is_view(node: fx.Node) -> bool:
@@ -225,11 +219,11 @@ def _source(node: fx.Node) -> fx.Node:
 
 def _apart(compiled: CompiledGraph, launches: Sequence[fx.Node]) -> list[Apart]:
     home: dict[str, set[fx.Node]] = {}
-    parts: dict[str, fx.Node] = {}
+    named: dict[str, fx.Node] = {}
     for node in launches:
-        for part in (*_parts(node), node):
+        for part in (*parts(node), node):
             home.setdefault(part.name, set()).add(node)
-            parts.setdefault(part.name, part)
+            named.setdefault(part.name, part)
     pairs: dict[tuple[str, str, str], None] = {}
     told: set[tuple[fx.Node, fx.Node]] = set()
     for refusal in compiled.refusals:
@@ -245,8 +239,8 @@ def _apart(compiled: CompiledGraph, launches: Sequence[fx.Node]) -> list[Apart]:
                 pairs[producer.name, consumer.name, reason] = None
     groups: dict[tuple[str, str, str], list[fx.Node]] = collections.defaultdict(list)
     for producer_name, consumer_name, reason in pairs:
-        key = prim_name(parts[producer_name]), prim_name(parts[consumer_name]), reason
-        groups[key].append(parts[consumer_name])
+        key = prim_name(named[producer_name]), prim_name(named[consumer_name]), reason
+        groups[key].append(named[consumer_name])
     found = [Apart(p, c, reason, len(nodes), user_line(nodes[0])) for (p, c, reason), nodes in groups.items()]
     return sorted(found, key=lambda each: -each.count)
 
@@ -276,6 +270,6 @@ def _of_routes(producer: fx.Node, consumer: fx.Node) -> str:
             return f"{prim_name(node)} runs by a kernel of the backend, into which nothing fuses"
         if placement.route is Route.GRAPH:
             return "one of them is in a partition, which the backend's own compiler fuses"
-    if prim_name(_parts(consumer)[0]) in CONTRACTIONS:
+    if prim_name(parts(consumer)[0]) in CONTRACTIONS:
         return WORDS["a contraction starts its own kernel"]
     return ""

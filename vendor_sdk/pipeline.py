@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from vendor_sdk import debug, torch_private
+from vendor_sdk import debug, launches, torch_private
 from vendor_sdk.capture.graph import trace as trace_function
 from vendor_sdk.check import Compiled
 from vendor_sdk.codegen.ahead import ahead
@@ -167,7 +167,10 @@ def decide(graph: PrimGraph, session: Session, watch: Watch, activations: Activa
 def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
     """Compiles the kernels, which the backend may have from before, and writes the wrapper."""
     state = _state(session)
-    wrapper, frames, loops, resources = _wrap(decided, session, state, watch)
+    calls, resources = _launched(decided, session)
+    wrapper, frames = _wrap(decided, session, state, calls, _observers)
+    _watched(decided, session, state, calls, watch, wrapper)
+    loops = {node: call.kernel for node, call in calls.items() if isinstance(call, EmittedCall)}
     if session.target is not None:
         resources |= ahead(decided.graph, session.loaded.kernels, session.target, STORAGE_ARGUMENTS)
     not_recorded, recorded = _recording(decided, session, state, watch, wrapper)
@@ -182,6 +185,7 @@ def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
         refusals=decided.refusals,
         not_recorded=not_recorded,
         recorded=recorded,
+        profiled=functools.partial(_profiled, decided.graph_alone(), session, calls) if _profilable(session) else None,
         resources=resources,
         elsewhere=None if session.target is None else functools.partial(_elsewhere, session),
         examined=watch.examined,
@@ -249,12 +253,9 @@ def recording(sink: Callable[[CompiledGraph], None]) -> Iterator[None]:
 
 _sinks: list[Callable[[CompiledGraph], None]] = []
 
-Observe = Callable[[Session, str, str, Callable[..., Any]], Callable[..., Any]]
-"""``observe(session, name, kind, function)`` runs in place of ``function``; kinds are "kernel", "host" and "partition"."""
-
 
 @contextmanager
-def observing(observe: Observe) -> Iterator[None]:
+def observing(observe: launches.Observe) -> Iterator[None]:
     """Graphs compiled meanwhile launch one kernel at a time, through what ``observe`` makes of it."""
     _observers.append(observe)
     try:
@@ -263,13 +264,7 @@ def observing(observe: Observe) -> Iterator[None]:
         _observers.remove(observe)
 
 
-_observers: list[Observe] = []
-
-
-def _observed(session: Session, name: str, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    for observe in _observers:
-        function = observe(session, name, kind, function)
-    return function
+_observers: list[launches.Observe] = []
 
 
 def device_memory(backend: str, options: Options | None = None) -> DeviceMemory | None:
@@ -432,6 +427,10 @@ class Decided:
         """Without what only this process knows; ``finish`` finds it again."""
         return replace(self, lowered={}, native=None)
 
+    def graph_alone(self) -> Decided:
+        """Without the kernels, once they are compiled."""
+        return replace(self, texts=(), lowered={}, native=None)
+
 
 def _allocated(loaded: LoadedBackend, emitted: Container[fx.Node], node: fx.Node) -> bool:
     """Whether the SDK allocates a node's results, rather than whoever runs it."""
@@ -518,64 +517,100 @@ def _plan(
     return Decided(graph, placements, refusals, steps.order, loops, texts, text_of, in_place, plan, lowered, native)
 
 
-def _wrap(
-    decided: Decided, session: Session, state: _State, watch: Watch
-) -> tuple[Wrapper, Frames, dict[fx.Node, LoopKernel], dict[fx.Node, Mapping[str, int]]]:
-    """Compiles the kernels and writes the wrapper; the kernels come with it, and what each takes of the device."""
-    loaded, graph, plan, emitter = session.loaded, decided.graph, decided.plan, session.emitter
-    emitted: dict[fx.Node, EmittedCall] = {}
+Launched = Mapping[fx.Node, EmittedCall | NativeLaunch]
+
+
+def _launched(decided: Decided, session: Session) -> tuple[Launched, dict[fx.Node, Mapping[str, int]]]:
+    """Compiles the kernels: how each node on the emitter route is launched, and each with a native kernel; and what each takes
+    of the device."""
+    emitter = session.emitter
+    calls: dict[fx.Node, EmittedCall | NativeLaunch] = {}
     resources: dict[fx.Node, Mapping[str, int]] = {}
     if decided.texts:
         assert emitter is not None
-        launches = emitter.compile(decided.texts)
+        made = emitter.compile(decided.texts)
         for node, (kernel, inputs) in decided.kernels.items():
-            made = launches[decided.text_of[node]]
-            resources[node] = emitter.resources(made)
-            launch = _observed(session, kernel.name, "kernel", made)
-            emitted[node] = EmittedCall(launch, kernel, inputs)
-    native = _native_calls(graph, session) if decided.native is None else decided.native
-    # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
-    frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena, pooled=state.recorder is not None)
+            launch = made[decided.text_of[node]]
+            resources[node] = emitter.resources(launch)
+            calls[node] = EmittedCall(launch, kernel, inputs)
+    native = _native_calls(decided.graph, session) if decided.native is None else decided.native
+    for node, one in native.items():
+        calls[node] = NativeLaunch(one.call.launch, one.inputs, one.call.numbers)
     keepers.add(kept.release)
     if emitter is not None:
         keepers.add(emitter.release)
-    observed = functools.partial(_observed, session)
-    for node in graph.calls():
+    return calls, resources
+
+
+def _wrap(
+    decided: Decided, session: Session, state: _State, calls: Launched, observers: Sequence[launches.Observe]
+) -> tuple[Wrapper, Frames]:
+    """Writes the wrapper. With observers its steps run one at a time, each through what they make of it."""
+    loaded, graph, plan, emitter = session.loaded, decided.graph, decided.plan, session.emitter
+    # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
+    frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena, pooled=state.recorder is not None)
+    links = emitter is not None and state.memory is None and not observers
+
+    def seen(node: fx.Node, name: str, kind: str, operands: Sequence[fx.Node], fills: str, run: Callable[..., Any]) -> Any:
+        launch = launches.Launch(name, kind, node, graph, tuple(operands), fills)
+        return launches.observed(observers, session, launch, run)
+
+    def called(node: fx.Node, call: EmittedCall | NativeLaunch) -> EmittedCall | NativeLaunch:
+        name = call.kernel.name if isinstance(call, EmittedCall) else prim_name(node)
+        return replace(call, launch=seen(node, name, "kernel", call.inputs, "last", call.launch))
+
+    def function(node: fx.Node) -> Callable[..., Any]:
+        operands = launches.tensor_arguments(node)
+        if node.meta["placement"].kind is Kind.HOST:
+            return seen(node, prim_name(node), "host", operands, "", _host_operator(loaded, node))  # type: ignore[no-any-return]
         if isinstance(node.target, Partition):
-            node.target.run = observed(str(node.target), "partition", node.target.run)
+            return seen(node, str(node.target), "partition", operands, "", node.target)  # type: ignore[no-any-return]
+        kernel = loaded.kernels[prim_name(node)]
+        fills = "first" if kernel.destination else ""
+        return seen(node, prim_name(node), "kernel", operands, fills, kernel.call)  # type: ignore[no-any-return]
+
     wrapper = generate(
         graph,
         state.runtime,
-        {prim: replace(each, call=observed(prim, "kernel", each.call)) for prim, each in loaded.kernels.items()}
-        if _observers
-        else loaded.kernels,
-        {
-            **emitted,
-            **{
-                node: NativeLaunch(observed(prim_name(node), "kernel", one.call.launch), one.inputs, one.call.numbers)
-                for node, one in native.items()
-            },
-        },
-        lambda node: observed(prim_name(node), "host", _host_operator(loaded, node)),
+        loaded.kernels,
+        {node: called(node, call) for node, call in calls.items()} if observers else calls,
+        function,
         steps=decided.order,
-        values=Values(plan, Aliases(), functools.partial(_allocated, loaded, {*decided.kernels, *native}), decided.in_place),
-        link=emitter.link if emitter is not None and state.memory is None and not _observers else lambda program: None,
+        values=Values(plan, Aliases(), functools.partial(_allocated, loaded, calls), decided.in_place),
+        link=emitter.link if emitter is not None and links else lambda program: None,
         frames=frames,
         bank=Bank(),
+        profiled=not observers and _profilable(session),
     )
+    return wrapper, frames
+
+
+def _profilable(session: Session) -> bool:
+    """Whether calls under torch's profiler run a wrapper of their own. A recording holds the addresses of the one that it was
+    taken of, and what it replays the profiler shows as the device sees it."""
+    return not _observers and session.target is None and _state(session).recorder is None
+
+
+def _profiled(decided: Decided, session: Session, calls: Launched) -> Wrapper:
+    """The wrapper whose launches are events of torch's profiler."""
+    return launches.aside(_wrap, decided, session, _state(session), calls, [launches.event])[0]  # type: ignore[no-any-return]
+
+
+def _watched(decided: Decided, session: Session, state: _State, calls: Launched, watch: Watch, wrapper: Wrapper) -> None:
+    """Shows the wrapper to debugging."""
+    emitted = {node: call for node, call in calls.items() if isinstance(call, EmittedCall)}
     compiled = functools.partial(
         Compiled,
-        graph,
+        decided.graph,
         decided.order,
-        loaded.kernels,
+        session.loaded.kernels,
         decided.lowered,
         emitted,
         decided.in_place,
         state.runtime,
-        emitter,
+        session.emitter,
     )
     watch.compiled(compiled, wrapper.source, wrapper.namespace)
-    return wrapper, frames, {node: call.kernel for node, call in emitted.items()}, resources
 
 
 def _saved(graph: PrimGraph, shares: Aliases) -> dict[Slot, int]:

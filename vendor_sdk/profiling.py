@@ -11,24 +11,20 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from vendor_sdk import pipeline, terminal, torch_private
-from vendor_sdk.contract.device import Device, DeviceTensor, TorchDevice
 from vendor_sdk.contract.loader import Session
+from vendor_sdk.ir.primgraph import PrimGraph
+from vendor_sdk.launches import COPY, Launch, Peaks, shape_of, waiting
 
-COPY = "copy GB/s"
-"""The peak of ``DeviceProperties.peaks`` that bytes are compared with."""
-PROBE_BYTES = 1 << 26
-"""Copied to measure the bandwidth of memory that torch owns."""
 ROWS = 25
 BAR = 24
 
@@ -41,39 +37,53 @@ class Event:
         name: of the kernel (``k3_exp_sum``), or of the prim.
         kind: ``"kernel"``, ``"host"`` or ``"partition"``.
         backend: name.
+        graph: which of the compiled graphs, in the order of their first launches, and its direction (``"0 forward"``).
         start, seconds: on the clock ``time.perf_counter``, the device's work included.
         bytes: of the tensors it got and made, each counted whole and once.
+        flops: of its matrix products and convolutions; a multiplication and an addition are two.
         shapes: of these tensors, with dtypes.
+        at_peak: seconds that its bytes and products take at best; None on the host, and where no peak is known.
         first: whether it was the kernel's first launch, which may have waited for a compiler.
     """
 
     name: str
     kind: str
     backend: str
+    graph: str
     start: float
     seconds: float
     bytes: int
+    flops: int
     shapes: tuple[str, ...]
+    at_peak: float | None
     first: bool = False
+
+    @property
+    def of_peak(self) -> float | None:
+        """The fraction of the peak."""
+        return _fraction([self])
 
 
 @dataclass(frozen=True)
 class Total:
-    """All launches of one name and kind.
+    """All launches of one step of a graph, or of several that are alike, with the same shapes.
 
     Attributes:
-        calls, seconds, bytes: sums.
+        calls, seconds, bytes, flops: sums.
         share: of the time of all launches, from 0 to 1.
-        of_peak: bytes over time, as a share of the copy bandwidth of the device; None where no peak is known.
-        shapes: of its first launch.
+        of_peak: the time that bytes at the speed of a copy and products at their rate take, the longer, over that taken; None
+            on the host, and where no peak is known.
+        shapes: of what one launch reads and makes.
     """
 
     name: str
     kind: str
     backend: str
+    graph: str
     calls: int
     seconds: float
     bytes: int
+    flops: int
     share: float
     of_peak: float | None
     shapes: tuple[str, ...]
@@ -85,30 +95,32 @@ class Profile:
 
     Attributes:
         events: launches, in order.
-        peaks: bytes per second of a copy, by backend: what its device declares, else (for torch's own devices) as measured.
+        peaks: those that launches were held against, by backend, in the terms of ``DeviceProperties.peaks``: what its device
+            declares, else (for torch's own devices) as measured.
     """
 
     events: list[Event] = field(default_factory=list)
-    peaks: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def totals(self) -> list[Total]:
-        """By name and kind, the longest first. First launches count only where there are no others."""
-        groups: dict[tuple[str, str, str], list[Event]] = collections.defaultdict(list)
+        """By graph, name, kind and shapes, the longest first. First launches count only where there are no others."""
+        groups: dict[tuple[str, str, str, str, tuple[str, ...]], list[Event]] = collections.defaultdict(list)
         for event in self.events:
-            groups[event.name, event.kind, event.backend].append(event)
+            groups[event.name, event.kind, event.backend, event.graph, event.shapes].append(event)
         groups = {key: [event for event in events if not event.first] or events for key, events in groups.items()}
         whole = sum(event.seconds for events in groups.values() for event in events) or 1.0
         totals = []
-        for (name, kind, backend), events in groups.items():
-            seconds, size = sum(event.seconds for event in events), sum(event.bytes for event in events)
-            peak = self.peaks.get(backend) if kind != "host" else None
-            of_peak = size / seconds / peak if peak and seconds else None
-            totals.append(Total(name, kind, backend, len(events), seconds, size, seconds / whole, of_peak, events[0].shapes))
+        for (name, kind, backend, graph, shapes), events in groups.items():
+            seconds = sum(event.seconds for event in events)
+            size, flops = (sum(each) for each in zip(*((event.bytes, event.flops) for event in events), strict=True))
+            share, fraction = seconds / whole, _fraction(events)
+            totals.append(Total(name, kind, backend, graph, len(events), seconds, size, flops, share, fraction, shapes))
         return sorted(totals, key=lambda total: -total.seconds)
 
     def to_json(self) -> str:
         """Totals and events as JSON text."""
-        record = {"peaks": self.peaks, "totals": list(map(vars, self.totals())), "events": list(map(vars, self.events))}
+        record: dict[str, Any] = {"peaks": self.peaks, "totals": list(map(vars, self.totals())), "events": []}
+        record["events"] = [{**vars(event), "of_peak": event.of_peak} for event in self.events]
         return json.dumps(record, indent=2)
 
     def chrome_trace(self, path: str | Path) -> None:
@@ -118,7 +130,10 @@ class Profile:
             {
                 "name": event.name, "cat": event.kind, "ph": "X", "pid": event.backend, "tid": event.kind,
                 "ts": (event.start - first) * 1e6, "dur": event.seconds * 1e6,
-                "args": {"bytes": event.bytes, "shapes": list(event.shapes)},
+                "args": {
+                    "graph": event.graph, "bytes": event.bytes, "flops": event.flops, "shapes": list(event.shapes),
+                    "of peak": event.of_peak,
+                },
             }
             for event in self.events
         ]  # fmt: skip
@@ -130,27 +145,30 @@ class Profile:
         totals = self.totals()
         calls, seconds = sum(total.calls for total in totals), sum(total.seconds for total in totals)
         table = Table(title=f"{calls} launches, {seconds * 1e3:.3f} ms; {len(self.events) - calls} first ones left out")
-        for column in ("kernel", "", "share", "calls", "ms", "MB", "of peak", "shapes of the first"):
+        for column in ("graph", "kernel", "", "share", "calls", "ms", "MB", "GFLOP", "of peak", "shapes"):
             table.add_column(
-                column, justify="left" if column in ("kernel", "", "shapes of the first") else "right", overflow="fold"
+                column, justify="left" if column in ("graph", "kernel", "", "shapes") else "right", overflow="fold"
             )
         for total in totals[:ROWS]:
             bar = "█" * max(round(total.share * BAR), 1)
             table.add_row(
+                total.graph,
                 total.name if total.kind == "kernel" else f"{total.name} ({total.kind})",
                 bar,
                 f"{total.share:.1%}",
                 str(total.calls),
                 f"{total.seconds * 1e3:.3f}",
                 f"{total.bytes / 1e6:.3f}",
+                f"{total.flops / 1e9:.3f}" if total.flops else "",
                 "" if total.of_peak is None else f"{total.of_peak:.0%}",
                 ", ".join(total.shapes),
             )
         console.print(table)
         if len(totals) > ROWS:
             console.print(f"and {len(totals) - ROWS} more, which to_json() lists")
-        for backend, peak in self.peaks.items():
-            console.print(f"{backend}: the peak is a copy at {peak / 1e9:.1f} GB/s", markup=False, highlight=False)
+        for backend, peaks in self.peaks.items():
+            named = [f"{'products of ' if name != COPY else ''}{_figure(name, peak)}" for name, peak in peaks.items()]
+            console.print(f"{backend}: the peak is {', '.join(named)}", markup=False, highlight=False)
 
 
 @contextmanager
@@ -161,32 +179,39 @@ def profile() -> Iterator[Profile]:
             torch.compile(model, backend="mychip")(x)
         seen.print()
 
-    Under ``torch.profiler.profile()`` each launch is an event of its own, ``mychip::k3_exp_sum``, too.
+    Under ``torch.profiler.profile()`` each launch is an event of its own, ``mychip::k3_exp_sum``, with and without this.
     """
     seen = Profile()
     lock = threading.Lock()
-    bandwidth: dict[str, float] = {}
+    graphs: dict[int, tuple[str, PrimGraph]] = {}
+    peaks: dict[str, Peaks] = {}
 
-    def observe(session: Session, name: str, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def observe(session: Session, launch: Launch, function: Callable[..., Any]) -> Callable[..., Any]:
         backend = session.loaded.backend.name
-        wait = _wait(session)
-        if backend not in seen.peaks and (peak := _peak(session, bandwidth)):
-            seen.peaks[backend] = peak
-
+        wait = waiting(session)
+        known = peaks.setdefault(backend, Peaks(session, seen.peaks.setdefault(backend, {})))
         calls = itertools.count()
 
         @functools.wraps(function)
         def observed(*args: Any, **kwargs: Any) -> Any:
-            with torch.profiler.record_function(f"{backend}::{name}"):
+            with torch_private.profiler_event(f"{backend}::{launch.name}", (), {}):
                 started = time.perf_counter()
                 result = function(*args, **kwargs)
                 wait()
                 seconds = time.perf_counter() - started
-            tensors = list({id(tensor): tensor for tensor in _tensors((args, kwargs, result))}.values())
+            given = args, kwargs
+            tensors, products = launch.tensors(given, result), launch.products(given)
             size = sum(tensor.nbytes for tensor in tensors)
+            best = known.seconds(size, products) if launch.kind != "host" else None
             with lock:
-                shapes = tuple(map(_shape, tensors))
-                seen.events.append(Event(name, kind, backend, started, seconds, size, shapes, next(calls) == 0))
+                number = f"{len(graphs)} {'backward' if launch.graph.backward else 'forward'}"
+                graph, _ = graphs.setdefault(id(launch.graph), (number, launch.graph))
+                seen.events.append(
+                    Event(
+                        launch.name, launch.kind, backend, graph, started, seconds, size, sum(products.values()),
+                        tuple(map(shape_of, tensors)), best, next(calls) == 0,
+                    )
+                )  # fmt: skip
             return result
 
         return observed
@@ -199,46 +224,13 @@ def profile() -> Iterator[Profile]:
         torch_private.forget_compiled()
 
 
-def _wait(session: Session) -> Callable[[], None]:
-    device = session.device
-    if isinstance(device, Device):
-        return device.synchronize
-    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+def _fraction(events: list[Event]) -> float | None:
+    seconds = sum(event.seconds for event in events)
+    known = [event.at_peak for event in events if event.at_peak is not None]
+    return sum(known) / seconds if seconds and len(known) == len(events) else None
 
 
-def _peak(session: Session, measured: dict[str, float]) -> float | None:
-    """Bytes per second that a copy reads and writes."""
-    device = session.device
-    if isinstance(device, Device):
-        declared = device.properties().peaks.get(COPY)
-        return declared * 1e9 if declared else None
-    if device.type not in measured:
-        measured[device.type] = _copy_bandwidth(device)
-    return measured[device.type]
-
-
-def _copy_bandwidth(device: TorchDevice) -> float:
-    source = torch.ones(PROBE_BYTES, dtype=torch.uint8, device=device.type)
-    target = torch.empty_like(source)
-    times = []
-    for _ in range(4):
-        started = time.perf_counter()
-        target.copy_(source)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return 2 * PROBE_BYTES / min(times)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor | DeviceTensor]:
-    if isinstance(value, torch.Tensor | DeviceTensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for item in value:
-            yield from _tensors(item)
-
-
-def _shape(tensor: torch.Tensor | DeviceTensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(map(str, tensor.shape))}]"
+def _figure(name: str, peak: float) -> str:
+    """``"copy at 31.2 GB/s"``."""
+    what, unit = name.rsplit(" ", 1)
+    return f"{what} at {peak:.3g} {unit}"

@@ -58,6 +58,13 @@ from torch.utils._sympy.printers import PythonPrinter
 
 pytree = _pytree
 
+PROFILER = torch.autograd.profiler
+PROFILING = "_is_profiler_enabled"
+"""The attribute of ``PROFILER`` that says whether a profiler of torch runs, in any thread (torch 2.11 and 2.13)."""
+profiler_event = torch._C._profiler._RecordFunctionFast
+"""``with profiler_event(name, (), arguments)``: an event of torch's profiler, with ``arguments`` (numbers and texts by name)
+where that was told to record shapes."""
+
 Table = Mapping[Any, Callable[..., Any]]
 
 

@@ -128,13 +128,14 @@ def generate(
     runtime: Runtime,
     kernels: Mapping[str, Kernel],
     launched: Mapping[fx.Node, LaunchedCall],
-    host: Callable[[fx.Node], Callable[..., Any]],
+    function: Callable[[fx.Node], Callable[..., Any]],
     *,
     steps: Sequence[fx.Node],
     values: Values,
     link: Callable[[Program], Entry | None],
     frames: Frames,
     bank: Bank,
+    profiled: bool = False,
 ) -> Wrapper:
     """Writes the wrapper of a placed and planned graph.
 
@@ -142,14 +143,15 @@ def generate(
         runtime: allocation, transfers, views and checks for the session's device.
         kernels: the backend's kernels by prim.
         launched: how each emitted node, and each with a native kernel, is launched.
-        host: the operator that runs a host node.
+        function: what runs any other node that runs: a kernel, a partition, an operator on the host.
         steps: the nodes that run, in order.
         values: the memory plan.
         link: makes one native call of several launches, or declines.
         frames: gives each call its arena.
         bank: gives each call its bank.
+        profiled: whether calls under torch's profiler go to the function that the namespace has as ``PROFILED``.
     """
-    return _Writer(graph, runtime, kernels, launched, host, steps, values, link, frames, bank).write()
+    return _Writer(graph, runtime, kernels, launched, function, steps, values, link, frames, bank).write(profiled)
 
 
 class _Writer:
@@ -159,7 +161,7 @@ class _Writer:
         runtime: Runtime,
         kernels: Mapping[str, Kernel],
         launched: Mapping[fx.Node, LaunchedCall],
-        host: Callable[[fx.Node], Callable[..., Any]],
+        function: Callable[[fx.Node], Callable[..., Any]],
         steps: Sequence[fx.Node],
         values: Values,
         link: Callable[[Program], Entry | None],
@@ -167,7 +169,7 @@ class _Writer:
         bank: Bank,
     ) -> None:
         self.bank = bank
-        self.graph, self.runtime, self.kernels, self.launched, self.host = graph, runtime, kernels, launched, host
+        self.graph, self.runtime, self.kernels, self.launched, self.function = graph, runtime, kernels, launched, function
         self.values, self.link, self.frames = values, link, frames
         self.lines: list[str] = []
         self.nodes: dict[int, Sequence[fx.Node]] = {}
@@ -192,7 +194,7 @@ class _Writer:
         # A forward graph's bank is part of the block that its backward graph will want.
         self.lends = bool(values.banked()) and not graph.backward
 
-    def write(self) -> Wrapper:
+    def write(self, profiled: bool) -> Wrapper:
         self._sizes()
         segments = self._segments()
         self._frame_tensors(segments)
@@ -205,12 +207,18 @@ class _Writer:
         self._epilogue()
         body = "".join(f"        {line}\n" for line in self.lines)
         # The handler costs nothing until it is needed; around the function, it would cost every call another one.
-        source = f"def call(args):\n    try:\n{body}    except Exception as error:\n        FAILED(error)\n        raise\n"
+        check = ""
+        if profiled:
+            self.text.namespace["PROFILER"] = torch_private.PROFILER
+            check = f"    if PROFILER.{torch_private.PROFILING}: return PROFILED(args)\n"
+        source = (
+            f"def call(args):\n{check}    try:\n{body}    except Exception as error:\n        FAILED(error)\n        raise\n"
+        )
         launches = sum(1 for node in self.order if _launches(node))
         native = sum(1 for s in segments if isinstance(s, Segment) and s.entry is not None)
         return Wrapper(
             source,
-            {index + 3: nodes for index, nodes in self.nodes.items()},
+            {index + 3 + bool(check): nodes for index, nodes in self.nodes.items()},
             self.text.namespace,
             (launches, native),
             len(self.seeds),
@@ -589,7 +597,7 @@ class _Writer:
             self._line(f"{node.name} = {text}", node)
 
     def _host(self, node: fx.Node) -> None:
-        call = self._call(self.text.constant(self.host(node)), node.args, node.kwargs)
+        call = self._call(self.text.constant(self.function(node)), node.args, node.kwargs)
         self._line(f"{node.name} = RT.contiguous({call})" if tensors_of(node.meta["val"]) else f"{node.name} = {call}", node)
         self._own(node)
 
@@ -603,7 +611,7 @@ class _Writer:
     def _native(self, node: fx.Node) -> None:
         if node.meta["placement"].route is Route.GRAPH:
             inputs = self.text.arguments(node.args, {}, self._dense)
-            self._line(f"{node.name} = {self.text.constant(node.target)}({inputs})", node)
+            self._line(f"{node.name} = {self.text.constant(self.function(node))}({inputs})", node)
             if _vouched_for(node):
                 self._bind_data_dependent(node)
             else:
@@ -613,7 +621,7 @@ class _Writer:
 
     def _kernel(self, node: fx.Node) -> None:
         kernel = self.kernels[prim_name(node)]
-        name = self.text.constant(kernel.call)
+        name = self.text.constant(self.function(node))
         kwargs = {key: value for key, value in node.kwargs.items() if key not in STORAGE_ARGUMENTS}
         # ``clone`` is the one kernel that takes any strides: it is how operands become contiguous.
         operand = self._dense if prim_name(node) != "clone" else lambda _: None

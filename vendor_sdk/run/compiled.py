@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -29,6 +30,7 @@ class WrapperCode(Protocol):
     source: str
     filename: str
     nodes: Any
+    namespace: dict[str, Any]
     launches: tuple[int, int]
 
     def compile(self, failed: Callable[[Exception], None]) -> Callable[[list[Any]], list[Any]]: ...
@@ -63,6 +65,7 @@ class CompiledGraph:
         refusals: neighbours that the scheduler kept apart.
         not_recorded: why its launches are not recorded; None: nobody asked for that.
         recorded: makes of the function that runs the graph one that replays its launches, where they can be recorded.
+        profiled: makes the wrapper that calls under torch's profiler run; None: they run the one wrapper.
         resources: what each compiled kernel takes of the device, by node, where the backend says so.
         elsewhere: the error that a call raises, since the graph was compiled for a device that this machine may lack; None: it
             can be called.
@@ -80,13 +83,18 @@ class CompiledGraph:
     refusals: Sequence[Refusal] = ()
     not_recorded: str | None = None
     recorded: Callable[[Run], Recorded] | None = None
+    profiled: Callable[[], WrapperCode] | None = None
     resources: Mapping[fx.Node, Mapping[str, int]] = field(default_factory=dict)
     elsewhere: Callable[[], VendorSDKError] | None = None
     examined: Callable[[Run], Run] = lambda run: run
     tell: Callable[[Exception], None] = lambda error: None
     _run: Run = field(init=False)
+    _wrappers: list[WrapperCode] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._wrappers = [self.wrapper]
+        if self.profiled is not None:
+            self.wrapper.namespace["PROFILED"] = self._run_profiled
         if self.elsewhere is not None:
             self._run = _raising(self.elsewhere)
             return
@@ -147,6 +155,15 @@ class CompiledGraph:
         self._run.compiled_graph = self  # type: ignore[attr-defined]
         return self._run
 
+    def _run_profiled(self, inputs: list[Any]) -> list[Any]:
+        return self._profiled_run(inputs)
+
+    @functools.cached_property
+    def _profiled_run(self) -> Run:
+        assert self.profiled is not None
+        self._wrappers.append(self.profiled())
+        return self._wrappers[-1].compile(self._failed)
+
     def _failed(self, error: Exception) -> None:
         """Raises what a step raised, with the prim it comes from; returns where the error comes from no step."""
         try:
@@ -167,8 +184,9 @@ class CompiledGraph:
     def _nodes_at(self, trace: TracebackType | None) -> Sequence[fx.Node]:
         nodes: Sequence[fx.Node] = ()
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename == self.wrapper.filename:
-                nodes = self.wrapper.nodes.get(trace.tb_lineno, nodes)
+            for wrapper in self._wrappers:
+                if trace.tb_frame.f_code.co_filename == wrapper.filename:
+                    nodes = wrapper.nodes.get(trace.tb_lineno, nodes)
             trace = trace.tb_next
         return nodes
 
