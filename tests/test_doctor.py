@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from vendor_sdk import doctor
 from vendor_sdk.cli import main
-from vendor_sdk.contract import cache, probe
+from vendor_sdk.contract import cache, discovery, probe
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -82,7 +82,7 @@ def test_a_size_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_backend_that_this_machine_cannot_run(monkeypatch: pytest.MonkeyPatch, install: Any) -> None:
     install("needle", {"needle": "json"})
     lacking = probe.Status("needy", ("needy 1.0",), "unavailable", "needy: no such chip here\n  fix: Buy one.")
-    monkeypatch.setattr(probe, "statuses", lambda installed: [lacking])
+    monkeypatch.setattr(probe, "statuses", lambda installed, devices: [lacking])
     monkeypatch.setattr(doctor, "_devices", lambda: iter(()))
     assert findings()["needy"] == {
         "area": "backends", "subject": "needy", "state": "warning", "found": "needy: no such chip here", "mend": "Buy one.",
@@ -105,3 +105,101 @@ def test_a_cache_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     root.chmod(0o777)
     found = findings("--fast", exit_code=1)[str(root)]
     assert (found["state"], found["mend"].startswith("chmod go-w")) == ("failed", True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "command", "said"),
+    [
+        ("CXX", "/bin/false", "exit status 1"),
+        ("CC", "/bin/true", "exit status 0, and no file"),
+        ("CC", "cc --no-such-flag", "no-such-flag"),
+    ],
+)
+def test_a_compiler_that_compiles_nothing(variable: str, command: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, command)
+    found = findings("--fast", exit_code=1)["C++ compiler" if variable == "CXX" else "C compiler"]
+    assert (found["state"], found["mend"]) == ("failed", f"correct or unset {variable}")
+    assert said in found["found"]
+    monkeypatch.setenv(variable, "g++ -O1")
+    assert findings("--fast")["C++ compiler"]["state"] == "ok"
+
+
+def test_a_name_that_torch_finds_and_the_sdk_does_not(install: Any) -> None:
+    install("half", {}, {"halfchip": "vendor_sdk.dynamo:halfchip", "other": "other.package:backend"})
+    found = findings("--fast", exit_code=1)
+    assert found["halfchip"]["state"] == "failed"
+    assert "vendor_sdk.backends" in found["halfchip"]["mend"]
+    assert "other" not in found
+
+
+DEVICE = """
+import os, time, torch, vendor_sdk
+from vendor_sdk import Device, DeviceError, DeviceProperties, MemoryStats, hookimpl
+
+class Memory(Device):
+    def allocate(self, nbytes):
+        {allocate}
+    def free(self, buffer):
+        {free}
+    def copy_in(self, source, target, offset):
+        target[offset : offset + len(source)] = source
+        {copy_in}
+    def copy_out(self, source, offset, target):
+        target[:] = source[offset : offset + len(target)]
+    def copy(self, *arguments):
+        pass
+    def synchronize(self):
+        pass
+    def memory_stats(self):
+        return MemoryStats(0, 0)
+    def properties(self):
+        return {properties}
+
+@hookimpl
+def backend():
+    return vendor_sdk.Backend(name="chip", version="1", dtypes=frozenset({{torch.float32}}))
+
+@hookimpl
+def device():
+    return Memory()
+
+@hookimpl
+def kernels():
+    return {{}}
+"""
+WHOLE = {
+    "allocate": "return bytearray(nbytes)",
+    "free": "pass",
+    "copy_in": "pass",
+    "properties": "DeviceProperties(name='a chip', memory_bytes=1 << 30)",
+}
+
+
+@pytest.mark.parametrize(
+    ("broken", "failed", "said"),
+    [
+        ({}, "", ""),
+        ({"allocate": "raise DeviceError('no such address')"}, "allocate", "no such address"),
+        ({"copy_in": "target[9] = 0"}, "copy", "1 of 4096 bytes came back changed, the first at 9"),
+        ({"properties": "None"}, "properties", "NoneType"),
+        ({"free": "raise ValueError('not mine')"}, "free", "not mine"),
+        ({"allocate": "os._exit(3)"}, "device", "its device ended the interpreter (exit status 3)"),
+    ],
+)
+def test_the_device_of_a_backend_is_tried(
+    broken: dict[str, str], failed: str, said: str, install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("chip", {"chip": "chip_plugin"}, modules={"chip_plugin": DEVICE.format(**{**WHOLE, **broken})})
+    mine = discovery.Installed(discovery.installed().named("chip"), ())
+    monkeypatch.setattr(discovery, "installed", lambda: mine)
+    monkeypatch.setattr(doctor, "_devices", lambda: iter(()))
+    found = findings(exit_code=bool(failed))
+    assert found["chip"]["state"] == "ok"
+    steps = {name: each for name, each in found.items() if name.startswith("chip: ")}
+    assert [name for name, each in steps.items() if each["state"] == "failed"] == ([f"chip: {failed}"] if failed else [])
+    if failed:
+        assert said in steps[f"chip: {failed}"]["found"]
+        assert steps[f"chip: {failed}"]["mend"] == probe.MENDS[failed]
+    else:
+        assert list(steps) == [f"chip: {name}" for name in probe.MENDS]
+        assert "a chip, 1,024 MiB" in steps["chip: properties"]["found"]

@@ -41,6 +41,8 @@ OLDEST_PYTHON = (3, 11)
 TORCH_CHECKED = ("2.11", "2.13")
 """The oldest and the newest torch that ``torch_private.py`` was checked on."""
 SECONDS = 120
+FUNCTION = "int f(){return 0;}"
+"""What a compiler is tried with, in C and in C++."""
 
 
 @dataclass(frozen=True)
@@ -135,17 +137,36 @@ def _compilers() -> Iterator[Finding]:
             mend = f"install one where a backend compiles such code (apt-get install {names[0] if names[0] != 'cc' else 'gcc'})"
             yield Finding("compilers", subject, "warning", f"none of {', '.join(names)} on PATH", mend)
         else:
-            yield Finding("compilers", subject, "ok", f"{found}: {_first_line([found, '--version'])}")
+            command = [found, *given[1:]]
+            status, words = _ran([*command, "--version"])
+            version = words[0] if words and not status else "it does not say its version"
+            if why := _cannot_compile(command, subject):
+                mend = f"correct or unset {variable}" if given else f"install it anew, or set {variable} to another"
+                yield Finding("compilers", subject, "failed", f"{' '.join(command)}: {version}; {why}", mend)
+            else:
+                yield Finding("compilers", subject, "ok", f"{' '.join(command)}: {version}")
 
 
 def _backends(fast: bool, wanted: str | None) -> Iterator[Finding]:
     installed = discovery.installed()
     for unreadable in installed.unreadable:
         yield Finding("backends", unreadable.distribution, "failed", unreadable.reason, "reinstall the distribution")
-    for status in probe.unloaded(installed) if fast else probe.statuses(installed):
+    for offer in installed.partnerless:
+        yield Finding(
+            "backends",
+            offer.name,
+            "failed",
+            f"{offer.distribution}: torch.compile finds it at {offer.dynamo!r}, and there is no plugin of that name",
+            f'add {offer.name} = "package.module" of its plugin under [project.entry-points."{discovery.GROUP}"], and reinstall',
+        )
+    for status in probe.unloaded(installed) if fast else probe.statuses(installed, devices=True):
         what = f"{', '.join(status.distributions)}: {status.state}"
         if status.state in ("installed", "ready"):
             yield Finding("backends", status.name, "warning" if status.hint else "ok", what, status.hint)
+            for step in status.device:
+                state: State = "failed" if step.failed else "ok"
+                mend = probe.MENDS[step.name] if step.failed else ""
+                yield Finding("devices", f"{status.name}: {step.name}", state, step.found, mend)
         else:
             lacking = status.state == "unavailable" and status.name != wanted
             text, _, mend = status.reason.partition("\n  fix: ")
@@ -243,9 +264,23 @@ def _devices() -> Iterator[Finding]:
         yield Finding("devices", "cuda", "ok", name)
 
 
-def _first_line(command: list[str]) -> str:
+def _cannot_compile(command: list[str], subject: str) -> str:
+    """Why a compiler makes no shared object of a function, "" where it does."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / ("f.cpp" if "++" in subject else "f.c")
+        source.write_text(f"{FUNCTION}\n")
+        made = source.with_name("f.so")
+        status, words = _ran([*command, "-shared", "-fPIC", "-o", str(made), str(source)])
+        if not status and made.is_file():
+            return ""
+    end = f"exit status {status}" if status else "exit status 0, and no file"
+    return f"it does not compile {FUNCTION!r} ({end}){f': {words[-1]}' if words else ''}"
+
+
+def _ran(command: list[str]) -> tuple[int, list[str]]:
+    """Exit status of a program and the lines it wrote, those of an error last."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return (done.stdout.strip().splitlines() or [""])[0]
+        return 1, [str(error)]
+    return done.returncode, (done.stdout + done.stderr).strip().splitlines()

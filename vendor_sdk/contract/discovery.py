@@ -18,6 +18,7 @@ from vendor_sdk.errors import BackendNameCollisionError, BackendNotFoundError, P
 
 GROUP = "vendor_sdk.backends"
 DYNAMO_GROUP = "torch_dynamo_backends"
+DYNAMO_MODULE = "vendor_sdk.dynamo"
 
 TORCH_BACKENDS = frozenset(
     {
@@ -69,7 +70,7 @@ class Offer:
     @property
     def hint(self) -> str:
         """What to mend in the distribution's metadata though the backend can be loaded, ``""`` when nothing."""
-        wanted = f"vendor_sdk.dynamo:{self.name}"
+        wanted = f"{DYNAMO_MODULE}:{self.name}"
         if not self.dynamo:
             return (
                 f'torch.compile(backend="{self.name}") will not find it: add {self.name} = "{wanted}" '
@@ -94,6 +95,8 @@ class Installed:
 
     offers: tuple[Offer, ...]
     unreadable: tuple[Unreadable, ...]
+    partnerless: tuple[Offer, ...] = ()
+    """names that torch.compile finds and the SDK does not: a line in one group alone, without a plugin"""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -108,6 +111,7 @@ def installed() -> Installed:
     """Reads the metadata of every distribution on ``sys.path``; of two copies of one distribution the first counts."""
     offers: list[Offer] = []
     unreadable: list[Unreadable] = []
+    partnerless: list[Offer] = []
     for distribution in _distributions():
         try:
             lines = [line for line in distribution.entry_points if line.group in (GROUP, DYNAMO_GROUP)]
@@ -115,10 +119,17 @@ def installed() -> Installed:
                 continue
             label = _label(distribution)
             dynamo = {line.name: line.value for line in lines if line.group == DYNAMO_GROUP}
-            offers += [Offer(line.name, line.value, label, dynamo.get(line.name, "")) for line in lines if line.group == GROUP]
+            mine = [Offer(line.name, line.value, label, dynamo.get(line.name, "")) for line in lines if line.group == GROUP]
+            offers += mine
+            partnerless += [
+                Offer(name, "", label, value)
+                for name, value in dynamo.items()
+                if value.partition(":")[0] == DYNAMO_MODULE and name not in {offer.name for offer in mine}
+            ]
         except Exception as error:  # whatever one distribution's files contain must not hide the others
             unreadable.append(Unreadable(_label(distribution), f"{type(error).__name__}: {error}"))
-    return Installed(tuple(sorted(offers, key=lambda offer: (offer.name, offer.distribution))), tuple(unreadable))
+    offers.sort(key=lambda offer: (offer.name, offer.distribution))
+    return Installed(tuple(offers), tuple(unreadable), tuple(partnerless))
 
 
 def find(name: str, in_process: Iterable[str] = ()) -> Offer:
