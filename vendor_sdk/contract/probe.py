@@ -194,8 +194,8 @@ def _ending(code: int) -> str:
 
 
 def _child(names: Sequence[str], devices: bool) -> None:
-    """Loads the backends in order and writes one JSON line each, and one of the device of each that is ready; what plugins print
-    goes to stderr."""
+    """Loads the backends in order and writes one JSON line each, and one of the device of each that is ready; what plugins
+    print goes to stderr."""
     with os.fdopen(os.dup(1), "w") as out:
         os.dup2(2, 1)
 
