@@ -19,6 +19,7 @@ import torch
 
 from conformance import witness
 from conformance.cases import PRIM, Case, draw
+from conformance.counters import NOT_EXECUTED, said, stood_still
 from conformance.endure import Problem, endure, independent
 from conformance.guards import Guarded, same_bits, storage_bytes
 from conformance.judge import Expectation, Judgement, expected_result, judge
@@ -178,10 +179,16 @@ def _run(
     inputs, others = Guarded(program.inputs), Guarded(inputs_of([t.fresh for t in trials], device))
 
     torch.manual_seed(SEEDS[0])
+    counters = subject.counters()
     first, damage = _call(compiled, program, inputs)
+    idle = stood_still(subject, counters)
     kept = [[tensor.clone() for tensor in outputs] for outputs in first]
     torch.manual_seed(SEEDS[1])
+    counters = subject.counters()
     second, more_damage = _call(compiled, program, others)
+    idle |= stood_still(subject, counters)
+    if idle and any(p.kind == "native" and p.prim == case.row.name for p in result.placed):
+        result.failures.append(Failure(-1, "", NOT_EXECUTED, said(subject)))
     calls: list[Right] = []
     for position, trial in enumerate(trials):
         for kind, message in DAMAGE.items():

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from torch import fx
 
 from conformance import graphs, script, spans
+from conformance.counters import NOT_EXECUTED, said, stood_still
 from conformance.graphs import Drawn
 from conformance.outcome import MESSAGE_LIMIT, UNKNOWN, Failure, Outcome, Wrong
 from conformance.program import Program
@@ -205,15 +206,25 @@ def certify(
         drawn = {only: drawn[only]}
     outcome = Outcome("pass", samples=len(drawn))
     placed: list[Placed] = []
-    tally = Tally()
+    tally, idle = Tally(), False
 
     def compiled(program: Program) -> Call:
         if graphs.KINDS[kind].dynamic:
             torch.compiler.reset()
             return subject.through_torch(program.module, dynamic=True)
         made = subject.compile(program)
-        placed.extend(placement for placement in made.placements if placement.node not in made.empty)
-        return made.call
+        computed = [placement for placement in made.placements if placement.node not in made.empty]
+        placed.extend(computed)
+        native = any(placement.kind == "native" for placement in computed)
+
+        def call(*inputs: torch.Tensor) -> Any:
+            nonlocal idle
+            counters = subject.counters()
+            results = made.call(*inputs)
+            idle |= native and stood_still(subject, counters)
+            return results
+
+        return call
 
     numbers = list(drawn)
     width = 1 if apart else TOGETHER
@@ -230,6 +241,8 @@ def certify(
             print(text, flush=True)
             label = f"{drawn[number].operators} prims" if number >= 0 else "together"
             outcome.failures.append(Failure(number, label, wrong.kind, wrong.message[:MESSAGE_LIMIT], text))
+    if idle:
+        outcome.failures.append(Failure(-1, "together", NOT_EXECUTED, said(subject)))
     outcome.compared = tally.graphs - len({failure.sample for failure in outcome.failures}) if tally.elements else 0
     outcome.fresh = outcome.compared
     outcome.worst = math.inf if outcome.failures else 0.0

@@ -174,7 +174,7 @@ class _Part:
             "kernels": self.kernels, "host_nodes": sum(each.kind == "host" for each in self.placed), "host_prims": host,
             "peak_bytes": self.peak, "verified_results": self.verified,
             "seconds": interval(self.race.seconds[BACKEND]).record() if timed else None,
-            "spread": round(self.race.spread(BACKEND), 4) if timed else None,
+            "rounds": self.race.rounds(), "spread": round(self.race.spread(BACKEND), 4) if timed else None,
             "speedup": speedup.record() if speedup else None, "gate": "fail" if self.recompiles else gate,
             "losses": [[_written(a), _written(b)] for a, b in self.losses],
         }  # fmt: skip

@@ -23,8 +23,8 @@ class Failure:
         sample: index in the order of the row's sampler.
         label: the sampler's words for it.
         kind: ``value``, ``shape``, ``dtype``, ``count``, ``class``, ``input-modified``, ``out-of-bounds``, ``second-call``,
-            ``overwritten``, ``exception``; a kind of ``endure.Problem``; ``disguised``; ``tampered``; ``torch`` for a wrong
-            value that has the very bits torch itself computes, or ``suite`` for a defect of the row.
+            ``overwritten``, ``exception``; a kind of ``endure.Problem``; ``disguised``; ``not-executed``; ``tampered``;
+            ``torch`` for a wrong value that has the very bits torch itself computes, or ``suite`` for a defect of the row.
         message: one or a few lines.
         script: a program of its own that shows it, where there is one.
     """

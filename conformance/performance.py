@@ -20,6 +20,7 @@ import vendor_sdk
 from conformance import witness
 from conformance.cases import Case, seed_of
 from conformance.closeness import Judge, alike
+from conformance.counters import NOT_EXECUTED, said, stood_still
 from conformance.guards import same_bits
 from conformance.memory import peak_memory
 from conformance.outcome import Failure, Outcome
@@ -160,6 +161,8 @@ class _Trial:
     rounds: int
     judge: Judge
     placed: list[Placed] = field(default_factory=list)
+    native: bool = False
+    """Some node that computes is placed native."""
 
     def run(self, outcome: Outcome) -> dict[str, Any]:
         """Compiles, races, judges. Adds failures to ``outcome``."""
@@ -172,6 +175,7 @@ class _Trial:
             inputs.draw()
             compiled = self.subject.prepare(self.pattern.function, inputs.sets[0])
             self.placed = [each for each in compiled.placements if each.node not in compiled.empty]
+            self.native = any(each.kind == "native" for each in self.placed)
             call = compiled.call
         judge, compared = self.judge, self.judge.compared
         judge.before.clear()
@@ -210,7 +214,10 @@ class _Trial:
             with torch.no_grad():
                 return compiled(*given)
 
-        call(*fewer.sets[0])
+        with vendor_sdk.observe() as observed:
+            call(*fewer.sets[0])
+        placements = [each.placement.kind for graph in observed.graphs for each in graph.placements]
+        self.native = any(str(kind) == "native" for kind in placements)
         with vendor_sdk.observe() as observed:
             call(*inputs.sets[0])
         return call, len(observed.recompiles)
@@ -256,6 +263,9 @@ class _Trial:
                 before = self.subject.counters()
                 sample = timed(contestants[name], inputs.sets, self.subject.synchronize, places)
                 if name == FASTEST:
+                    if self.native and stood_still(self.subject, before):
+                        outcome.failures.append(Failure(-1, f"{self.label}, timed", NOT_EXECUTED, said(self.subject)))
+                        return race, counted
                     counted = {k: (v - before.get(k, 0)) // sets for k, v in self.subject.counters().items()}
                 found[name] = sample.seconds
                 expected = expected or [judge.expected(given) for given in inputs.sets]
@@ -367,6 +377,7 @@ class _Trial:
             "bytes": nbytes, "flops": flops, "operations": operations, "recompiles": recompiled,
             "kernels": compiled.launches if compiled else None,
             "peak_bytes": peak, "counters": dict(counted), "verified_results": verified,
+            "rounds": race.rounds(),
             "seconds": None, "spread": None, "fraction": None, "copy_bytes_per_second": None, "product_flops_per_second": None,
             "unfused": None, "gate": "inconclusive",
         }  # fmt: skip

@@ -24,10 +24,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conformance.cases import TIMED, Case
+from conformance.resident import allowance, first_to_go, resident
 from conformance.worker import Settings
 
 START_SECONDS = 300.0
 """Time for a worker to import torch and the backend."""
+
+WATCH_SECONDS = 0.1
+"""Between two looks at how much memory workers hold, but for those whose calls are timed."""
 
 CASES_PER_WORKER = 300
 """A worker is replaced after so many cases, so that what compilers leave in memory does not add up."""
@@ -122,6 +126,8 @@ class _Worker:
     log_start: int = 0
     sample: int | None = None
     served: int = 0
+    full: bool = False
+    """It has kept so much memory that it gets no more cases."""
 
 
 @dataclass
@@ -135,6 +141,7 @@ class Pool:
         logs: folder for the workers' output.
         only: index of the single sample of every case to run, ``None`` for all.
         progress: called with each result as it arrives, in the order of completion. The pool keeps none.
+        memory: bytes of memory that a worker may hold; ``None`` for ``resident.allowance``, where that is known.
         undisturbed: for timing. One worker has all processors, without the checked heap, and memory that is freed is kept, so
             that page faults are not what is timed.
     """
@@ -146,6 +153,7 @@ class Pool:
     only: int | None = None
     progress: Callable[[Result], None] = lambda result: None
     undisturbed: bool = False
+    memory: int | None = None
     _cases: deque[Case] = field(default_factory=deque)
     """Not begun yet."""
     _queue: deque[_Job] = field(default_factory=deque)
@@ -154,6 +162,10 @@ class Pool:
     _started: int = 0
     _description: dict[str, Any] | None = None
     _refusal: StartError | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory is None:
+            self.memory = allowance(self.workers)
 
     def describe(self) -> dict[str, Any]:
         """What the subject says of itself (``subject.Description``).
@@ -217,7 +229,12 @@ class Pool:
             self._start()
             starting += 1
         now = time.monotonic()
-        wait = min([1.0, *(max(0.0, w.deadline - now) for w in self._alive if w.job or not w.ready)])
+        wait = min(
+            [
+                1.0 if self.undisturbed else WATCH_SECONDS,
+                *(max(0.0, w.deadline - now) for w in self._alive if w.job or not w.ready),
+            ]
+        )
         ready = connection.wait([worker.connection for worker in self._alive], wait)
         for worker in list(self._alive):
             if worker.connection in ready:
@@ -229,6 +246,8 @@ class Pool:
                     self._received(worker, message)
             elif worker.process.poll() is not None and not worker.connection.poll():
                 self._died(worker)  # something it forked still holds its end of the connection
+            elif (held := self._too_much(worker)) is not None:
+                self._died(worker, held)
             elif (worker.job or not worker.ready) and time.monotonic() > worker.deadline:
                 self._timed_out(worker)
 
@@ -256,6 +275,7 @@ class Pool:
                 start_new_session=True,  # so that compilers it started end with it
             )
         theirs.close()
+        first_to_go(process.pid)
         self._alive.append(_Worker(process, ours, log, time.monotonic() + START_SECONDS))
 
     def _hand_out(self) -> None:
@@ -269,6 +289,7 @@ class Pool:
                 if worker.ready
                 and len(worker.jobs) < (1 if job.solo else most)
                 and not any(each.solo for each in worker.jobs)
+                and not worker.full
                 and worker.served + len(worker.jobs) < CASES_PER_WORKER
             ]
             if not free:
@@ -334,7 +355,9 @@ class Pool:
                     outcome["failures"].insert(0, _failure(-1, "crash", f"{job.crash}; none does alone"))
                 self._finish(worker, outcome, message["log"])
                 worker.served += 1
-                if worker.served >= CASES_PER_WORKER:
+                # What compilers and caches leave must not be taken for what a later case takes.
+                worker.full |= self.memory is not None and 2 * resident(worker.process.pid) > self.memory
+                if not worker.jobs and (worker.full or worker.served >= CASES_PER_WORKER):
                     self._end(worker)
 
     def _refuse(self, why: str) -> NoReturn:
@@ -353,13 +376,21 @@ class Pool:
         job.verdict = outcome["verdict"]
         self.progress(Result(job.case, outcome, _read(worker.log, job.printed)))
 
-    def _died(self, worker: _Worker) -> None:
+    def _too_much(self, worker: _Worker) -> str | None:
+        """How a worker ends that holds more memory than it may."""
+        held = resident(worker.process.pid) if self.memory is not None else 0
+        if self.memory is None or held <= self.memory:
+            return None
+        return f"took {held / 2**30:.1f} GiB ({self.memory / 2**30:.1f} GiB is what one of {self.workers} may) and was ended"
+
+    def _died(self, worker: _Worker, why: str = "") -> None:
+        """It has ended, or is ended now, for the reason given."""
         job = worker.job
         company = [each for each in worker.jobs if each is not job]
         self._end(worker)
         printed = worker.log.stat().st_size
         log = _read(worker.log, [(worker.log_start, printed)])
-        how = _ending(worker.process.returncode)
+        how = why or _ending(worker.process.returncode)
         if _CORRUPTION.search(log):
             how += ": the heap is corrupt, something was written outside of its memory"
         if not worker.ready:

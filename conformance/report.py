@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import vendor_sdk
+from conformance import clocks
 from conformance.cases import BEHAVIOUR, EXHAUSTIVE, FUSED, PRIM, TIMED, Case, Selection, all_cases
 from conformance.expectations import RIGHT, Expectations
 from conformance.levels import levels
@@ -278,6 +279,7 @@ def document(
                 "opset": vendor_sdk.OPSET_VERSION,
             },
             "host": {"platform": platform.platform(), "processor": _processor(), "cpus": os.cpu_count() or 0},
+            "clocks": {"processor": clocks.processor(), "device": dict(description.get("clocks", {}))},
             "date": started.astimezone(UTC).isoformat(timespec="seconds"),
             "seconds": round(seconds, 3),
             "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),

@@ -6,12 +6,14 @@ Only worker processes make a subject: the process that runs the suite never impo
 from __future__ import annotations
 
 import abc
+import contextlib
 import importlib
 import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 import torch
 
 import vendor_sdk
-from conformance import subnormals, witness
+from conformance import clocks, subnormals, witness
 from conformance.program import Program
 from conformance.values import tensors
 
@@ -39,6 +41,7 @@ class Description:
         device_type: where the tensors of a program live (``"cpu"``, ``"cuda"``).
         expected_failures: case id or glob to how it fails and the vendor's reason.
         numerics: what the vendor declares, by the name of the probe that measures it.
+        clocks: of the device, in MHz (``clocks.device``); no part of what a device is.
     """
 
     name: str
@@ -48,6 +51,7 @@ class Description:
     device_type: str = "cpu"
     expected_failures: Mapping[str, vendor_sdk.KnownFailure] = field(default_factory=dict)
     numerics: Mapping[str, str] = field(default_factory=dict)
+    clocks: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -186,6 +190,7 @@ class BackendSubject(Subject):
             device_type=type_,
             expected_failures=dict(self.loaded.expected_failures),
             numerics=dict(self.loaded.backend.numerics),
+            clocks=clocks.device(type_),
         )
 
     def synchronize(self) -> None:
@@ -271,7 +276,21 @@ def _torch_device_properties(type_: str) -> dict[str, Any]:
         return {"name": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
     module = torch.get_device_module(type_)
     properties = module.get_device_properties(0)
-    return {"name": properties.name, "memory_bytes": properties.total_memory}
+    return {"name": properties.name, "memory_bytes": properties.total_memory, **_software(type_)}
+
+
+DRIVERS = {"cuda": Path("/proc/driver/nvidia/version")}
+"""Where the kernel says which driver it has, by torch device type."""
+
+
+def _software(type_: str) -> dict[str, str]:
+    """Versions of what runs between torch and a device of this type: driver, toolkit that torch was built with, Triton."""
+    found: dict[str, str | None] = {"toolkit": getattr(torch.version, type_, None)}
+    with contextlib.suppress(KeyError, OSError, IndexError):
+        found["driver"] = DRIVERS[type_].read_text().splitlines()[0].partition(":")[2].strip()
+    with contextlib.suppress(PackageNotFoundError):
+        found["triton"] = version("triton")
+    return {name: text for name, text in found.items() if text}
 
 
 def empty_nodes(graph: torch.fx.Graph) -> frozenset[str]:

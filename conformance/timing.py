@@ -132,6 +132,10 @@ class Race:
         """Of the time of ``name`` to that of ``other`` in the same round, times ``factor``."""
         return interval([factor * a / b for a, b in zip(self.seconds[name], self.seconds[other], strict=True)])
 
+    def rounds(self) -> dict[str, list[float]]:
+        """All of it, as it stands in a report."""
+        return {name: [_digits(each) for each in seconds] for name, seconds in self.seconds.items()}
+
     def spread(self, name: str) -> float:
         """Interquartile range of its times, in parts of the median."""
         low, middle, high = np.quantile(self.seconds[name], [0.25, 0.5, 0.75])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 import torch
 
 import vendor_sdk
-from conformance import cases, certify, evidence, guards, judge, placements, pool, program, report, subject
+from conformance import cases, certify, evidence, guards, judge, placements, pool, program, report, resident, subject
 from conformance.cases import Case
 from conformance.expectations import Expectations
 from conformance.pool import Pool, Result, StartError
@@ -307,6 +308,59 @@ def test_a_crash_in_the_background_is_that_of_the_case_that_caused_it(tmp_path: 
     assert done.status == 1, done.text
     verdicts = {entry["prim"]: entry["verdict"] for entry in done.report["cases"]}
     assert verdicts == {"sin": "pass", "cos": "pass", "tan": "crash"}
+
+
+GREEDY = (
+    CHIP.partition("@vendor_sdk.hookimpl\ndef kernels")[0]
+    + """
+def takes(x):
+    kept = []
+    while True:
+        kept.append(numpy.ones(1 << 24))
+
+
+@vendor_sdk.hookimpl
+def kernels():
+    return {"sin": exactly(numpy.sin), "cos": takes, "tan": exactly(numpy.tan)}
+"""
+)
+"""A chip whose "cos" takes memory without end."""
+
+
+@pytest.mark.skipif(not resident.resident(os.getpid()), reason="the system does not say what a process holds")
+def test_a_case_that_takes_all_memory_is_a_crash_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "chip.py").write_text(GREEDY)
+    results: dict[str, Result] = {}
+    settings = Settings("buggy", (str(tmp_path / "chip.py"),), "quick", 3)
+    workers = Pool(settings, 1, 60, tmp_path, None, lambda result: results.update({result.case.prim: result}), memory=2 << 30)
+    try:
+        workers.submit(Case(prim, "float32") for prim in ("sin", "cos", "tan"))
+        while workers.step():
+            pass
+    finally:
+        workers.close()
+    assert {prim: result.outcome["verdict"] for prim, result in results.items()} == {
+        "sin": "pass",
+        "cos": "crash",
+        "tan": "pass",
+    }
+    (failure,) = results["cos"].outcome["failures"]
+    assert (failure["kind"], failure["sample"]) == ("crash", 0)
+    assert re.fullmatch(
+        r"the worker process took \d+\.\d GiB \(2\.0 GiB is what one of 1 may\) and was ended", failure["message"]
+    )
+
+
+def test_workers_share_half_of_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resident, "CGROUP", tmp_path)
+    monkeypatch.setattr(resident, "_bytes", lambda file, name: 64 << 30)
+    assert resident.allowance(2) == 16 << 30
+    assert resident.allowance(100) == resident.LEAST
+    (tmp_path / "memory.current").write_text(str(8 << 30))
+    (tmp_path / "memory.max").write_text(str(40 << 30))
+    assert resident.allowance(2) == 8 << 30, "of a container"
+    (tmp_path / "memory.max").write_text("max")
+    assert resident.allowance(2) == 16 << 30
 
 
 TOGETHER = (
@@ -607,7 +661,8 @@ def test_a_backend_that_refuses_to_load_is_a_start_error(tmp_path: Path) -> None
 
 
 def test_ids_match_literally_and_by_star() -> None:
-    def reason(expected: dict[str, str]) -> str | None:
+    def reason(declared: dict[str, str]) -> str | None:
+        expected = {pattern: {"reason": why, "verdict": "fail"} for pattern, why in declared.items()}
         found = Expectations().with_plugin(expected, "chip").verdict(Case("erfinv", "float16"), "fail", "native")[1]
         return found.reason if found else None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 import vendor_sdk
-from conformance import cases, guards, judge, probes, witness
+from conformance import cases, fused, guards, judge, probes, witness
 from conformance.cases import Case
 from conformance.certify import certify
 from conformance.outcome import Outcome, finished
@@ -812,3 +813,38 @@ def test_fractional_windows_may_begin_where_more_digits_say() -> None:
     for found in (own, exact):
         assert judge.judge(case.row, sample, expected, list(found)).problem == ""
     assert judge.judge(case.row, sample, expected, [own[0].flip(0), own[1]]).problem
+
+
+class Counts(Chip):
+    """Has a counter, which moves as it says."""
+
+    launches = 0
+    step = 1
+
+    @vendor_sdk.hookimpl
+    def backend(self) -> vendor_sdk.Backend:
+        return dataclasses.replace(Chip.backend(self), counters=lambda: {"launches": self.launches})
+
+    def _of(self, function: Callable[..., Any], *operands: Any, to_float: bool = False) -> Tensor:
+        self.launches += self.step
+        return super()._of(function, *operands, to_float=to_float)
+
+
+class CountsNothing(Counts):
+    step = 0
+
+
+def test_what_is_native_moves_the_devices_counters() -> None:
+    assert outcome(Counts(), "exp[float32]").verdict == "pass"
+    found = outcome(CountsNothing(), "exp[float32]")
+    assert (found.verdict, {failure.kind for failure in found.failures}) == ("fail", {"not-executed"})
+    assert found.failures[0].message == "placed native, but none of the device's counters moved: launches"
+    on_the_host = outcome(CountsNothing(), "tanh[float32]")
+    assert (on_the_host.verdict, on_the_host.placement) == ("pass", "host")
+
+
+@pytest.mark.parametrize(("chip", "kinds"), [(Counts, set()), (CountsNothing, {"not-executed"})])
+def test_generated_graphs_move_them_too(chip: type[Chip], kinds: set[str]) -> None:
+    with subject_of(chip()) as subject:
+        found = fused.certify(subject, "float32", effort=vendor_sdk.Effort.QUICK, seed=1, device=torch.device("cpu"))
+    assert {failure.kind for failure in found.failures} == kinds

@@ -334,8 +334,31 @@ def test_counters_are_those_of_the_timed_calls() -> None:
             self.read += x.nbytes
             return super().sum(x, dim, keepdim, dtype=dtype)
 
-    _, found = measured(Counting())
+    outcome, found = measured(Counting())
     assert found["sizes"][0]["counters"] == {"bytes read": 48 * 128 * 4}
+    assert not [failure for failure in outcome.failures if failure.kind == "not-executed"]
+
+
+def test_a_native_pattern_that_moves_no_counter_was_not_executed() -> None:
+    class Idle(Chip):
+        @vendor_sdk.hookimpl
+        def backend(self) -> vendor_sdk.Backend:
+            return dataclasses.replace(Chip.backend(self), counters=lambda: {"bytes read": 7})
+
+    outcome, found = measured(Idle())
+    assert (outcome.verdict, {failure.kind for failure in outcome.failures}) == ("fail", {"not-executed"})
+    assert "none of the device's counters moved: bytes read" in outcome.failures[0].message
+    assert found["sizes"][0]["seconds"] is None
+
+
+def test_raw_rounds_are_kept() -> None:
+    _, found = measured(Chip())
+    (size,) = found["sizes"]
+    rounds = size["rounds"]
+    assert {"the pattern", "copy"} <= set(rounds)
+    assert len({len(seconds) for seconds in rounds.values()}) == 1
+    middle = float(np.median(rounds["the pattern"]))
+    assert middle == pytest.approx(size["seconds"]["median"], rel=1e-3)
 
 
 # Models
@@ -568,16 +591,58 @@ def test_charts() -> None:
     assert np.isfinite([bar["median"] for bar in charts.bars(found)]).all()
 
 
-def test_getting_slow_is_a_regression() -> None:
+def of_two_runs(one: Mapping[str, Any], two: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Reports of one case each, and nothing else that differs."""
     run = {
-        "backend": {"name": "a", "version": "1", "device": {"name": "d"}},
-        "effort": "quick",
-        "suite": "",
-        "interrupted": False,
-    }
-    pair = [
-        {"run": {**run, "versions": {"torch": "2"}}, "cases": [{**entry, "failures": [], "reason": "", "worst_error": 0.1}]}
-        for entry in (entries()[-10], entries(pattern={"verdict": "slow"})[-10])
-    ]
-    assert [change.case for change in compare(*pair).regressions] == [pair[0]["cases"][0]["id"]]
-    assert [change.case for change in compare(*reversed(pair)).improvements] == [pair[0]["cases"][0]["id"]]
+        "backend": {"name": "a", "version": "1", "device": {"name": "d"}}, "effort": "quick", "suite": "", "interrupted": False,
+        "versions": {"torch": "2"}, "host": {"processor": "p"},
+    }  # fmt: skip
+    rest: dict[str, Any] = {"run": run, "summary": {"levels": {}}, "numerics": []}
+    return [{**rest, "cases": [{**each, "failures": [], "reason": "", "worst_error": 0.1}]} for each in (one, two)]
+
+
+def test_getting_slow_is_a_regression() -> None:
+    pair = of_two_runs(entries()[-10], entries(pattern={"verdict": "slow"})[-10])
+    name = pair[0]["cases"][0]["id"]
+    assert [change.case for change in compare(*pair).regressions] == [name]
+    assert [change.case for change in compare(*reversed(pair)).improvements] == [name]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "significant"),
+    [
+        ((1.0, 0.9, 1.1), (1.3, 1.2, 1.4), True),
+        ((1.0, 0.9, 1.1), (1.3, 1.05, 1.4), False),  # the intervals touch
+        ((1.0, 0.99, 1.01), (1.04, 1.03, 1.05), False),  # as fast as 0.95
+    ],
+)
+def test_times_differ_where_their_intervals_do_not_touch(
+    before: tuple[float, ...], after: tuple[float, ...], significant: bool
+) -> None:
+    def case(values: tuple[float, ...]) -> dict[str, Any]:
+        (found,) = (entry for entry in entries() if entry["id"] == "pattern:softmax[float32]")
+        found["performance"]["sizes"] = [
+            {"label": "large", "seconds": dict(zip(("median", "low", "high"), values, strict=True)), "fraction": None}
+        ]
+        return dict(found)
+
+    pair = of_two_runs(case(before), case(after))
+    names = ["pattern:softmax[float32], large, time"] if significant else []
+    there, back = compare(*pair), compare(*reversed(pair))
+    assert ([change.case for change in there.slower], there.faster, there.worse) == (names, [], significant)
+    assert ([change.case for change in back.faster], back.slower, back.worse) == (names, [], False)
+    pair[1]["run"] = {**pair[1]["run"], "host": {"processor": "q"}}
+    assert not compare(*pair).slower, "another machine"
+
+
+def test_levels_and_numerics_are_compared() -> None:
+    pair = of_two_runs(entries()[0], entries()[0])
+    probe = {"probe": "mm float32 operands", "declared": "float32", "value": "float32", "agrees": True}
+    for each, crash in zip(pair, ("pass", "crash"), strict=True):
+        each["summary"] = {"levels": levels(entries(prim={"verdict": crash}), True)}
+    pair[0]["numerics"], pair[1]["numerics"] = [probe], [{**probe, "value": "TF32", "agrees": False}]
+    found = compare(*pair)
+    assert {(change.before, change.after) for change in found.lower} == {("fast", NONE)}
+    assert [(c.case, c.before, c.after) for c in found.numerics] == [("mm float32 operands", "float32", "TF32")]
+    assert [change.why for change in found.regressions] == ["declared is float32"]
+    assert not compare(*reversed(pair)).worse

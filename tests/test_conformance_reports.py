@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner
 
-from conformance import evidence, journal, junit, report, run, session
+from conformance import clocks, evidence, journal, junit, report, run, session
 from conformance.cases import Case, SelectionError, select, shard_of
 from conformance.compare import compare
 from conformance.expectations import Expectations
@@ -408,3 +408,16 @@ def test_junit_holds_whatever_a_vendor_prints(tmp_path: Path) -> None:
     )
     assert found[0].get("message") == "fail: ? <&> ?[31m ]]> ?"
     assert found[0].get("type") == "fail"
+
+
+def test_clocks_are_recorded_where_the_system_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "SYSFS", tmp_path / "cpu")
+    assert made(tmp_path)["run"]["clocks"] == {"processor": {}, "device": {}}
+    for cpu, rate in ((0, 1_200_000), (1, 3_400_000)):
+        folder = tmp_path / "cpu" / f"cpu{cpu}" / "cpufreq"
+        folder.mkdir(parents=True)
+        for name, value in (("cur", rate), ("min", 800_000), ("max", 3_600_000)):
+            (folder / f"scaling_{name}_freq").write_text(f"{value}\n")
+    found = made(tmp_path)["run"]["clocks"]["processor"]
+    assert found == {"lowest": 1200, "highest": 3400, "least": 800, "most": 3600}
+    assert clocks.device("cpu") == {}

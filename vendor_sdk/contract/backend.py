@@ -197,7 +197,8 @@ class Backend:
             is not declared).
         notes: declared numerics in free text by topic (``{"float32 matmul": "accumulates in float32"}``).
         counters: reads the device's own counters by name, which only grow (``{"bytes read": 10, "bytes written": 5}``); the
-            conformance suite reports by how much timed calls moved them. Empty where the device has none.
+            conformance suite reports by how much timed calls moved them, and a call of something native that moves none is a
+            failure: at least one must count all work, kernels that read nothing included. Empty where the device has none.
     """
 
     name: str

@@ -1,0 +1,43 @@
+"""Memory that a process holds, and how much a worker may: what takes all of a machine's memory ends more than its own case."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+LEAST = 4 << 30
+"""Bytes that any worker may hold."""
+SHARE = 2
+"""Of the memory that is available when a run begins, all workers together may hold one part in so many; the rest is for the
+compilers that they start and for whatever else the machine does."""
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def resident(process: int) -> int:
+    """Bytes of physical memory that a process holds, without those that it started; 0 where the system does not say."""
+    return _bytes(Path(f"/proc/{process}/status"), "VmRSS") or 0
+
+
+def allowance(workers: int) -> int | None:
+    """Bytes that each of so many workers may hold; ``None`` where the system does not say what is available."""
+    free = _bytes(Path("/proc/meminfo"), "MemAvailable")
+    if free is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):  # no limit is the word "max"
+        limit = int((CGROUP / "memory.max").read_text())
+        free = min(free, limit - int((CGROUP / "memory.current").read_text()))
+    return max(LEAST, free // SHARE // workers)
+
+
+def first_to_go(process: int) -> None:
+    """Where memory runs out all the same, Linux ends this process rather than the suite's own."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process}/oom_score_adj").write_text("1000")
+
+
+def _bytes(file: Path, name: str) -> int | None:
+    try:
+        lines = file.read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), None)
