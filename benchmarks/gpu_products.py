@@ -321,7 +321,7 @@ def _blocked(blocks: tuple[int, int, int, int], a: Attention, given: Sequence[An
     from reference_backends.triton_gpu import flash, flash_launch
 
     query, key, value, mask = given
-    form = flash_launch.form_of(query, value, a.causal, mask, None)
+    form = flash_launch.form_of(query, value, a.causal, mask, None, None)
     made = flash_launch.FlashLauncher(flash.forward, form, lambda *_: blocks, 0)
 
     def call() -> Any:

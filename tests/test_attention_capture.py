@@ -19,10 +19,12 @@ from vendor_sdk import COMPOSITES
 from vendor_sdk.capture.attention import keep_attention
 from vendor_sdk.normalize.attention import ATTENTION
 from vendor_sdk.normalize.decompose import capture_table, prim_table
+from vendor_sdk.prims.dropout import weight_factors
 from vendor_sdk.prims.opset import BY_TARGET
 
 aten = torch.ops.aten
 FORWARD = "scaled_dot_product_attention"
+DROPPED_FORWARD = "dropout_attention"
 
 CALLS: Mapping[str, tuple[dict[str, Any], tuple[int, ...] | None, int]] = {
     "plain": ({}, None, 4),
@@ -72,18 +74,81 @@ def test_attention_on_cpu_stays_as_torch_has_it() -> None:
     assert [node.target for node in module.graph.nodes] == before
 
 
-@pytest.mark.parametrize(
-    ("given", "shared"), [({"dropout_p": 0.1}, 4), ({"dropout_p": 0.1, "is_causal": True, "enable_gqa": True}, 2)]
-)
-def test_attention_with_dropout_is_spelled_out_on_other_devices(given: dict[str, Any], shared: int) -> None:
-    module = captured("cuda", given, None, shared)
+DROPPED = [
+    ({"dropout_p": 0.3}, None, 4),
+    ({"dropout_p": 0.3, "is_causal": True, "enable_gqa": True}, None, 2),
+    ({"dropout_p": 1}, (16, 24), 4),
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(("given", "mask", "shared"), DROPPED)
+def test_attention_with_dropout_is_its_composite(
+    given: dict[str, Any], mask: tuple[int, ...] | None, shared: int, device: str
+) -> None:
+    module = captured(device, given, mask, shared)
     keep_attention(module)
-    assert F.scaled_dot_product_attention not in [node.target for node in module.graph.nodes]
-    inputs = [torch.randn(2, 4, 16, 8), torch.randn(2, shared, 24, 8), torch.randn(2, shared, 24, 8)]
+    (seed,) = (node for node in module.graph.nodes if node.target == aten.randint.low)
+    assert seed.kwargs["device"].type == device
+    (call,) = (node for node in module.graph.nodes if node.target in COMPOSITES[DROPPED_FORWARD].targets)
+    assert call.args[3] is seed
+    seed.kwargs = {**seed.kwargs, "device": "cpu"}
+    module.recompile()
+    tensors = [torch.randn(2, 4, 16, 8), torch.randn(2, shared, 24, 8), torch.randn(2, shared, 24, 8)]
+    masks = [torch.rand(mask) > 0.3] if mask else []
     torch.manual_seed(0)
-    found = module(*inputs)
+    found = module(*tensors, *masks)
     torch.manual_seed(0)
-    torch.testing.assert_close(found, F.scaled_dot_product_attention(*inputs, **given))
+    drawn = seed.target(*seed.args, **seed.kwargs)
+    factors = weight_factors(tensors[0], tensors[1], drawn, given["dropout_p"])
+    wide = [tensors[0], *(x.repeat_interleave(4 // shared, 1) for x in tensors[1:])]
+    plain = {name: value for name, value in given.items() if name == "is_causal"}
+    eye = torch.eye(24).expand(2, 4, 24, 24)
+    weights = F.scaled_dot_product_attention(*wide[:2], eye, *masks, **plain)
+    torch.testing.assert_close(found, (weights * factors) @ wide[2])
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_attention_without_a_dimension_of_batches(device: str, dropout_p: float) -> None:
+    graph, mode = fx.Graph(), FakeTensorMode()
+    sizes = (4, 16, 8), (4, 24, 8), (4, 24, 8)
+    operands = [graph.placeholder(name) for name in "qkvm"]
+    with mode:
+        for node, size in zip(operands[:3], sizes, strict=True):
+            node.meta["example_value"] = torch.empty(size, device=device)
+        operands[3].meta["example_value"] = torch.empty(16, 24, dtype=torch.bool, device=device)
+    given = {"attn_mask": operands[3], "dropout_p": dropout_p}
+    graph.output(graph.call_function(F.scaled_dot_product_attention, tuple(operands[:3]), given))
+    module = fx.GraphModule({}, graph)
+    keep_attention(module)
+    called = {node.target for node in module.graph.nodes}
+    assert called & {*COMPOSITES[FORWARD].targets, *COMPOSITES[DROPPED_FORWARD].targets}
+    (rule,) = COMPOSITES[FORWARD].targets.values()
+    for node in module.graph.nodes:
+        if node.target == aten.randint.low:
+            node.kwargs = {**node.kwargs, "device": "cpu"}
+        elif node.target in COMPOSITES[FORWARD].targets:
+            node.target = rule
+    module.recompile()
+    tensors = [torch.randn(size) for size in sizes]
+    mask = torch.rand(16, 24) > 0.3
+    found = module(*tensors, mask)
+    assert found.shape == (4, 16, 8)
+    if not dropout_p:
+        torch.testing.assert_close(found, F.scaled_dot_product_attention(*tensors, mask))
+
+
+def test_a_mask_with_a_gradient_is_spelled_out_with_dropout_too() -> None:
+    for device in ("cpu", "cuda"):
+        module = captured(device, {"dropout_p": 0.1}, (16, 24), 4)
+        (mask,) = (node for node in module.graph.nodes if node.name == "m")
+        with mask.meta["example_value"].fake_mode:
+            mask.meta["example_value"] = torch.empty(16, 24, dtype=torch.bfloat16, device=device, requires_grad=True)
+        keep_attention(module)
+        called = {node.target for node in module.graph.nodes if node.op == "call_function"}
+        assert not called & set(COMPOSITES[DROPPED_FORWARD].targets)
+        assert (F.scaled_dot_product_attention in called) == (device == "cpu")
 
 
 @pytest.mark.parametrize("same", [True, False])

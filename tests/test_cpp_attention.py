@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -22,14 +23,24 @@ from vendor_sdk.contract.placement import Kind
 from vendor_sdk.ir.fused import members
 from vendor_sdk.ir.primgraph import prim_name
 from vendor_sdk.pipeline import recording
-from vendor_sdk.prims.attention import _scale, _scores, _weights, attention, attention_backward
+from vendor_sdk.prims.attention import (
+    _scale,
+    _scores,
+    _weights,
+    attention,
+    attention_backward,
+    dropout_attention,
+    dropout_attention_backward,
+)
 from vendor_sdk.prims.bounds import violations
+from vendor_sdk.prims.dropout import weight_factors
 from vendor_sdk.prims.opset import COMPOSITES
 from vendor_sdk.prims.reference import Expected
 from vendor_sdk.prims.samples import Sample
 from vendor_sdk.run.compiled import CompiledGraph
 
 Tensor = torch.Tensor
+SEED = torch.tensor([7_400_123_456_789_012_345])
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -43,6 +54,21 @@ class Problem:
     causal: bool = False
     mask: Tensor | None = None
     scale: float | None = None
+    dropout: float | None = None
+
+    @property
+    def composite(self) -> str:
+        return "scaled_dot_product_attention" if self.dropout is None else "dropout_attention"
+
+    @property
+    def drawn(self) -> tuple[Any, ...]:
+        """What the operators have between their tensors and the causality."""
+        return (0.0,) if self.dropout is None else (SEED, self.dropout)
+
+    @property
+    def rules(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The definitions, forward and backward."""
+        return (attention, attention_backward) if self.dropout is None else (dropout_attention, dropout_attention_backward)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -50,7 +76,7 @@ class Problem:
 
     def wide(self) -> Problem:
         mask = self.mask if self.mask is None or self.mask.dtype == torch.bool else self.mask.double()
-        return Problem(self.query.double(), self.key.double(), self.value.double(), self.causal, mask, self.scale)
+        return replace(self, query=self.query.double(), key=self.key.double(), value=self.value.double(), mask=mask)
 
     def operands(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.query, self.key, self.value
@@ -61,25 +87,26 @@ class Problem:
         statistics = statistics or (torch.float64 if dtype == torch.float64 else torch.float32)
         out = torch.full((*self.query.shape[:3], self.value.shape[3]), math.nan, dtype=dtype)
         logsumexp = torch.full(self.query.shape[:3], math.nan, dtype=statistics)
-        KERNELS["scaled_dot_product_attention"].call(out, logsumexp, *self.operands(), 0.0, self.causal, **self.options)
+        KERNELS[self.composite].call(out, logsumexp, *self.operands(), *self.drawn, self.causal, **self.options)
         return out, logsumexp
 
     def backward(self, grad: Tensor, out: Tensor, logsumexp: Tensor) -> tuple[Tensor, ...]:
         results = tuple(torch.full(x.shape, math.nan, dtype=x.dtype) for x in self.operands())
-        kernel = KERNELS["scaled_dot_product_attention_backward"].call
-        kernel(*results, grad, *self.operands(), out, logsumexp, 0.0, self.causal, **self.options)
+        kernel = KERNELS[f"{self.composite}_backward"].call
+        kernel(*results, grad, *self.operands(), out, logsumexp, *self.drawn, self.causal, **self.options)
         return results
 
 
 def exact(problem: Problem, grad: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
     wide = problem.wide()
-    out, _ = attention(*wide.operands(), 0.0, problem.causal, **wide.options)
+    forward, backward = problem.rules
+    out, _ = forward(*wide.operands(), *problem.drawn, problem.causal, **wide.options)
     # torch 2.11 rounds these to float32.
     scores = _scores(wide.query, wide.key, _scale(wide.query, wide.scale), wide.causal, wide.mask)
     _, peak, total = _weights(scores)
     logsumexp = (peak + total.log()).reshape(wide.query.shape[:3])
-    saved = (*wide.operands(), out, logsumexp, 0.0, problem.causal)
-    return (out, logsumexp), attention_backward(grad.double(), *saved, **wide.options)
+    saved = (*wide.operands(), out, logsumexp, *problem.drawn, problem.causal)
+    return (out, logsumexp), backward(grad.double(), *saved, **wide.options)
 
 
 def errors(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> list[float]:
@@ -99,10 +126,11 @@ def check(problem: Problem) -> None:
     expected, expected_gradients = exact(problem, grad)
     actual = problem.forward()
     gradients = problem.backward(grad, *actual)
-    rest: tuple[Any, ...] = (*problem.operands(), 0.0, problem.causal)
-    eager = attention(*rest, **problem.options)
-    saved: tuple[Any, ...] = (grad, *problem.operands(), *eager, 0.0, problem.causal)
-    eager_gradients = attention_backward(*saved, **problem.options)
+    forward, backward = problem.rules
+    rest: tuple[Any, ...] = (*problem.operands(), *problem.drawn, problem.causal)
+    eager = forward(*rest, **problem.options)
+    saved: tuple[Any, ...] = (grad, *problem.operands(), *eager, *problem.drawn, problem.causal)
+    eager_gradients = backward(*saved, **problem.options)
     for mine, others, true in ((actual, eager, expected), (gradients, eager_gradients, expected_gradients)):
         for tensor, error, other, wanted in zip(mine, errors(mine, true), errors(others, true), true, strict=True):
             # A result of a few numbers may be exact in eager by chance, and in float64 eager is the reference.
@@ -110,12 +138,12 @@ def check(problem: Problem) -> None:
             chance = torch.finfo(tensor.dtype).eps * max(size, 1) * (32 if tensor.dtype == torch.float64 else 2)
             assert error <= 2 * other + chance, (tensor.shape, error, other)
     if problem.query.shape[1] == problem.key.shape[1]:
-        within_bounds("scaled_dot_product_attention", Sample(rest, problem.options), actual, expected)
-        saved = (grad, *problem.operands(), *actual, 0.0, problem.causal)
+        within_bounds(problem.composite, Sample(rest, problem.options), actual, expected)
+        saved = (grad, *problem.operands(), *actual, *problem.drawn, problem.causal)
         # Gradients are judged by what was saved for them, which halves have rounded.
-        wide: list[Any] = [x.double() if isinstance(x, Tensor) else x for x in saved]
-        from_saved = attention_backward(*wide, **problem.wide().options)
-        within_bounds("scaled_dot_product_attention_backward", Sample(saved, problem.options), gradients, from_saved)
+        wide: list[Any] = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in saved]
+        from_saved = backward(*wide, **problem.wide().options)
+        within_bounds(f"{problem.composite}_backward", Sample(saved, problem.options), gradients, from_saved)
     assert all(map(torch.equal, problem.forward(), actual))
     assert all(map(torch.equal, problem.backward(grad, *actual), gradients))
 
@@ -161,6 +189,16 @@ def random_mask(choice: random.Random, dtype: torch.dtype, shape: tuple[int, ...
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("seed", range(30))
 def test_random_problems(seed: int, dtype: torch.dtype) -> None:
+    check(random_problem(seed, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(30, 42))
+def test_random_problems_with_dropout(seed: int, dtype: torch.dtype) -> None:
+    check(replace(random_problem(seed, dtype), dropout=(0.1, 0.5, 0.9)[seed % 3]))
+
+
+def random_problem(seed: int, dtype: torch.dtype) -> Problem:
     choice = random.Random(f"{seed}{dtype}")
     torch.manual_seed(seed)
     batch, shared, group = choice.choice((1, 2, 3)), choice.choice((1, 2, 3)), choice.choice((1, 1, 2, 4))
@@ -172,7 +210,34 @@ def test_random_problems(seed: int, dtype: torch.dtype) -> None:
     key = drawn(dtype, batch, shared, keys, width, choice.randrange(4))
     value = drawn(dtype, batch, shared, keys, depth, choice.randrange(4))
     mask = random_mask(choice, dtype, (batch, shared * group, rows, keys))
-    check(Problem(query, key, value, choice.random() < 0.4, mask, choice.choice((None, None, 0.3))))
+    return Problem(query, key, value, choice.random() < 0.4, mask, choice.choice((None, None, 0.3)))
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_same_weights_are_kept_as_by_definition(rows: int, dtype: torch.dtype) -> None:
+    """Seen one by one: all weights are alike, and each has a column of values to itself; forward by few lines and by tiles."""
+    query, key = torch.zeros(2, 4, rows, 8, dtype=dtype), torch.zeros(2, 2, 70, 8, dtype=dtype)
+    value = torch.eye(70, dtype=dtype).expand(2, 2, 70, 70)
+    problem = Problem(query, key, value, dropout=0.4)
+    kept = weight_factors(query, key, SEED, 0.4) > 0
+    out, logsumexp = problem.forward()
+    assert torch.equal(out > 0, kept)
+    grad = torch.ones(2, 4, rows, 70, dtype=dtype)
+    grad_value = problem.backward(grad, out, logsumexp)[2]
+    counts = kept.sum(2).unflatten(1, (2, 2)).sum(2)
+    torch.testing.assert_close(grad_value[..., 0].double() * 70 * 0.6, counts.double(), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("rows", [3, 40])
+def test_dropout_of_all_and_of_nothing(rows: int) -> None:
+    torch.manual_seed(0)
+    problem = problem_of((rows, 150, 150), lambda n: drawn(torch.float32, 1, 2, n, 16), dropout=1.0)
+    out, logsumexp = problem.forward()
+    assert not out.any()
+    assert not any(x.any() for x in problem.backward(torch.randn_like(out), out, logsumexp))
+    check(replace(problem, dropout=1e-12))
+    torch.testing.assert_close(replace(problem, dropout=0.0).forward(), replace(problem, dropout=None).forward())
 
 
 @pytest.mark.parametrize("width", [512, 1024])
@@ -272,10 +337,12 @@ def test_float64_gradients_do_not_lose_digits_to_a_float32_logarithm() -> None:
         torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.parametrize("dropout", [None, 0.1])
 @pytest.mark.parametrize(("rows", "keys", "causal"), [(1, 3000, False), (300, 300, True), (7, 1500, False), (130, 1100, True)])
-def test_results_do_not_depend_on_the_number_of_threads(rows: int, keys: int, causal: bool) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(rows: int, keys: int, causal: bool, dropout: float | None) -> None:
     torch.manual_seed(0)
-    problem = problem_of((rows, keys, keys), lambda n: drawn(torch.float32, 1, 2, n, 64, 1), causal=causal)
+    draw = functools.partial(drawn, torch.float32, 1, 2, width=64, layout=1)
+    problem = problem_of((rows, keys, keys), lambda n: draw(rows=n), causal=causal, dropout=dropout)
     grad = drawn(torch.float32, 1, 2, rows, 64)
     before, found = torch.get_num_threads(), []
     try:
@@ -309,12 +376,13 @@ def kept(graphs: list[CompiledGraph]) -> list[str]:
     products = [n for graph in graphs for node in graph.graph.calls() for n in members(node) if prim_name(n) == "bmm"]
     left |= {prim_name(n) for n in products if n.args[0].meta["val"].shape[-1] > 1}
     assert not left
-    attention_nodes = [p for p in placements if p.prim.startswith("scaled_dot_product")]
+    attention_nodes = [p for p in placements if p.prim in (*BOTH, *DROPPED)]
     assert all(p.placement.kind is Kind.NATIVE for p in attention_nodes)
     return [p.prim for p in attention_nodes]
 
 
 BOTH = ["scaled_dot_product_attention", "scaled_dot_product_attention_backward"]
+DROPPED = ["dropout_attention", "dropout_attention_backward"]
 PADDING = torch.arange(40) < torch.tensor([[40], [31]])
 CALLS: dict[str, tuple[Callable[..., Tensor], int]] = {
     "plain": (F.scaled_dot_product_attention, 4),
@@ -402,16 +470,89 @@ def test_without_gradients(graphs: list[CompiledGraph]) -> None:
     assert kept(graphs) == BOTH[:1]
 
 
-def test_dropout_keeps_the_mean_and_its_gradient_agrees(graphs: list[CompiledGraph]) -> None:
-    """torch takes attention with dropout to pieces before any backend sees it."""
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dropout_keeps_the_mean_and_its_gradient_agrees(dynamic: bool, graphs: list[CompiledGraph]) -> None:
     torch.manual_seed(0)
     value = torch.ones(4, 8, 64, 16, requires_grad=True)
     query = torch.randn(4, 8, 64, 16)
-    out = torch.compile(lambda q, v: F.scaled_dot_product_attention(q, q, v, dropout_p=0.25), backend="cpp_cpu")(query, value)
+
+    def dropped(q: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, v, dropout_p=0.25)
+
+    run = torch.compile(dropped, backend="cpp_cpu", dynamic=dynamic)
+    out = run(query, value)
+    assert kept(graphs) == DROPPED
     assert out.mean().item() == pytest.approx(1, abs=0.02)
     torch.autograd.backward(out.sum())
     assert value.grad is not None
     assert value.grad.sum().item() == pytest.approx(out.sum().item(), rel=1e-4)
+    if dynamic:
+        for rows in (40, 33):
+            run(torch.randn(2, 8, rows, 16), torch.randn(2, 8, rows, 16, requires_grad=True)).sum().backward()
+        assert len(graphs) == 2, "for all sizes"
+
+
+def test_dropout_follows_torchs_generator(graphs: list[CompiledGraph]) -> None:
+    """Equal seeds, equal results; the next call and the other call of one graph drop others."""
+
+    def twice(q: Tensor) -> tuple[Tensor, Tensor]:
+        return tuple(F.scaled_dot_product_attention(q, q, q, dropout_p=0.5) for _ in range(2))  # type: ignore[return-value]
+
+    query = torch.randn(1, 2, 40, 16)
+    run = torch.compile(twice, backend="cpp_cpu")
+    torch.manual_seed(0)
+    first, second = run(query), run(query)
+    torch.manual_seed(0)
+    again = run(query)
+    assert all(map(torch.equal, first, again))
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], second[0])
+    assert kept(graphs) == 2 * DROPPED[:1]
+
+
+def tensors(graph: CompiledGraph) -> list[Tensor]:
+    """All values of a graph, without data."""
+    values = [node.meta.get("val") for node in graph.graph.calls()]
+    return [each for value in values for each in (value if isinstance(value, tuple) else (value,)) if isinstance(each, Tensor)]
+
+
+def test_dropout_holds_no_scores(graphs: list[CompiledGraph]) -> None:
+    """What the plans hold is nothing that grows with the square of 512 rows: scores would be 4 MB."""
+    operands = [torch.randn(1, 4, 512, 64, requires_grad=True) for _ in range(3)]
+    run = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.1), backend="cpp_cpu")
+    run(*operands).sum().backward()
+    assert kept(graphs) == DROPPED
+    found = [value.nbytes for graph in graphs for value in tensors(graph)]
+    assert max(found) == 4 * 512 * 64 * 4
+
+
+def test_dropout_that_is_computed_again_drops_the_same(graphs: list[CompiledGraph]) -> None:
+    def function(q: Tensor, v: Tensor) -> Tensor:
+        def block(q: Tensor, v: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, q, v, dropout_p=0.3)
+
+        return checkpoint(block, q, v, use_reentrant=False)  # type: ignore[no-any-return]
+
+    query, value = torch.randn(1, 2, 16, 8), torch.randn(1, 2, 16, 8, requires_grad=True)
+    out = torch.compile(function, backend="cpp_cpu")(query, value)
+    grad = torch.randn_like(out)
+    (by_value,) = torch.autograd.grad(out, value, grad)
+    torch.testing.assert_close((by_value * value).sum(), (grad * out).sum())
+    assert set(kept(graphs)) == set(DROPPED)
+
+
+@pytest.mark.parametrize("way", ["grad of grad", "vmap"])
+def test_transforms_take_dropout_to_pieces(way: str, graphs: list[CompiledGraph]) -> None:
+    def dropped(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+
+    def second(q: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: torch.func.grad(lambda y: dropped(y).sum())(x).sum())(q)
+
+    mapped = torch.vmap(dropped, randomness="different")
+    query = torch.randn(3, 2, 9, 16)
+    run = torch.compile(second if way == "grad of grad" else lambda q: mapped(q), backend="cpp_cpu")
+    assert run(query).shape == query.shape
 
 
 def test_attention_that_is_computed_again_stays_whole(graphs: list[CompiledGraph]) -> None:
@@ -445,3 +586,48 @@ def test_models_keep_attention_whole(name: str, graphs: list[CompiledGraph]) -> 
         assert (mine.grad is None) == (other.grad is None), key
         if mine.grad is not None and other.grad is not None:
             torch.testing.assert_close(mine.grad, other.grad, rtol=1e-3, atol=1e-5)
+
+
+def _encoder() -> tuple[torch.nn.Module, Callable[[torch.nn.Module], Tensor], int]:
+    x, y = torch.randn(4, 40, 32), torch.randn(4, 40, 32)
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    return layer, lambda run: (run(x) - y).square().mean(), 1
+
+
+def _gpt2() -> tuple[torch.nn.Module, Callable[[torch.nn.Module], Tensor], int]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=32, n_head=4, vocab_size=50, n_positions=64, bos_token_id=0, eos_token_id=0
+    )
+    tokens = torch.randint(50, (4, 40))
+    return transformers.GPT2LMHeadModel(config), lambda run: run(input_ids=tokens, labels=tokens).loss, 2
+
+
+@pytest.mark.parametrize("make", [_encoder, _gpt2])
+@pytest.mark.filterwarnings("ignore")  # transformers warns about its own configs and deprecations
+def test_models_train_with_the_dropout_of_their_defaults(make: Callable[[], Any], graphs: list[CompiledGraph]) -> None:
+    """Attention stays whole, and losses fall as eager's do."""
+    torch.manual_seed(0)
+    model, loss_of, layers = make()
+
+    def losses(compiled: bool) -> list[float]:
+        trained = copy.deepcopy(model).train()
+        run = torch.compile(trained, backend="cpp_cpu") if compiled else trained
+        optimizer = torch.optim.AdamW(trained.parameters(), 1e-3)
+        found = []
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss = loss_of(run)
+            torch.autograd.backward(loss)
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    ours, eager = losses(True), losses(False)
+    placements = [each for graph in graphs for each in graph.placements]
+    assert sorted(each.prim for each in placements if "attention" in each.prim) == sorted(layers * DROPPED)
+    assert not {each.prim for each in placements} & {"softmax", "_safe_softmax"}
+    assert all(each.placement.kind is not Kind.HOST for each in placements)
+    assert ours[-1] < ours[0]
+    assert ours[0] == pytest.approx(eager[0], rel=0.05)
+    assert sum(ours[-5:]) == pytest.approx(sum(eager[-5:]), rel=0.05)

@@ -244,7 +244,7 @@ def test_products_compile_without_spills(
     assert binary.shared_bytes <= TARGETS[target].shared
 
 
-def _attention(width: int, *, causal: bool, masked: bool, backward: bool) -> list[flash_launch.Call]:
+def _attention(width: int, *, causal: bool, masked: bool, backward: bool, dropout: float = 0.0) -> list[flash_launch.Call]:
     """Launches for operands that are nowhere, with their heads beside each other."""
 
     def heads(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
@@ -252,10 +252,12 @@ def _attention(width: int, *, causal: bool, masked: bool, backward: bool) -> lis
 
     query, key, value = (heads(16, width) for _ in range(3))
     mask = torch.empty(4, 1, 1 if width == 64 else 4096, 4096, dtype=torch.bool, device="meta") if masked else None
+    seed = torch.empty(1, dtype=torch.int64, device="meta")
+    rest = causal, mask, None, flash_launch.Dropout(seed, dropout) if dropout else None
     if not backward:
-        return flash_launch.forward_calls(query, key, value, causal, mask, None)[1]
+        return flash_launch.forward_calls(query, key, value, *rest)[1]
     saved = torch.empty(4, 16, 4096, device="meta")
-    return flash_launch.backward_calls(heads(16, width), query, key, value, heads(16, width), saved, causal, mask, None)[1]
+    return flash_launch.backward_calls(heads(16, width), query, key, value, heads(16, width), saved, *rest)[1]
 
 
 @needs_triton
@@ -273,6 +275,16 @@ def test_attention_compiles_without_spills(width: int, causal: bool, masked: boo
         binary = machine_code.binary(begun.result())
         assert binary.stack_bytes == 0, binary.name
         assert binary.shared_bytes <= TARGETS[target].shared
+
+
+@needs_triton
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
+@pytest.mark.parametrize(("width", "backward"), [(64, False), (64, True), (128, True)])
+def test_attention_with_dropout_compiles_without_spills(width: int, backward: bool, target: str) -> None:
+    for call in _attention(width, causal=True, masked=False, backward=backward, dropout=0.1):
+        begun = call.ahead(TARGETS[target])
+        assert begun is not None
+        assert machine_code.binary(begun.result()).stack_bytes == 0
 
 
 # Who computes attention
@@ -304,6 +316,9 @@ def test_libraries_compute_what_they_are_for() -> None:
     assert attention.ways(problem(*shared, backward=True), 8) == ("triton", "scores")
     assert attention.ways(problem(2, 8, 8, 512, 400, 64, 64), 9)[0] == "triton"
     assert attention.ways(problem(*plain, dtype=torch.float32), 9)[0] == "efficient"
+    for backward in (False, True):
+        dropping = problem(*plain, backward=backward)._replace(dropout=True)
+        assert attention.ways(dropping, 9) == ("triton", "scores"), "a library keeps other weights"
     assert attention.ways(problem(2, 8, 8, 512, 512, 320, 320), 9)[-1] == "scores"
 
 
@@ -367,3 +382,10 @@ def test_what_attention_declines() -> None:
     assert attention.declined(node(HALF)) is None
     assert isinstance(attention.declined(node(torch.float64)), Decline)
     assert isinstance(attention.declined(node(HALF, 0.1)), Decline)
+    for dtype, declined in ((HALF, False), (torch.float64, True)):
+        info, seed = (vendor_sdk.TensorInfo(shape, t) for shape, t in (((1, 2, 6, 8), dtype), ((1,), torch.int64)))
+        arguments = info, info, info, seed, 0.1
+        given = vendor_sdk.NodeContext(
+            prim=attention.DROPOUT_FORWARD, args=arguments, kwargs={}, outputs=(info,), backward=False
+        )
+        assert isinstance(attention.declined(given), Decline) == declined

@@ -27,6 +27,11 @@ class Case:
     mask: Callable[[int, int, int, int], Tensor] | None = None
     scale: float | None = None
     across: bool = False
+    dropout: float = 0.0
+
+
+SEED = 7_400_123_456_789_012_345
+"""Of cases with dropout: more than a word."""
 
 
 def _seen(batch: int, heads: int, rows: int, keys: int) -> Tensor:
@@ -58,6 +63,11 @@ CASES: Mapping[str, Case] = {
     "padding, negative scale": Case((1, 1, 33, 129, 128, 128), mask=_padding, scale=-0.3),
     "fewer keys than rows": Case((1, 1, 160, 140, 72, 72), causal=True),
     "more keys than rows": Case((1, 1, 70, 200, 128, 128), causal=True),
+    "dropout, shared heads, causal": Case((2, 1, 70, 70, 32, 32), causal=True, dropout=0.25),
+    "dropout, an odd number of keys": Case((2, 2, 40, 71, 16, 24), torch.float32, dropout=0.1),
+    "dropout, some rows see nothing": Case((2, 1, 40, 150, 64, 64), torch.float16, mask=_seen, dropout=0.5),
+    "dropout, one row": Case((1, 1, 1, 70, 64, 64), dropout=0.5),
+    "nothing is kept": Case((1, 1, 20, 33, 16, 16), dropout=1.0),
 }
 
 
@@ -77,9 +87,10 @@ def drawn(case: Case, device: str) -> tuple[tuple[Tensor, Tensor, Tensor], Tenso
 
 def reference(case: Case, tensors: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The composite's definition, in float64."""
-    (rule,) = COMPOSITES[attention.FORWARD].targets.values()
+    (rule,) = COMPOSITES[attention.DROPOUT_FORWARD if case.dropout else attention.FORWARD].targets.values()
     wide = mask if mask is None or mask.dtype == torch.bool else mask.double()
-    result: tuple[Tensor, Tensor] = rule(*(t.double() for t in tensors), 0.0, case.causal, attn_mask=wide, scale=case.scale)
+    drawn = (torch.tensor([SEED], device=tensors[0].device), case.dropout) if case.dropout else (0.0,)
+    result: tuple[Tensor, Tensor] = rule(*(t.double() for t in tensors), *drawn, case.causal, attn_mask=wide, scale=case.scale)
     return result
 
 
@@ -91,7 +102,9 @@ def wrong(device: str = "cpu") -> dict[str, str]:
     found = {}
     for what, case in CASES.items():
         tensors, mask = drawn(case, device)
-        result = flash_launch.forward(*tensors, case.causal, mask, case.scale)
+        seed = torch.tensor([SEED], device=device)
+        rest = case.causal, mask, case.scale, flash_launch.Dropout(seed, case.dropout) if case.dropout else None
+        result = flash_launch.forward(*tensors, *rest)
         leaves = [t.double().requires_grad_() for t in tensors]
         exact = reference(case, leaves, mask)
         grad = (torch.randn(*exact[0].shape[:2], exact[0].shape[3], exact[0].shape[2], device=device).mT).to(case.dtype)
@@ -99,7 +112,7 @@ def wrong(device: str = "cpu") -> dict[str, str]:
         rough = ROUGH[case.dtype]
         try:
             given = exact[0].detach().to(case.dtype), exact[1].detach().float()
-            own = flash_launch.backward(grad, *tensors, *given, case.causal, mask, case.scale)
+            own = flash_launch.backward(grad, *tensors, *given, *rest)
             for one, expected in zip(own, gradients, strict=True):
                 size = float(expected.abs().max())
                 torch.testing.assert_close(one.double(), expected, rtol=rough, atol=rough * size)
@@ -120,13 +133,19 @@ def wrong_ways(device: str) -> dict[str, str]:
         grad = torch.randn_like(exact)
         gradients = torch.autograd.grad(exact, leaves, grad)
         given = {"attn_mask": mask, "scale": case.scale}
-        backward = *tensors, exact.detach().to(case.dtype), saved.detach().float(), 0.0, case.causal
+        saved_for = *tensors, exact.detach().to(case.dtype), saved.detach().float()
+        names = attention.FORWARD, attention.BACKWARD
+        drawn: tuple[Any, ...] = (0.0,)
+        if case.dropout:
+            names = attention.DROPOUT_FORWARD, attention.DROPOUT_BACKWARD
+            drawn = torch.tensor([SEED], device=device), case.dropout
         runs: Mapping[str, tuple[tuple[Any, ...], Sequence[Tensor]]] = {
-            attention.FORWARD: ((*tensors, 0.0, case.causal), (exact, saved)),
-            attention.BACKWARD: ((grad.to(case.dtype), *backward), gradients),
+            names[0]: ((*tensors, *drawn, case.causal), (exact, saved)),
+            names[1]: ((grad.to(case.dtype), *saved_for, *drawn, case.causal), gradients),
         }
         for name, (arguments, expected) in runs.items():
-            problem = attention.problem(*tensors, case.causal, mask, case.scale, backward=name == attention.BACKWARD)
+            problem = attention.problem(*tensors, case.causal, mask, case.scale, backward=name == names[1])
+            problem = problem._replace(dropout=case.dropout > 0)
             for way in attention.ways(problem, attention.capability()):
                 with mock.patch.object(attention, "ways", return_value=(way,)), contextlib.suppress(AssertionError):
                     results = attention.KERNELS[name].call(*arguments, **given)

@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         rounded_once,
         violations,
     )
+    from vendor_sdk.prims.dropout import kept_factor, words_kept
     from vendor_sdk.prims.opset import COMPOSITES, OPSET, OPSET_VERSION
     from vendor_sdk.prims.reference import Expected, outlined, reference, target_of
     from vendor_sdk.prims.row import ALL, BOOL, FLOATS, HALVES, INTS, NUMBERS, Composite, Family, Prim, Result, Shape
@@ -114,6 +115,7 @@ _HOMES = {
     "vendor_sdk.ir.primgraph": "PrimGraph",
     "vendor_sdk.pipeline": "compile_graph trace",
     "vendor_sdk.prims.bounds": "Accumulated Bound Distribution Exact Property Ulp Verdict allowances rounded_once violations",
+    "vendor_sdk.prims.dropout": "kept_factor words_kept",
     "vendor_sdk.prims.reference": "Expected outlined reference target_of",
     "vendor_sdk.prims.opset": "COMPOSITES OPSET OPSET_VERSION",
     "vendor_sdk.prims.row": "ALL BOOL FLOATS HALVES INTS NUMBERS Composite Family Prim Result Shape",
@@ -242,6 +244,7 @@ __all__ = [
     "flat",
     "hookimpl",
     "index",
+    "kept_factor",
     "load",
     "loop",
     "observe",
@@ -261,6 +264,7 @@ __all__ = [
     "violations",
     "warm_empty",
     "without_collections",
+    "words_kept",
 ]
 
 

@@ -22,6 +22,7 @@ from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.capture.heads import share_heads
 from vendor_sdk.capture.masks import know_masks
+from vendor_sdk.capture.multihead import open_attention
 from vendor_sdk.capture.pooled import save_less_of_pools
 from vendor_sdk.capture.unread import drop_unread
 from vendor_sdk.capture.whole import drop_whole_slices
@@ -49,6 +50,7 @@ def compile_dynamo(
 ) -> Callable[..., Any]:
     """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
     session = load(backend, options).session(options)
+    open_attention(module)
     keep_attention(module, everywhere=session.target is not None)
     know_windows(module)
     if session.emitter is not None:

@@ -780,6 +780,11 @@ def symbolic_numbers(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str
     return FakeTensorMode(shape_env=environment, allow_non_fake_inputs=False), numbers
 
 
+def in_transform(tensor: torch.Tensor) -> bool:
+    """Whether a tensor belongs to a transform of ``torch.func`` (``torch._C._functorch.is_functorch_wrapped_tensor``)."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def draws_numbers(target: Any) -> bool:
     """Whether an operator's results are random (``torch.Tag.nondeterministic_seeded``), or replayed from a state."""
     if target is run_and_save_rng_state or target is run_with_rng_state:

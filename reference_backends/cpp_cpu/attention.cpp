@@ -123,6 +123,12 @@ template <class A, class T> static void forward_few(const Problem &p, const Resu
       for (int64_t k = 0; k < count; k += N) total += at(w.scores + k) = exponential<A>(at(w.scores + k) - base);
       t.peak[l] = peak;
       t.total[l] = t.total[l] * keep + sum_of<A>(total);
+#if DROPOUT
+      for (int64_t k = 0; k < count; ++k) {
+        const PhiloxWords<uint64_t> words = philox_words(p.dropout.seed, (uint32_t)((key + k) / 4), (uint64_t)((batch * p.heads + t.head[l]) * p.rows + t.row[l]));
+        w.scores[k] *= (uint32_t)words.word[k % 4] <= p.dropout.last ? (A)p.dropout.kept : 0;
+      }
+#endif
       A *result = w.results + l * w.v_pitch;
       int64_t c = 0;
       for (; c + 8 * N <= p.depth; c += 8 * N) weigh<A, 8>(w.scores, count, values + c, v_pitch, keep, result + c);
@@ -148,7 +154,7 @@ template <class A, class T> static void join(const Problem &p, const Results<A, 
 
 template <class A, class T> static int32_t forward(void *const *buffers, const int64_t *numbers, Spare spare) {
   enum { N = Lanes<A>::count, LINES = 2 * N };
-  const Problem p = problem_of<T>(numbers, buffers[0], buffers[1], buffers[2], buffers[3]);
+  const Problem p = problem_of<T>(numbers, buffers[0], buffers[1], buffers[2], buffers[3], buffers[3 + SEED]);
   const int64_t *rest = numbers + PROBLEM_NUMBERS, heads = p.batch * p.shared, lines = heads * p.lines;
   if (lines == 0) return OK;
   const bool few = p.lines <= FEW;
@@ -156,7 +162,7 @@ template <class A, class T> static int32_t forward(void *const *buffers, const i
   const int64_t groups = ceil_div(tiles, per_item), wanted = ceil_div(ITEMS, heads * groups);
   const int64_t splits = max_int(1, min_int(wanted, p.keys / SPLIT)), items = heads * groups * splits;
   const int64_t span = round_up(ceil_div(p.keys, splits), KEYS);
-  Results<A, T> results{(T *)buffers[4], buffers[5], rest, rest + 4, rest[8] != 0, nullptr};
+  Results<A, T> results{(T *)buffers[4 + SEED], buffers[5 + SEED], rest, rest + 4, rest[8] != 0, nullptr};
   const int64_t threads = lines * p.keys * (p.width + p.depth) > 65536 ? omp_get_max_threads() : 1, own_bytes = Workspace<A>().lay_out(nullptr, p, per_item);
   Cut cut{nullptr};
   cut(results.parts, splits > 1 ? splits * lines * (p.depth + 2) : 0);
@@ -182,6 +188,6 @@ template <class A, class T> static int32_t forward(void *const *buffers, const i
   return OK;
 }
 
-// buffers: query, key, value, mask (anything without), out, logsumexp. numbers: the problem's, four strides of out, four of logsumexp (the
+// buffers: query, key, value, mask (anything without), with dropout the seed, out, logsumexp. numbers: the problem's, four strides of out, four of logsumexp (the
 // last unused), whether logsumexp is float64 (float32 otherwise).
 #define ATTENTION(A, T, name) extern "C" int32_t attention_forward_##name(void *const *buffers, const int64_t *numbers, Spare spare) { return forward<A, T>(buffers, numbers, spare); }

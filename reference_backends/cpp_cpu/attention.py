@@ -12,14 +12,14 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from reference_backends.cpp_cpu import compiler
 from reference_backends.cpp_cpu.program import CompiledFunction, native_kernel
 from reference_backends.cpp_cpu.units import library
-from vendor_sdk import Decline, Kernel, NativeCall, NodeContext, Operand, TensorInfo
+from vendor_sdk import Decline, Kernel, NativeCall, NodeContext, Operand, TensorInfo, kept_factor, words_kept
 
 Tensor = torch.Tensor
 
@@ -30,37 +30,41 @@ _ELEMENTS = {
     torch.float16: ("float", "f16"),
 }
 """C++ types of accumulators and elements."""
-_DROPOUT = {"scaled_dot_product_attention": 3, "scaled_dot_product_attention_backward": 6}
-"""Position of ``dropout_p`` in the arguments."""
-_DIRECTION = {
-    "scaled_dot_product_attention": "attention",
-    "scaled_dot_product_attention_backward": "attention_backward",
+_DROPOUT_P = {"scaled_dot_product_attention": 3, "scaled_dot_product_attention_backward": 6}
+"""Position of ``dropout_p`` in the arguments of those that have no seed."""
+_VARIANTS = {
+    "scaled_dot_product_attention": ("attention", False),
+    "scaled_dot_product_attention_backward": ("attention_backward", False),
+    "dropout_attention": ("attention", True),
+    "dropout_attention_backward": ("attention_backward", True),
 }
-"""File of each composite's kernel."""
-COMPOSITES = frozenset(_DROPOUT)
+"""File of each composite's kernel, and whether it is compiled with dropout."""
+COMPOSITES = frozenset(_VARIANTS)
 _NO_MASK, _BOOL_MASK, _WIDE_MASK, _OWN_MASK = range(4)
 """``MaskKind`` of attention_tile.h."""
 
 
-def _source(direction: str, dtype: torch.dtype) -> str:
+def _source(direction: str, dtype: torch.dtype, dropout: bool) -> str:
     """The text for one dtype: compiled alone, since few programs use several."""
     accumulator, element = _ELEMENTS[dtype]
-    files = ("base.h", "attention.h", "attention_tile.h", f"{direction}.cpp")
-    return "".join(map(library, files)) + f"ATTENTION({accumulator}, {element}, {str(dtype).removeprefix('torch.')})\n"
+    files = ("base.h", "attention.h", *(("attention_philox.h",) if dropout else ()), "attention_tile.h", f"{direction}.cpp")
+    text = "".join(map(library, files)) + f"ATTENTION({accumulator}, {element}, {str(dtype).removeprefix('torch.')})\n"
+    return f"#define DROPOUT 1\n{text}" if dropout else text
 
 
 def prepare(composite: str, dtype: torch.dtype) -> None:
     """Begins to compile in the background what runs a composite in a dtype."""
     if dtype in _ELEMENTS:
-        compiler.start(_source(_DIRECTION[composite], dtype))
+        direction, dropout = _VARIANTS[composite]
+        compiler.start(_source(direction, dtype, dropout))
 
 
 @functools.cache
-def _function(direction: str, dtype: torch.dtype) -> CompiledFunction:
+def _function(direction: str, dtype: torch.dtype, dropout: bool) -> CompiledFunction:
     """The entry point for one dtype."""
     prefix = direction if direction.endswith("backward") else f"{direction}_forward"
     name = f"{prefix}_{str(dtype).removeprefix('torch.')}"
-    return CompiledFunction(lambda: compiler.load(_source(direction, dtype)), name)
+    return CompiledFunction(lambda: compiler.load(_source(direction, dtype, dropout)), name)
 
 
 def _mask_kind(mask: Operand | None, dtype: torch.dtype) -> int | None:
@@ -76,8 +80,31 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+class _Dropout(NamedTuple):
+    """Which weights are kept: an int64 in memory, and the probability of the others."""
+
+    seed: Operand
+    probability: float
+
+    @property
+    def numbers(self) -> list[Any]:
+        """Those of ``problem_of``. Where nothing is kept, what is multiplied by 0 may be any."""
+        return [self.seed.offset, max(words_kept(self.probability) - 1, 0), _bits(kept_factor(self.probability))]
+
+
+def _bits(value: float) -> int:
+    bits: int = struct.unpack("q", struct.pack("d", value))[0]
+    return bits
+
+
 def _problem(
-    query: Operand, key: Operand, value: Operand, causal: bool, mask: Operand | None, scale: float | None
+    query: Operand,
+    key: Operand,
+    value: Operand,
+    causal: bool,
+    mask: Operand | None,
+    scale: float | None,
+    dropout: _Dropout | None,
 ) -> list[Any] | None:
     """The numbers of ``problem_of``; None where they are not known while compiling."""
     batch, heads, rows, width = query.shape
@@ -89,15 +116,14 @@ def _problem(
         raise RuntimeError(f"attention: {heads} heads of queries do not divide among {shared} heads of keys")
     if scale is None:
         scale = 1 / math.sqrt(width) if width else 0.0
-    (bits,) = struct.unpack("q", struct.pack("d", scale))
     at: list[Any] = [0] * 5
     if mask is not None:
         steps = [0 if size == 1 else step for size, step in zip(mask.shape, mask.strides, strict=True)]
         at = [*[0] * (4 - len(steps)), *steps, mask.offset]
-    numbers = [batch, heads, shared, rows, keys, width, depth, kind, int(causal), bits]
+    numbers = [batch, heads, shared, rows, keys, width, depth, kind, int(causal), _bits(scale)]
     for operand in (query, key, value):
         numbers += [*operand.strides, operand.offset]
-    return [*numbers, *at]
+    return [*numbers, *at, *(dropout.numbers if dropout else ())]
 
 
 def _forward(
@@ -111,12 +137,14 @@ def _forward(
     *,
     attn_mask: Operand | None = None,
     scale: float | None = None,
+    dropout: _Dropout | None = None,
 ) -> NativeCall | None:
-    numbers = _problem(query, key, value, is_causal, attn_mask, scale)
+    numbers = _problem(query, key, value, is_causal, attn_mask, scale, dropout)
     if numbers is None:
         return None
     numbers += [*out.strides, *logsumexp.strides, 0, int(logsumexp.dtype == torch.float64)]
-    return NativeCall(_function("attention", query.dtype), (query, key, value, attn_mask or query), tuple(numbers))
+    operands = query, key, value, attn_mask or query, *((dropout.seed,) if dropout else ())
+    return NativeCall(_function("attention", query.dtype, dropout is not None), operands, tuple(numbers))
 
 
 def _backward(
@@ -134,8 +162,9 @@ def _backward(
     *,
     attn_mask: Operand | None = None,
     scale: float | None = None,
+    dropout: _Dropout | None = None,
 ) -> NativeCall | None:
-    numbers = _problem(query, key, value, is_causal, attn_mask, scale)
+    numbers = _problem(query, key, value, is_causal, attn_mask, scale, dropout)
     if numbers is None:
         return None
     for operand in (grad, out):
@@ -144,15 +173,33 @@ def _backward(
     for result in (grad_query, grad_key, grad_value):
         numbers += result.strides
     numbers.append(int(logsumexp.dtype == torch.float64))
-    operands = (grad, query, key, value, out, logsumexp, attn_mask or query)
-    return NativeCall(_function("attention_backward", query.dtype), operands, tuple(numbers))
+    operands = grad, query, key, value, out, logsumexp, attn_mask or query, *((dropout.seed,) if dropout else ())
+    return NativeCall(_function("attention_backward", query.dtype, dropout is not None), operands, tuple(numbers))
 
 
-def _kernel(native: Callable[..., NativeCall | None]) -> Kernel:
-    """As ``native_kernel`` makes it, for masks of any dtype."""
+def _with_dropout(native: Callable[..., NativeCall | None], tensors: int) -> Callable[..., NativeCall | None]:
+    """For the arguments of the operator with dropout, which has a seed behind its first ``tensors`` operands."""
+
+    def call(*args: Any, attn_mask: Operand | None = None, scale: float | None = None) -> NativeCall | None:
+        first, (seed, dropout_p, *rest) = args[:tensors], args[tensors:]
+        causal = rest[0] if rest else False
+        mask = rest[1] if len(rest) > 1 else attn_mask
+        return native(*first, 0.0, causal, attn_mask=mask, scale=scale, dropout=_Dropout(seed, dropout_p))
+
+    return call
+
+
+def _kernel(native: Callable[..., NativeCall | None], mask_at: int = -1) -> Kernel:
+    """As ``native_kernel`` makes it, for masks of any dtype.
+
+    Args:
+        mask_at: position of the mask among results and operands, where it need not be a keyword.
+    """
     kernel = native_kernel(native)
 
     def call(*args: Any, attn_mask: Tensor | None = None, scale: float | None = None) -> None:
+        if len(args) == mask_at + 1:
+            *args, attn_mask = args  # type: ignore[assignment]
         if attn_mask is not None and attn_mask.dtype not in (torch.bool, args[0].dtype):
             attn_mask = attn_mask.to(_wide(args[0].dtype))
         kernel.call(*args, attn_mask=attn_mask, scale=scale)
@@ -164,12 +211,12 @@ def declined(node: NodeContext) -> Decline | None:
     """Why these kernels don't take ``node``, or None."""
     if node.prim not in COMPOSITES:
         return None
-    position = _DROPOUT[node.prim]
-    if len(node.args) > position and node.args[position]:
+    position = _DROPOUT_P.get(node.prim)
+    if position is not None and len(node.args) > position and node.args[position]:
         return Decline(
             "dropout inside attention: the operator has no seed from which its backward could draw the same numbers again"
         )
-    if len({v.dtype for v in node.args[:5] if isinstance(v, TensorInfo)}) > 1:
+    if len({v.dtype for v in node.args[:5] if isinstance(v, TensorInfo) and v.dtype.is_floating_point}) > 1:
         return Decline("query, key and value of different dtypes")
     return None
 
@@ -177,5 +224,7 @@ def declined(node: NodeContext) -> Decline | None:
 KERNELS: Mapping[str, Kernel] = {
     "scaled_dot_product_attention": _kernel(_forward),
     "scaled_dot_product_attention_backward": _kernel(_backward),
+    "dropout_attention": _kernel(_with_dropout(_forward, 5), 8),
+    "dropout_attention_backward": _kernel(_with_dropout(_backward, 9), 12),
 }
 """Composite to kernel."""

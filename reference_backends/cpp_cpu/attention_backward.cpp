@@ -92,6 +92,20 @@ template <class A> LOCAL void slopes_of(const Tile<A> &t, int64_t count, const A
   __builtin_memset(weights + count * pitch, 0, rest);
   __builtin_memset(slopes + count * pitch, 0, rest);
 }
+#if DROPOUT
+// The same for keys from `key` on, where the weights get their factors before they weigh values.
+template <class A> LOCAL void dropped_slopes_of(const Problem &p, const Tile<A> &t, int64_t key, int64_t count, const A *shift, const A *factor, const A *inner, A *weights, A *slopes) {
+  each_factor(p, t, key, count, [&](int64_t v, int64_t i, Vector<A> kept) {
+    const Vector<A> weight = exponential<A>(at(weights + i) - at(shift + v)) * at(factor + v);
+    at(slopes + i) = weight * (at(slopes + i) * kept - at(inner + v));
+    at(weights + i) = weight * kept;
+  });
+  // The rest of the last block adds nothing to other keys.
+  const int64_t rest = (round_up(count, BLOCK) - count) * t.pitch() * sizeof(A);
+  __builtin_memset(weights + count * t.pitch(), 0, rest);
+  __builtin_memset(slopes + count * t.pitch(), 0, rest);
+}
+#endif
 
 // Keys [begin, end) of a key head: their gradients stored, and the part of the queries' gradients added to dq.
 template <class A, class T> static void backward_span(const Problem &p, const Backward<A, T> &g, Accumulators<A> &a, int64_t shared_index, int64_t begin, int64_t end, A *dq) {
@@ -122,7 +136,11 @@ template <class A, class T> static void backward_span(const Problem &p, const Ba
       lanes_of(t, g.inner + start, inner);
       score<A, T>(p, t, a.query_columns, a.keys, a.k_pitch, key, n, a.weights);
       inner_products(t, a.values, a.v_pitch, n, a.grad_columns, p.depth, a.slopes);
+#if DROPOUT
+      dropped_slopes_of(p, t, key, n, shift, factor, inner, a.weights, a.slopes);
+#else
       slopes_of(t, n, shift, factor, inner, a.weights, a.slopes);
+#endif
       product(a.weights, pitch, 1, n, a.grad_rows, a.v_pitch, ceil_div(p.depth, N), t.live, a.dv, a.v_pitch, (const A *)a.ones);
       product(a.slopes, pitch, 1, n, a.query_rows, a.k_pitch, ceil_div(p.width, N), t.live, a.dk, a.k_pitch, (const A *)a.ones);
       product(a.slopes, 1, pitch, t.live, a.keys, a.k_pitch, ceil_div(p.width, N), n, dq_tile, a.k_pitch, (const A *)a.ones);
@@ -142,7 +160,7 @@ template <class A, class T> static void store_queries(const Problem &p, const Ba
 
 template <class A, class T> static int32_t backward(void *const *buffers, const int64_t *numbers, Spare spare) {
   enum { LINES = Accumulators<A>::LINES };
-  const Problem p = problem_of<T>(numbers, buffers[1], buffers[2], buffers[3], buffers[6]);
+  const Problem p = problem_of<T>(numbers, buffers[1], buffers[2], buffers[3], buffers[6], buffers[6 + SEED]);
   const int64_t *rest = numbers + PROBLEM_NUMBERS, heads = p.batch * p.shared, lines = heads * p.lines, tiles = ceil_div(p.lines, LINES);
   if (heads == 0) return OK;
   const int64_t splits = max_int(1, min_int(ceil_div(ITEMS, heads), p.keys / SPLIT));
@@ -163,7 +181,7 @@ template <class A, class T> static int32_t backward(void *const *buffers, const 
   const int64_t *grad_at = rest, *out_at = rest + 5, *logsumexp_at = rest + 10, *results_at = rest + 15;
   const bool wide = rest[27] != 0;
   const char *logsumexp = (const char *)buffers[5] + (wide ? sizeof(double) : sizeof(float)) * logsumexp_at[4];
-  const Backward<A, T> g{(T *)buffers[7], (T *)buffers[8], (T *)buffers[9], beginning<T>(buffers[0], grad_at), beginning<T>(buffers[4], out_at), logsumexp,
+  const Backward<A, T> g{(T *)buffers[7 + SEED], (T *)buffers[8 + SEED], (T *)buffers[9 + SEED], beginning<T>(buffers[0], grad_at), beginning<T>(buffers[4], out_at), logsumexp,
                          grad_at, out_at, logsumexp_at, results_at, results_at + 4, results_at + 8, wide, by_line, by_line + lines, by_line + 2 * lines};
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
@@ -194,7 +212,7 @@ template <class A, class T> static int32_t backward(void *const *buffers, const 
   return OK;
 }
 
-// buffers: grad, query, key, value, out, logsumexp, mask (anything without), then gradients of query, key and value. numbers: the
+// buffers: grad, query, key, value, out, logsumexp, mask (anything without), with dropout the seed, then gradients of query, key and value. numbers: the
 // problem's; of grad, out and logsumexp four strides (the last of logsumexp unused) and where it begins; four strides of each gradient;
 // whether logsumexp is float64.
 #define ATTENTION(A, T, name) extern "C" int32_t attention_backward_##name(void *const *buffers, const int64_t *numbers, Spare spare) { return backward<A, T>(buffers, numbers, spare); }

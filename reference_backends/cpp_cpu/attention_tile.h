@@ -30,14 +30,18 @@ struct Problem {
   int64_t mask_kind, mask_bytes;
   bool causal;
   double scale;
+#if DROPOUT
+  Dropout dropout;
+#endif
 };
 
 // The first element of an operand: four strides and its distance from the beginning of the buffer are `at`.
 template <class T> INLINE const T *beginning(const void *buffer, const int64_t *at) { return (const T *)buffer + at[4]; }
 
 // numbers: batch, heads, key heads, rows, keys, width, depth (width of values), mask kind, causal, scale (bits of a double), then of
-// query, key, value and mask each four strides (0 where the mask broadcasts) and where in its buffer it begins.
-template <class T> static Problem problem_of(const int64_t *n, const void *q, const void *k, const void *v, const void *mask) {
+// query, key, value and mask each four strides (0 where the mask broadcasts) and where in its buffer it begins; with dropout, where in its
+// buffer the seed lies, the largest word that is kept, and what the weights are multiplied by that are (bits of a double).
+template <class T> static Problem problem_of(const int64_t *n, const void *q, const void *k, const void *v, const void *mask, const void *seed) {
   Problem p{n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
   p.group = p.shared ? p.heads / p.shared : 0;
   p.lines = p.group * p.rows;
@@ -48,9 +52,17 @@ template <class T> static Problem problem_of(const int64_t *n, const void *q, co
   p.mask_bytes = p.mask_kind == BOOL_MASK ? 1 : p.mask_kind == OWN_MASK ? sizeof(T) : max_int(sizeof(T), 4);
   p.q = beginning<T>(q, p.q_at); p.k = beginning<T>(k, p.k_at); p.v = beginning<T>(v, p.v_at);
   p.mask = (const char *)mask + p.mask_bytes * p.mask_at[4];
+#if DROPOUT
+  p.dropout = {((const int64_t *)seed)[n[30]], (uint32_t)n[31], bits<double>(n[32])};
+#endif
   return p;
 }
-enum { PROBLEM_NUMBERS = 30 };
+// How many these are; and how many buffers the seed has, which follows the mask.
+#if DROPOUT
+enum { PROBLEM_NUMBERS = 33, SEED = 1 };
+#else
+enum { PROBLEM_NUMBERS = 30, SEED = 0 };
+#endif
 
 template <class T> INLINE T *offset(T *base, const int64_t *stride, int64_t a, int64_t b, int64_t c) { return base + a * stride[0] + b * stride[1] + c * stride[2]; }
 // Distance of packed rows: whole vectors and blocks; not a power of two that would put the rows of a block into one set of the cache.
@@ -194,6 +206,22 @@ template <class A> LOCAL void online_softmax(Tile<A> &t, int64_t count, A *score
   }
 }
 
+#if DROPOUT
+// The factors of a tile's weights of keys [key, key + count), a vector of lines at a time: use(first lane, place among keys x lines, factors).
+template <class A, class Use> INLINE void each_factor(const Problem &p, const Tile<A> &t, int64_t key, int64_t count, const Use &use) {
+  enum { N = Lanes<A>::count };
+  const int64_t pitch = t.pitch();
+  alignas(VECTOR_BYTES) typename Lanes<A>::whole line[Tile<A>::LINES];
+  for (int64_t l = 0; l < pitch; ++l) line[l] = (typename Lanes<A>::whole)((t.batch * p.heads + t.head[l]) * p.rows + t.row[l]);
+  for (int64_t v = 0; v < pitch; v += N)
+    for (int64_t k = 0; k < count; k += 4) {
+      Vector<A> factors[4];
+      factors_of<A>(p.dropout, (uint32_t)((key + k) / 4), *(const typename Lanes<A>::wholes *)(line + v), factors);
+      for (int64_t i = 0; i < min_int(4, count - k); ++i) use(v, (k + i) * pitch + v, factors[i]);
+    }
+}
+#endif
+
 // One thread's memory for a group of tiles against keys and values.
 template <class A> struct Workspace {
   int64_t k_pitch, v_pitch, query_size, result_size;
@@ -228,6 +256,9 @@ template <class A, class T> static void attend(const Problem &p, Workspace<A> &w
       if (n <= 0) continue;
       score<A, T>(p, t, w.queries + i * w.query_size, w.keys, w.k_pitch, key, n, w.scores);
       online_softmax(t, n, w.scores);
+#if DROPOUT
+      if (weigh) each_factor(p, t, key, n, [&](int64_t, int64_t i, Vector<A> factor) { at(w.scores + i) *= factor; });
+#endif
       if (weigh) product(w.values, 1, w.v_pitch, p.depth, w.scores, t.pitch(), t.vectors, n, w.results + i * w.result_size, t.pitch(), (const A *)t.keep);
     }
   }

@@ -7,6 +7,9 @@ of float32, whose products generated code does not have on tensor cores. All sav
 exponentials, in float32, so that each differentiates what another computed. Heads wider than a program has room for have all
 scores in memory.
 
+With dropout generated Triton computes it: which weights a library keeps is its own affair, and another's gradients would keep
+others.
+
 A library that refuses a problem is not asked again about such a one.
 """
 
@@ -30,9 +33,10 @@ aten = torch.ops.aten
 Way = Literal["triton", "cudnn", "flash", "efficient", "scores"]
 
 FORWARD, BACKWARD = "scaled_dot_product_attention", "scaled_dot_product_attention_backward"
-COMPOSITE_NAMES = frozenset((FORWARD, BACKWARD))
-_DROPOUT = {FORWARD: 3, BACKWARD: 6}
-"""Position of ``dropout_p`` in the arguments."""
+DROPOUT_FORWARD, DROPOUT_BACKWARD = "dropout_attention", "dropout_attention_backward"
+COMPOSITE_NAMES = frozenset((FORWARD, BACKWARD, DROPOUT_FORWARD, DROPOUT_BACKWARD))
+_DROPOUT_P = {FORWARD: 3, BACKWARD: 6}
+"""Position of ``dropout_p`` in the arguments of those that have no seed."""
 
 
 class Problem(NamedTuple):
@@ -42,6 +46,7 @@ class Problem(NamedTuple):
         shape: batch, heads of the queries and of the keys, rows, keys, width and depth.
         mask: dtype of it.
         turned: whether scores are multiplied by a negative number.
+        dropout: whether weights are dropped.
     """
 
     shape: tuple[int, int, int, int, int, int, int]
@@ -50,6 +55,7 @@ class Problem(NamedTuple):
     mask: torch.dtype | None
     backward: bool
     turned: bool = False
+    dropout: bool = False
 
     @property
     def regular(self) -> bool:
@@ -84,6 +90,8 @@ def ways(p: Problem, major: int) -> tuple[Way, ...]:
     """Who may compute a problem on a GPU of this capability, the best first."""
     found: list[Way] = []
     halves, width = p.dtype in HALVES, max(p.shape[5:])
+    if p.dropout:
+        return ("triton", "scores") if width <= WIDEST else ("scores",)
     if major and halves and p.regular:
         if major >= 9 and width <= 128 and (p.mask is None or _masked_by_cudnn(p)):
             found.append("cudnn")
@@ -279,13 +287,99 @@ def _backward_ahead(
     return _ahead(p, target, lambda: flash_launch.backward_calls(*given)[1])
 
 
+# With dropout
+
+
+def _dropout_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seed: Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=False)._replace(dropout=True)
+    dropout = flash_launch.Dropout(seed, dropout_p)
+    calls: dict[Way, Callable[[], Any]] = {
+        "triton": lambda: flash_launch.forward(query, key, value, is_causal, attn_mask, scale, dropout),
+        "scores": lambda: _decomposed(DROPOUT_FORWARD)(query, key, value, seed, dropout_p, is_causal, attn_mask, scale=scale),
+    }
+    out, logsumexp = _first(p, calls)
+    return out, logsumexp
+
+
+def _dropout_forward_ahead(
+    target: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seed: Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> Mapping[str, int]:
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=False)._replace(dropout=True)
+    given = query, key, value, is_causal, attn_mask, scale, flash_launch.Dropout(seed, dropout_p)
+    return _ahead(p, target, lambda: flash_launch.forward_calls(*given)[1])
+
+
+def _dropout_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    seed: Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=True)._replace(dropout=True)
+    saved, dropout = (grad, query, key, value, out, logsumexp), flash_launch.Dropout(seed, dropout_p)
+    calls: dict[Way, Callable[[], Any]] = {
+        "triton": lambda: flash_launch.backward(*saved, is_causal, attn_mask, scale, dropout),
+        "scores": lambda: _decomposed(DROPOUT_BACKWARD)(*saved, seed, dropout_p, is_causal, attn_mask, scale=scale),
+    }
+    by_query, by_key, by_value = _first(p, calls)
+    return by_query, by_key, by_value
+
+
+def _dropout_backward_ahead(
+    target: str,
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    seed: Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> Mapping[str, int]:
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=True)._replace(dropout=True)
+    dropout = flash_launch.Dropout(seed, dropout_p)
+    given = grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale, dropout
+    return _ahead(p, target, lambda: flash_launch.backward_calls(*given)[1])
+
+
 def declined(node: NodeContext) -> Decline | None:
     """Why these kernels don't take ``node``, or None."""
     if node.prim not in COMPOSITE_NAMES:
         return None
-    if any(node.args[_DROPOUT[node.prim] :][:1]):
+    if node.prim in _DROPOUT_P and any(node.args[_DROPOUT_P[node.prim] :][:1]):
         return Decline("dropout inside attention: the operator has no seed from which its backward could draw the same numbers")
-    tensors = [v for v in node.args[:5] if isinstance(v, TensorInfo)]
+    tensors = [v for v in node.args[:5] if isinstance(v, TensorInfo) and v.dtype.is_floating_point]
     if len({t.dtype for t in tensors}) > 1:
         return Decline("query, key and value of different dtypes")
     if tensors[0].dtype == torch.float64:
@@ -308,5 +402,9 @@ BESIDE = (0, 2, 1, 3)
 KERNELS: Mapping[str, Kernel] = {
     FORWARD: Kernel(_without_gradients(_forward), fresh=True, ahead=_forward_ahead, orders=(BESIDE,)),
     BACKWARD: Kernel(_without_gradients(_backward), fresh=True, ahead=_backward_ahead, orders=(BESIDE, BESIDE, BESIDE)),
+    DROPOUT_FORWARD: Kernel(_without_gradients(_dropout_forward), fresh=True, ahead=_dropout_forward_ahead, orders=(BESIDE,)),
+    DROPOUT_BACKWARD: Kernel(
+        _without_gradients(_dropout_backward), fresh=True, ahead=_dropout_backward_ahead, orders=(BESIDE, BESIDE, BESIDE)
+    ),
 }
 """Composite to kernel."""

@@ -4,7 +4,8 @@ Dao et al., FlashAttention-2, 2023. Importing it needs triton; ``attention.py`` 
 
 Queries, keys and values have shape (batch, heads, rows, width) and any strides; several heads of queries may share one of keys.
 Scores are kept in units of log 2, so that their exponentials are the hardware's own. Keys that no query of the block sees are
-not read; only blocks that some query sees in part are masked.
+not read; only blocks that some query sees in part are masked. With dropout, what is kept is drawn for each block, and the sums
+are over all weights.
 """
 
 # ruff: noqa: RET505
@@ -47,6 +48,20 @@ def masked(
 
 
 @triton.jit
+def kept(seed, line, start, LAST: tl.constexpr, KEYS: tl.constexpr):
+    """Whether the weights of ``KEYS`` keys from ``start`` on (a multiple of 4) are kept, as (lines, keys).
+
+    A counter of Philox gives the words of four keys beside each other. What takes its place among the scores is a bit, not a
+    factor: blocks of words lie otherwise than products do.
+    """
+    group = start // 4 + tl.arange(0, KEYS // 4)
+    none = tl.zeros([1, 1], tl.uint32)
+    a, b, c, d = tl.philox(seed, group[None, :].to(tl.uint32), line[:, None].to(tl.uint32), none, none)
+    bits = tl.join(tl.join(a <= LAST, c <= LAST), tl.join(b <= LAST, d <= LAST))
+    return bits.reshape(line.shape[0], KEYS)
+
+
+@triton.jit
 def keys_at(
     total,
     weight,
@@ -55,6 +70,8 @@ def keys_at(
     k_first,
     v_first,
     mask_first,
+    seed,
+    line,
     row,
     start,
     rows,
@@ -71,6 +88,7 @@ def keys_at(
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
+    LAST: tl.constexpr,
     EDGE: tl.constexpr,
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -113,6 +131,8 @@ def keys_at(
     weights = tl.exp2(scores * scale - base[:, None])
     fade = tl.exp2(peak - base)
     weight = weight * fade + tl.sum(weights, 1)
+    if LAST >= 0:
+        weights = tl.where(kept(seed, line, start, LAST, KEYS), weights, 0.0)
     if EDGE:
         v = tl.load(v_at, mask=there[:, None] & ((deep < depth) | WHOLE)[None, :], other=0)
     elif WHOLE:
@@ -129,6 +149,7 @@ def forward(
     key,
     value,
     mask,
+    seed,
     out,
     logsumexp,
     heads,
@@ -157,6 +178,8 @@ def forward(
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
+    LAST: tl.constexpr,
+    KEPT: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -167,7 +190,8 @@ def forward(
     """Attention of one block of queries: ``out`` as (batch, rows, heads, depth), ``logsumexp`` as (batch, heads, rows).
 
     MASK: 0 none, 1 of bools (true: seen), 2 of numbers that are added; ALIKE: the same ones for all rows. FACTOR: of the
-    scores, times log2(e). WHOLE: whether width and depth are WIDTH and DEPTH.
+    scores, times log2(e). LAST: the largest of the words whose weights are kept, times KEPT; -1 without dropout.
+    WHOLE: whether width and depth are WIDTH and DEPTH.
     """
     blocks = tl.cdiv(rows, ROWS)
     # Of a causal mask the longest blocks come first.
@@ -186,6 +210,8 @@ def forward(
     total = tl.zeros([ROWS, DEPTH], tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
+    drawn = tl.load(seed) if LAST >= 0 else 0
+    line = matrix * rows + row
     full = keys // KEYS * KEYS
     end = keys
     if CAUSAL:
@@ -193,19 +219,21 @@ def forward(
         end = min(keys, block * ROWS + ROWS)
     for start in range(0, full, KEYS):
         total, weight, peak = keys_at(
-            total, weight, peak, q, k_first, v_first, mask_first, row, start, rows, keys, width, depth,
+            total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
             k_row, k_step, v_row, v_step, mask_row, mask_column,
-            FACTOR, MASK, ALIKE, CAUSAL, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
         )  # fmt: skip
     for start in range(full, end, KEYS):
         total, weight, peak = keys_at(
-            total, weight, peak, q, k_first, v_first, mask_first, row, start, rows, keys, width, depth,
+            total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
             k_row, k_step, v_row, v_step, mask_row, mask_column,
-            FACTOR, MASK, ALIKE, CAUSAL, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
         )  # fmt: skip
     none = weight == 0
     sure = tl.where(none, 1.0, weight)
     o_at = out + (batch * rows * heads + head) * depth + row[:, None] * (heads * depth) + deep[None, :]
+    if LAST >= 0:
+        total = total * KEPT
     result = (total / sure[:, None]).to(out.dtype.element_ty)
     tl.store(o_at, result, mask=row_mask[:, None] & ((deep < depth) | WHOLE)[None, :])
     tl.store(logsumexp + matrix * rows + row, tl.where(none, 0.0, (peak + tl.log2(sure)) * LN2), mask=row_mask)

@@ -5,8 +5,9 @@ Dao et al., FlashAttention-2, 2023. Importing it needs triton; ``attention.py`` 
 With weights ``p = exp2(s - logsumexp)`` and ``d = rowsum(grad * out)``, the gradient of the scores is ``p * (grad @ v.T - d)``.
 ``by_query`` sums over the keys for a block of queries, and leaves ``d``. ``by_key`` sums over the queries, those of all heads
 that share it, for a block of keys; its scores lie as (keys, queries). So no program waits for another, and equal calls give
-equal bits. Operands and masks are as ``flash.forward`` takes them; gradients lie as (batch, rows, heads, width), ``d``
-and ``logsumexp`` as (batch, heads, rows).
+equal bits. With dropout, the gradients of weights that are not kept (``flash.kept``) are zero, and so are these weights where
+they weigh values; ``d`` is what it is without. Operands and masks are as ``flash.forward`` takes them; gradients lie as (batch,
+rows, heads, width), ``d`` and ``logsumexp`` as (batch, heads, rows).
 """
 
 # ruff: noqa: RET505
@@ -16,7 +17,7 @@ and ``logsumexp`` as (batch, heads, rows).
 import triton
 import triton.language as tl
 
-from reference_backends.triton_gpu.flash import LN2, LOG2E, masked
+from reference_backends.triton_gpu.flash import LN2, LOG2E, kept, masked
 
 
 @triton.jit
@@ -64,6 +65,8 @@ def keys_at(
     k_first,
     v_first,
     mask_first,
+    seed,
+    line,
     row,
     start,
     rows,
@@ -80,6 +83,8 @@ def keys_at(
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
+    LAST: tl.constexpr,
+    KEPT: tl.constexpr,
     EDGE: tl.constexpr,
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -94,7 +99,10 @@ def keys_at(
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * FACTOR
     scores = masked(scores, mask_first, mask_row, mask_column, row[:, None], key, rows, keys, MASK, ALIKE)
     weights = weights_of(scores, base[:, None], row[:, None], key, keys, CAUSAL, EDGE)
-    change = weights * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - inner[:, None])
+    of_weights = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
+    if LAST >= 0:
+        of_weights = tl.where(kept(seed, line, start, LAST, KEYS), of_weights * KEPT, 0.0)
+    change = weights * (of_weights - inner[:, None])
     return tl.dot(change.to(k.dtype), k, total, input_precision=PRECISION)
 
 
@@ -104,6 +112,7 @@ def by_query(
     key,
     value,
     mask,
+    seed,
     grad,
     out,
     logsumexp,
@@ -143,6 +152,8 @@ def by_query(
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
+    LAST: tl.constexpr,
+    KEPT: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -170,6 +181,8 @@ def by_query(
     v_first = value + batch * v_batch + own * v_head
     mask_first = mask + batch * mask_batch + head * mask_head
     total = tl.zeros([ROWS, WIDTH], tl.float32)
+    drawn = tl.load(seed) if LAST >= 0 else 0
+    line = matrix * rows + row
     full = keys // KEYS * KEYS
     end = keys
     if CAUSAL:
@@ -177,15 +190,15 @@ def by_query(
         end = min(keys, first + ROWS)
     for start in range(0, full, KEYS):
         total = keys_at(
-            total, q, g, base, product, k_first, v_first, mask_first, row, start, rows, keys, width, depth,
+            total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
             k_row, k_step, v_row, v_step, mask_row, mask_column,
-            FACTOR, MASK, ALIKE, CAUSAL, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            FACTOR, MASK, ALIKE, CAUSAL, LAST, KEPT, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
         )  # fmt: skip
     for start in range(full, end, KEYS):
         total = keys_at(
-            total, q, g, base, product, k_first, v_first, mask_first, row, start, rows, keys, width, depth,
+            total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
             k_row, k_step, v_row, v_step, mask_row, mask_column,
-            FACTOR, MASK, ALIKE, CAUSAL, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            FACTOR, MASK, ALIKE, CAUSAL, LAST, KEPT, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
         )  # fmt: skip
     across = tl.arange(0, WIDTH)
     at = grad_query + ((batch * rows + row) * heads + head)[:, None] * width + across[None, :]
@@ -204,7 +217,10 @@ def rows_at(
     mask_first,
     base_first,
     inner_first,
+    seed,
+    line,
     key,
+    first,
     start,
     rows,
     keys,
@@ -220,7 +236,10 @@ def rows_at(
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
+    LAST: tl.constexpr,
+    KEPT: tl.constexpr,
     ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
@@ -237,7 +256,13 @@ def rows_at(
     # What keys beyond the last get is not stored. One loop does for all rows: two, of which one is without the comparison, take
     # more registers than there are.
     weights = weights_of(scores, base[None, :], row[None, :], key, keys, CAUSAL, CAUSAL)
-    change = weights * (tl.dot(v, tl.trans(g), input_precision=PRECISION) - inner[None, :])
+    of_weights = tl.dot(v, tl.trans(g), input_precision=PRECISION)
+    if LAST >= 0:
+        remain = tl.trans(kept(seed, line + row, first, LAST, KEYS))
+        change = weights * (tl.where(remain, of_weights * KEPT, 0.0) - inner[None, :])
+        weights = tl.where(remain, weights, 0.0)
+    else:
+        change = weights * (of_weights - inner[None, :])
     by_v = tl.dot(weights.to(g.dtype), g, by_v, input_precision=PRECISION)
     by_k = tl.dot(change.to(q.dtype), q, by_k, input_precision=PRECISION)
     return by_k, by_v
@@ -249,6 +274,7 @@ def by_key(
     key,
     value,
     mask,
+    seed,
     grad,
     logsumexp,
     inner,
@@ -284,6 +310,8 @@ def by_key(
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
+    LAST: tl.constexpr,
+    KEPT: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -302,6 +330,7 @@ def by_key(
     v = block_of(value + batch * v_batch + own * v_head, first, v_row, v_step, keys, depth, True, KEYS, DEPTH, WHOLE)
     by_k = tl.zeros([KEYS, WIDTH], tl.float32)
     by_v = tl.zeros([KEYS, DEPTH], tl.float32)
+    drawn = tl.load(seed) if LAST >= 0 else 0
     begin = first // ROWS * ROWS if CAUSAL else 0
     for member in range(group):
         head = own * group + member
@@ -311,10 +340,12 @@ def by_key(
         place = (batch * heads + head) * rows
         for start in range(begin, rows, ROWS):
             by_k, by_v = rows_at(
-                by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, along[:, None], start,
-                rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, ROWS, WIDTH, DEPTH, WHOLE, PRECISION,
+                by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, place,
+                along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, KEPT, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
             )  # fmt: skip
+    if LAST >= 0:
+        by_v = by_v * KEPT
     across, deep = tl.arange(0, WIDTH), tl.arange(0, DEPTH)
     place = ((batch * keys + along) * shared + own)[:, None]
     there = (along < keys)[:, None]

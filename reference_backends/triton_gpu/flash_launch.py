@@ -13,6 +13,7 @@ import torch
 from reference_backends.triton_gpu.launch import Begun, Launcher, Plan
 from reference_backends.triton_gpu.machine import Machine
 from reference_backends.triton_gpu.machine_code import number, pointer
+from vendor_sdk import kept_factor, words_kept
 
 Tensor = torch.Tensor
 HALVES = (torch.bfloat16, torch.float16)
@@ -30,6 +31,8 @@ class Form(NamedTuple):
     Attributes:
         mask: 0 none, 1 of bools, 2 of numbers.
         alike: whether the mask is the same for all rows.
+        last: the largest of the words whose weights dropout keeps, -1 without dropout.
+        kept: what it multiplies them by.
     """
 
     dtype: torch.dtype
@@ -39,12 +42,26 @@ class Form(NamedTuple):
     mask: int
     alike: bool
     scale: float
+    last: int = -1
+    kept: float = 1.0
+
+    @property
+    def drops(self) -> bool:
+        """Whether there is dropout. Words of its generator take registers: more warps share a block then, or a smaller one."""
+        return self.last >= 0
 
     @property
     def powers(self) -> tuple[int, int]:
         """Width and depth of the blocks that hold a head."""
         wide, deep = (max(16, 1 << (n - 1).bit_length()) for n in (self.width, self.depth))
         return wide, deep
+
+
+class Dropout(NamedTuple):
+    """A seed in memory, and the probability with which a weight is dropped."""
+
+    seed: Tensor
+    probability: float
 
 
 Blocks = tuple[int, int, int, int]
@@ -68,6 +85,8 @@ class FlashLauncher(Launcher):
             f.mask,
             f.alike,
             f.causal,
+            f.last,
+            f.kept,
             *sizes,
             *f.powers,
             f.powers == (f.width, f.depth),
@@ -85,7 +104,9 @@ def forward_blocks(f: Form, rows: int, shared: int) -> Blocks:
     if width > 128:
         return min(block, 64), 32, 8, 2
     if block < 128:
-        return block, 64, 4, 2
+        return block, 64, 8 if f.drops and block == 64 else 4, 2
+    if f.drops:
+        return (128, 64, 8, 2) if width <= 64 or shared >= ROOM else (64, 64, 8, 2)
     if width > 64:
         if f.mask:
             return (128, 64, 8, 2) if shared >= ROOM else (64, 64, 4, 2)
@@ -100,7 +121,8 @@ def query_blocks(f: Form, rows: int, shared: int) -> Blocks:
         return min(block, 32), 32, 4, 1
     if width > 128:
         return min(block, 64), 32, 8, 1
-    return min(block, 128 if shared >= ROOM else 64), 64, 8 if block >= 64 else 4, 2
+    large = shared >= ROOM and not (f.drops and width > 64)
+    return min(block, 128 if large else 64), 64, 8 if block >= 64 else 4, 2
 
 
 def key_blocks(f: Form, keys: int, shared: int) -> Blocks:
@@ -111,9 +133,9 @@ def key_blocks(f: Form, keys: int, shared: int) -> Blocks:
     if width > 128:
         return 32, min(block, 64), 8, 1
     room = shared >= ROOM
-    most = 128 if room and (width <= 64 or not f.mask) else 64
-    stages = 1 if width > 64 and f.mask and not room else 2
-    return (64 if room and width <= 64 else 32), min(block, most), 8 if block >= 64 else 4, stages
+    most = 128 if room and (width <= 64 or not (f.mask or f.drops)) else 64
+    stages = 1 if width > 64 and (f.drops or (f.mask and not room)) else 2
+    return (64 if room and width <= 64 and not f.drops else 32), min(block, most), 8 if block >= 64 else 4, stages
 
 
 def _block(count: int) -> int:
@@ -139,13 +161,19 @@ def backward_launchers(form: Form) -> tuple[FlashLauncher, FlashLauncher]:
     )
 
 
-def form_of(query: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> Form:
+def form_of(
+    query: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None, dropout: Dropout | None
+) -> Form:
     """What the functions for these operands are compiled for."""
     width = query.shape[3]
     factor = scale if scale is not None else 1 / math.sqrt(width) if width else 0.0
     kind = 0 if mask is None else _MASKS.get(mask.dtype, 2)
     alike = mask is not None and (mask.shape[2] == 1 or mask.stride(2) == 0)
-    return Form(query.dtype, width, value.shape[3], causal, kind, alike, factor)
+    form = Form(query.dtype, width, value.shape[3], causal, kind, alike, factor)
+    if dropout is None:
+        return form
+    # Where nothing is kept, what is multiplied by 0 may be any.
+    return form._replace(last=max(words_kept(dropout.probability) - 1, 0), kept=kept_factor(dropout.probability))
 
 
 def _sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
@@ -160,6 +188,11 @@ def _steps(mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[int, ...]:
         return 0, 0, 0, 0
     wanted = *query.shape[:3], key.shape[2]
     return tuple(0 if own != size else step for own, size, step in zip(mask.shape, wanted, mask.stride(), strict=True))
+
+
+def _beside(query: Tensor, mask: Tensor | None, dropout: Dropout | None) -> tuple[Tensor, Tensor]:
+    """The mask and the seed; where there is none, a buffer that is not read."""
+    return query if mask is None else mask, query if dropout is None else dropout.seed
 
 
 @dataclass(frozen=True)
@@ -182,7 +215,13 @@ class Call:
 
 
 def forward_calls(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    scale: float | None,
+    dropout: Dropout | None = None,
 ) -> tuple[tuple[Tensor, Tensor], list[Call]]:
     """Attention, with the heads beside each other in memory, and the logarithms that its gradients need, contiguous; and the
     launches that fill them."""
@@ -194,8 +233,8 @@ def forward_calls(
     if not out.numel() and not saved.numel():
         return (out, saved), []
     numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *_steps(mask, query, key)
-    launcher = forward_launcher(form_of(query, value, causal, mask, scale))
-    buffers = query, key, value, query if mask is None else mask, out, saved
+    launcher = forward_launcher(form_of(query, value, causal, mask, scale, dropout))
+    buffers = query, key, value, *_beside(query, mask, dropout), out, saved
     return (out, saved), [Call(launcher, buffers, numbers, batch * heads, rows)]
 
 
@@ -209,6 +248,7 @@ def backward_calls(
     causal: bool,
     mask: Tensor | None,
     scale: float | None,
+    dropout: Dropout | None = None,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], list[Call]]:
     """Gradients by query, key and value, with the heads beside each other in memory; and the launches that fill them, in
     order."""
@@ -218,8 +258,8 @@ def backward_calls(
     by_query, by_key, by_value = (torch.empty_like(x.transpose(1, 2), memory_format=DENSE) for x in (query, key, value))
     inner = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
     operands, ends = (*query.stride(), *key.stride(), *value.stride(), *grad.stride()), _steps(mask, query, key)
-    over_queries, over_keys = backward_launchers(form_of(query, value, causal, mask, scale))
-    given = query, key, value, query if mask is None else mask, grad
+    over_queries, over_keys = backward_launchers(form_of(query, value, causal, mask, scale, dropout))
+    given = query, key, value, *_beside(query, mask, dropout), grad
     saved = logsumexp.contiguous(), inner
     numbers = *sizes, *operands, *out.stride(), *ends
     calls = [
@@ -229,11 +269,9 @@ def backward_calls(
     return (by_query.transpose(1, 2), by_key.transpose(1, 2), by_value.transpose(1, 2)), calls
 
 
-def forward(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    """What ``forward_calls`` promises, computed."""
-    results, calls = forward_calls(query, key, value, causal, mask, scale)
+def forward(*given: Any) -> tuple[Tensor, Tensor]:
+    """What ``forward_calls`` promises for the same arguments, computed."""
+    results, calls = forward_calls(*given)
     for call in calls:
         call.launch()
     return results

@@ -3,50 +3,82 @@
 Torch decides while it traces which of its kernels an attention call becomes, by device, mask and dtype; only on CPU is that the
 operator of the composite. Elsewhere it would be one of several of NVIDIA's, with results of their own, or, with most masks, a
 chain of matrix products. So calls in the graph of Dynamo become the composite's operator before AOTAutograd sees them, whether
-or not a backend claims the composite. What that operator does not say (dropout, a mask with a gradient) becomes the chain of
-prims that it is on CPU.
+or not a backend claims the composite. Calls with dropout, which torch has no operator for that any device could have, become
+one of ours (``prims.dropout``) on CPU too, with a seed that is drawn for them. What neither operator says (a mask with a
+gradient) becomes the chain of prims that it is on CPU.
 """
 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.prims import dropout
 
-_OPERATOR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-_CHAIN = torch.ops.aten._scaled_dot_product_attention_math.default
+aten = torch.ops.aten
+
+_OPERATOR = aten._scaled_dot_product_flash_attention_for_cpu.default
+_CHAIN = aten._scaled_dot_product_attention_math.default
 
 
 def keep_attention(module: fx.GraphModule, *, everywhere: bool = False) -> None:
-    """Rewrites attention calls of a graph of Dynamo in place. Calls on CPU stay: torch itself does the same there, up to the
-    form of masks.
+    """Rewrites attention calls of a graph of Dynamo in place, those of graphs within it (what is computed again) too. On CPU,
+    calls without dropout on operands of four dimensions stay: torch itself does the same there, up to the form of masks.
 
     Args:
         everywhere: rewrite those on CPU too, which stand for another device (``Target``).
     """
+    for each in module.modules():
+        if isinstance(each, fx.GraphModule) and _rewrite_all(each, everywhere):
+            each.recompile()
+
+
+def _rewrite_all(module: fx.GraphModule, everywhere: bool) -> bool:
+    """Whether anything was to be done."""
     found = False
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target is not torch.nn.functional.scaled_dot_product_attention:
             continue
         query = node.args[0] if node.args else node.kwargs["query"]
         value = query.meta.get("example_value") if isinstance(query, fx.Node) else None
-        if not isinstance(value, torch.Tensor) or (value.device.type == "cpu" and not everywhere):
+        if not isinstance(value, torch.Tensor):
             continue
-        given = _arguments(*node.args, **node.kwargs)
-        if given is not None:
-            _rewrite(node, *given)
-        else:
+        away = everywhere or value.device.type != "cpu"
+        call = _read(node, *node.args, **node.kwargs)
+        if call is not None and (away or call.dropout_p or call.flat):
+            _rewrite(node, call)
+        elif call is None and away:
             _spell_out(node, *node.args, **node.kwargs)
+        else:
+            continue
         found = True
-    if found:
-        module.recompile()
+    return found
 
 
-def _arguments(
+class _Call(NamedTuple):
+    """A call that an operator can say.
+
+    Attributes:
+        operands: query, key and value.
+        times: how many heads of queries share one of keys.
+        flat: whether operands have no dimension of batches.
+    """
+
+    operands: list[fx.Node]
+    mask: fx.Node | None
+    dropout_p: float
+    causal: bool
+    scale: float | None
+    times: int
+    flat: bool
+
+
+def _read(
+    node: fx.Node,
     query: fx.Node,
     key: fx.Node,
     value: fx.Node,
@@ -56,44 +88,65 @@ def _arguments(
     *,
     scale: Any = None,
     enable_gqa: bool = False,
-) -> tuple[list[fx.Node], Any, bool, Any, int] | None:
-    """The operands, mask, causality, scale and how many heads of queries share one of keys; None where the operator does not
-    say the same."""
-    if dropout_p != 0 or not isinstance(is_causal, bool) or not (scale is None or isinstance(scale, float)):
+) -> _Call | None:
+    """What a call says; None where no operator says the same."""
+    if not isinstance(is_causal, bool) or not (scale is None or isinstance(scale, float)):
+        return None
+    if not isinstance(dropout_p, int | float) or not 0 <= dropout_p <= 1:
         return None
     nodes = [query, key, value]
-    tensors = [t for node in nodes if isinstance(t := node.meta.get("example_value"), torch.Tensor)]
-    if len(tensors) < 3 or not all(t.dim() == 4 and t.dtype.is_floating_point for t in tensors):
+    tensors = [t for each in nodes if isinstance(t := each.meta.get("example_value"), torch.Tensor)]
+    if len(tensors) < 3 or len({t.dim() for t in tensors}) > 1 or not all(t.dtype.is_floating_point for t in tensors):
         return None
-    q, k, v = tensors
-    if len({t.dtype for t in tensors}) > 1:
+    dims = tensors[0].dim()
+    if dims not in (3, 4) or len({t.dtype for t in tensors}) > 1:
         return None
-    times = q.shape[1] // k.shape[1] if enable_gqa and isinstance(q.shape[1], int) and isinstance(k.shape[1], int) else 1
-    same = [(q.shape[0], k.shape[0]), (q.shape[0], v.shape[0]), (q.shape[1], k.shape[1] * times), (k.shape[1], v.shape[1])]
-    same += [(k.shape[2], v.shape[2]), (q.shape[3], k.shape[3]), (q.shape[3], v.shape[3])]
+    if dropout_p and not _differentiates_once(node, tensors[0]):
+        return None
+    q, k, v = ((1, *t.shape)[-4:] for t in tensors)
+    times = q[1] // k[1] if enable_gqa and isinstance(q[1], int) and isinstance(k[1], int) and k[1] else 1
+    same = [(q[0], k[0]), (q[0], v[0]), (q[1], k[1] * times), (k[1], v[1]), (k[2], v[2]), (q[3], k[3]), (q[3], v[3])]
     if not all(torch_private.equal_from_now_on(a, b) for a, b in same):
         return None
     if attn_mask is not None:
         mask = attn_mask.meta.get("example_value") if isinstance(attn_mask, fx.Node) else None
-        if not isinstance(mask, torch.Tensor) or mask.requires_grad or mask.dim() > 4 or is_causal:
+        if not isinstance(mask, torch.Tensor) or mask.requires_grad or mask.dim() > dims or is_causal:
             return None
-        if mask.dtype not in (torch.bool, q.dtype, torch.float32):
+        if mask.dtype not in (torch.bool, tensors[0].dtype, torch.float32):
             return None
-    return nodes, attn_mask, is_causal, scale, times
+    return _Call(nodes, attn_mask, float(dropout_p), is_causal, scale, times, dims == 3)
 
 
-def _rewrite(node: fx.Node, operands: list[fx.Node], mask: Any, causal: bool, scale: Any, times: int) -> None:
-    graph = node.graph
-    query, *shared = operands
+def _differentiates_once(node: fx.Node, query: torch.Tensor) -> bool:
+    """Whether the operator with dropout may stand here: not under autocast, which casts what it is told to, by name; nor inside
+    of transforms (``torch.func.grad`` twice, ``torch.vmap``), for which it has no rules."""
+    result = node.meta.get("example_value")
+    cast = isinstance(result, torch.Tensor) and result.dtype != query.dtype
+    return not cast and not torch_private.in_transform(query)
+
+
+def _rewrite(node: fx.Node, call: _Call) -> None:
+    graph, mask = node.graph, call.mask
     with graph.inserting_before(node):
-        if times > 1:
-            shared = [_repeated(graph, x, times) for x in shared]
+        query, *shared = [graph.call_method("unsqueeze", (x, 0)) if call.flat else x for x in call.operands]
         if mask is not None:
             for _ in range(4 - mask.meta["example_value"].dim()):
                 mask = graph.call_method("unsqueeze", (mask, 0))
-        call = graph.call_function(_OPERATOR, (query, *shared, 0.0, causal), {"attn_mask": mask, "scale": scale})
-        result = graph.call_function(operator.getitem, (call, 0))
-    _replace(node, call, result)
+        if call.dropout_p:
+            device = call.operands[0].meta["example_value"].device
+            drawn = {"dtype": torch.int64, "device": device}
+            seed = graph.call_function(aten.randint.low, (0, dropout.SEEDS, [1]), drawn)
+            given = query, *shared, seed, call.dropout_p, call.causal, mask
+            attention = graph.call_function(dropout.OPERATOR, given, {"scale": call.scale})
+        else:
+            if call.times > 1:
+                shared = [_repeated(graph, x, call.times) for x in shared]
+            given = query, *shared, 0.0, call.causal
+            attention = graph.call_function(_OPERATOR, given, {"attn_mask": mask, "scale": call.scale})
+        result = graph.call_function(operator.getitem, (attention, 0))
+        if call.flat:
+            result = graph.call_method("squeeze", (result, 0))
+    _replace(node, attention, result)
 
 
 def _spell_out(
@@ -119,6 +172,7 @@ def _spell_out(
 def _replace(node: fx.Node, call: fx.Node, result: fx.Node) -> None:
     for each in (call, result):
         each.meta.update({k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack", "source_fn_stack")})
+    call.meta["example_value"] = node.meta.get("example_value"), None
     result.meta["example_value"] = node.meta.get("example_value")
     node.replace_all_uses_with(result)
     node.graph.erase_node(node)

@@ -12,12 +12,14 @@ _PRIMS = {
     **dict.fromkeys(("linear", "matmul", "mm", "addmm", "addmv", "bmm", "baddbmm", "bilinear", "einsum"), "mm"),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), "convolution"),
     "scaled_dot_product_attention": "scaled_dot_product_attention",
+    "dropout_attention": "dropout_attention",
     **dict.fromkeys(("grouped_mm", "grouped_mm_fallback"), "grouped_mm"),
 }
 """Names of torch's functions and methods to the prim or composite that they become."""
 _DIFFERENTIATED = {
     "convolution": "convolution_backward",
     "scaled_dot_product_attention": "scaled_dot_product_attention_backward",
+    "dropout_attention": "dropout_attention_backward",
 }
 
 
@@ -28,6 +30,7 @@ def foreseen(module: fx.GraphModule) -> Mapping[str, frozenset[torch.dtype]]:
     for node in module.graph.nodes:
         prim = _PRIMS.get(_name(node.target)) if node.op in ("call_function", "call_method") else None
         value = node.meta.get("example_value")
+        value = value[0] if isinstance(value, tuple) and value else value
         if prim is None or not isinstance(value, torch.Tensor):
             continue
         found.setdefault(prim, set()).add(value.dtype)

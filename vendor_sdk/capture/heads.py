@@ -15,14 +15,18 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.prims import dropout
 from vendor_sdk.prims.recognize import unrepeated
 
 aten = torch.ops.aten
 
-_FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
-_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_FORWARD_OF = {
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: aten._scaled_dot_product_flash_attention_for_cpu.default,
+    dropout.BACKWARD_OPERATOR: dropout.OPERATOR,
+}
+"""Operators of attention, by those that differentiate them."""
 _KEY, _VALUE = 1, 2
-"""Places of keys and values among the operands that both operators have, and of their gradients in the result."""
+"""Places of keys and values among the operands that operators of both directions have, and of their gradients in the result."""
 
 
 def share_heads(graph: fx.Graph) -> None:
@@ -31,7 +35,8 @@ def share_heads(graph: fx.Graph) -> None:
     Args:
         graph: a joint graph of aten operators, with ``meta["val"]``.
     """
-    for backward in graph.find_nodes(op="call_function", target=_BACKWARD):
+    for backward in [node for node in graph.nodes if node.target in _FORWARD_OF]:
+        forward = _FORWARD_OF[backward.target]
         repeated = backward.args[1 + _KEY], backward.args[1 + _VALUE]
         shared = [x for x in map(unrepeated, repeated) if x is not None]
         if len(shared) < 2 or not torch_private.surely_equal(*(x.meta["val"].shape[1] for x in shared)):
@@ -41,7 +46,7 @@ def share_heads(graph: fx.Graph) -> None:
         ]
         if len(sums) < 2:
             continue
-        for node in (*(user for user in list(repeated[0].users) if user.target is _FORWARD), backward):
+        for node in (*(user for user in list(repeated[0].users) if user.target is forward), backward):
             first = int(node is backward)
             if node.args[first + _KEY] is repeated[0] and node.args[first + _VALUE] is repeated[1]:
                 node.args = (*node.args[: first + _KEY], *shared, *node.args[first + _VALUE + 1 :])

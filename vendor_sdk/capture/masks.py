@@ -7,21 +7,39 @@ mask is computed while the graph is compiled, if it follows from constants and s
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.prims import dropout
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
-_ARGUMENTS: Mapping[Any, tuple[int, int, int]] = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: (0, 1, 4),
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (1, 2, 7),
+
+class _Arguments(NamedTuple):
+    """Where an operator of attention has query and key, whether it is causal, and its mask, where that is no keyword."""
+
+    query: int
+    key: int
+    causal: int
+    mask: int | None = None
+
+    def mask_of(self, node: fx.Node) -> Any:
+        """The mask of a call."""
+        if self.mask is None:
+            return node.kwargs.get("attn_mask")
+        return node.args[self.mask] if len(node.args) > self.mask else None
+
+
+_ARGUMENTS: Mapping[Any, _Arguments] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _Arguments(0, 1, 4),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _Arguments(1, 2, 7),
+    dropout.OPERATOR: _Arguments(0, 1, 5, 6),
+    dropout.BACKWARD_OPERATOR: _Arguments(1, 2, 8, 9),
 }
-"""Operators of attention: which arguments are the query, the key, and whether it is causal."""
 LARGEST = 1 << 26
 """Elements of a value that is computed for this."""
 
@@ -32,15 +50,19 @@ def know_masks(graph: fx.Graph) -> None:
     Args:
         graph: of aten operators, with ``meta["val"]``; a joint graph, or one for inference.
     """
-    masked = [node for node in graph.nodes if node.target in _ARGUMENTS and isinstance(node.kwargs.get("attn_mask"), fx.Node)]
-    if not masked:
+    masks = {
+        node: mask
+        for node in graph.nodes
+        if node.target in _ARGUMENTS and isinstance(mask := _ARGUMENTS[node.target].mask_of(node), fx.Node)
+    }
+    if not masks:
         return
-    known = _leading_to(graph, {node.kwargs["attn_mask"] for node in masked})
+    known = _leading_to(graph, set(masks.values()))
     with torch_private.real_tensors():
         values = _computed(graph, known)
-        for node in masked:
-            if node.kwargs["attn_mask"] in values:
-                _look(node, values[node.kwargs["attn_mask"]])
+        for node, mask in masks.items():
+            if mask in values:
+                _look(node, values[mask])
     for node in reversed(graph.nodes):
         if node in known and not node.users:
             graph.erase_node(node)
@@ -50,17 +72,18 @@ def _look(node: fx.Node, mask: Tensor) -> None:
     """Takes the mask out of an operator, if it is one of the two."""
     target = node.target
     assert isinstance(target, torch_private.OpOverload)
-    query, key, at = _ARGUMENTS[target]
+    at = _ARGUMENTS[target]
     hidden = _hidden(mask)
-    if hidden is None or (len(node.args) > at and node.args[at]):
+    if hidden is None or (len(node.args) > at.causal and node.args[at.causal]):
         return
-    rows, keys = (node.args[i].meta["val"].shape[-2] for i in (query, key))  # type: ignore[union-attr]
+    rows, keys = (node.args[i].meta["val"].shape[-2] for i in (at.query, at.key))  # type: ignore[union-attr]
     hidden = hidden.expand(*hidden.shape[:-2], rows, keys)
     causal = bool((hidden == torch.ones(rows, keys, dtype=torch.bool).triu(1)).all())
     if causal or not hidden.any():
-        node.kwargs = {**node.kwargs, "attn_mask": None}
-        defaults = [argument.default_value for argument in target._schema.arguments[len(node.args) : at]]
-        node.args = (*node.args[:at], *defaults, causal)
+        defaults = [argument.default_value for argument in target._schema.arguments[len(node.args) : at.causal]]
+        node.args = (*node.args[: at.causal], *defaults, causal)
+        if at.mask is None:
+            node.kwargs = {**node.kwargs, "attn_mask": None}
 
 
 def _hidden(mask: Tensor) -> Tensor | None:

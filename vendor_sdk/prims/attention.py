@@ -2,10 +2,14 @@
 
 The two agree on the tensor saved between them: the natural logarithm of the sum of exponentials of each row of scaled scores,
 in float32 for halves. A row with no key to attend to gives zeros, as in torch's kernel, and the value saved for it is 0.
+
+With dropout they are two more, by an operator of our own (``prims.dropout``): the weights' sums are over all keys, and what is
+multiplied with the values are the weights times their factors, the same in both directions.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,8 +17,9 @@ from typing import Any
 import torch
 
 from vendor_sdk import torch_private
+from vendor_sdk.prims import dropout
 from vendor_sdk.prims.bounds import Accumulated
-from vendor_sdk.prims.recognize import recognize_shared_heads
+from vendor_sdk.prims.recognize import shared_heads_of
 from vendor_sdk.prims.row import FLOATS, Composite
 from vendor_sdk.prims.samples import Effort, Sample, SampleContext, draw
 from vendor_sdk.prims.widen import cast, computation_dtype, number
@@ -72,6 +77,25 @@ def _weights(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return aten.div.Tensor(weights, total), peak, total
 
 
+def _attended(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None, factors: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The result and the logarithm of the sum of exponentials, in the dtype that both are computed in.
+
+    Args:
+        factors: what each weight is multiplied by before it weighs a value; None: by nothing.
+    """
+    batch, heads, rows, _ = query.shape
+    scores = _scores(query, key, _scale(query, scale), is_causal, mask)
+    weights, peak, total = _weights(scores)
+    if factors is not None:
+        weights = aten.mul.Tensor(weights, factors)
+    values = _matrices(value, heads, scores.dtype)
+    result = aten.bmm.default(aten.reshape.default(weights, [batch * heads, rows, key.shape[2]]), values)
+    result = aten.reshape.default(result, [batch, heads, rows, value.shape[3]])
+    return result, aten.reshape.default(aten.add.Tensor(peak, aten.log.default(total)), [batch, heads, rows])
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -85,18 +109,73 @@ def attention(
     """Returns the result and the logarithm of the sum of exponentials; ``NotImplemented`` with dropout."""
     if dropout_p:
         return NotImplemented
-    batch, heads, rows, _ = query.shape
-    scores = _scores(query, key, _scale(query, scale), is_causal, attn_mask)
-    weights, peak, total = _weights(scores)
-    values = _matrices(value, heads, scores.dtype)
-    result = aten.bmm.default(aten.reshape.default(weights, [batch * heads, rows, key.shape[2]]), values)
-    result = aten.reshape.default(result, [batch, heads, rows, value.shape[3]])
-    saved = aten.reshape.default(aten.add.Tensor(peak, aten.log.default(total)), [batch, heads, rows])
+    result, saved = _attended(query, key, value, is_causal, attn_mask, scale, None)
     return cast(result, query.dtype), cast(saved, _STATISTICS.get(query.dtype, saved.dtype))
 
 
 _STATISTICS = {dtype: torch_private.flash_statistics_dtype(dtype) for dtype in FLOATS}
 """dtype of the logsumexp that torch announces while tracing, by dtype of the query; float32 for all on torch 2.11."""
+
+
+def dropout_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seed: Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Returns the result and the logarithm of the sum of exponentials."""
+    factors = dropout.weight_factors(query, key, seed, dropout_p)
+    result, saved = _attended(query, key, value, is_causal, attn_mask, scale, factors)
+    return cast(result, query.dtype), saved
+
+
+def _differentiated(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    is_causal: bool,
+    mask: Tensor | None,
+    scale: float | None,
+    factors: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by query, key and value; ``factors`` as in ``_attended``."""
+    batch, heads, rows, width = query.shape
+    keys, factor = key.shape[2], _scale(query, scale)
+    scores = _scores(query, key, factor, is_causal, mask)
+    dtype = scores.dtype
+    if logsumexp.dtype == dtype:
+        weights = aten.exp.default(aten.sub.Tensor(scores, aten.unsqueeze.default(logsumexp, 3)))
+    else:  # saved with fewer digits than the gradients have
+        weights, _, _ = _weights(scores)
+    wide = cast(grad, dtype)
+    matrix_grad = _matrices(grad, heads, dtype)
+    values = _matrices(value, heads, dtype)
+    grad_weights = aten.bmm.default(matrix_grad, _transposed(values))
+    grad_weights = aten.reshape.default(grad_weights, [batch, heads, rows, keys])
+    weighing = weights
+    if factors is not None:
+        weighing, grad_weights = aten.mul.Tensor(weights, factors), aten.mul.Tensor(grad_weights, factors)
+    # The sum of weights times their gradients, with factors as without.
+    inner = aten.sum.dim_IntList(aten.mul.Tensor(wide, cast(out, dtype)), [3], True)
+    grad_scores = aten.mul.Tensor(aten.mul.Tensor(weights, aten.sub.Tensor(grad_weights, inner)), factor)
+    grad_scores = aten.reshape.default(grad_scores, [batch * heads, rows, keys])
+    matrix_weights = aten.reshape.default(weighing, [batch * heads, rows, keys])
+    grad_query = aten.bmm.default(grad_scores, _matrices(key, heads, dtype))
+    grad_key = aten.bmm.default(_transposed(grad_scores), _matrices(query, heads, dtype))
+    grad_value = aten.bmm.default(_transposed(matrix_weights), matrix_grad)
+    return (
+        cast(aten.reshape.default(grad_query, [batch, heads, rows, width]), query.dtype),
+        _shared(grad_key, key, heads),
+        _shared(grad_value, value, heads),
+    )
 
 
 def attention_backward(
@@ -115,31 +194,29 @@ def attention_backward(
     """Returns the gradients by query, key and value; ``NotImplemented`` with dropout."""
     if dropout_p:
         return NotImplemented
-    batch, heads, rows, width = query.shape
-    keys, factor = key.shape[2], _scale(query, scale)
-    scores = _scores(query, key, factor, is_causal, attn_mask)
-    dtype = scores.dtype
-    if logsumexp.dtype == dtype:
-        weights = aten.exp.default(aten.sub.Tensor(scores, aten.unsqueeze.default(logsumexp, 3)))
-    else:  # saved with fewer digits than the gradients have
-        weights, _, _ = _weights(scores)
-    wide = cast(grad, dtype)
-    matrix_grad = _matrices(grad, heads, dtype)
-    values = _matrices(value, heads, dtype)
-    grad_weights = aten.bmm.default(matrix_grad, _transposed(values))
-    grad_weights = aten.reshape.default(grad_weights, [batch, heads, rows, keys])
-    inner = aten.sum.dim_IntList(aten.mul.Tensor(wide, cast(out, dtype)), [3], True)
-    grad_scores = aten.mul.Tensor(aten.mul.Tensor(weights, aten.sub.Tensor(grad_weights, inner)), factor)
-    grad_scores = aten.reshape.default(grad_scores, [batch * heads, rows, keys])
-    matrix_weights = aten.reshape.default(weights, [batch * heads, rows, keys])
-    grad_query = aten.bmm.default(grad_scores, _matrices(key, heads, dtype))
-    grad_key = aten.bmm.default(_transposed(grad_scores), _matrices(query, heads, dtype))
-    grad_value = aten.bmm.default(_transposed(matrix_weights), matrix_grad)
-    return (
-        cast(aten.reshape.default(grad_query, [batch, heads, rows, width]), query.dtype),
-        _shared(grad_key, key, heads),
-        _shared(grad_value, value, heads),
-    )
+    return _differentiated(grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale, None)
+
+
+def dropout_attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    seed: Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the gradients by query, key and value."""
+    factors = dropout.weight_factors(query, key, seed, dropout_p)
+    return _differentiated(grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale, factors)
+
+
+dropout.implement(dropout_attention, dropout_attention_backward)
 
 
 def _shared(grad: Tensor, like: Tensor, heads: Any) -> Tensor:
@@ -162,6 +239,11 @@ def _softmax_of(query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None
     return scores.softmax(3).nan_to_num(), sizes
 
 
+def _for_each(x: Tensor, query: Tensor) -> Tensor:
+    """Keys or values with a head for each of the queries'."""
+    return x.repeat_interleave(query.shape[1] // x.shape[1], 1)
+
+
 def _magnitude(
     query: Tensor,
     key: Tensor,
@@ -173,7 +255,23 @@ def _magnitude(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     weights, sizes = _softmax_of(query, key, is_causal, attn_mask, scale)
-    return weights @ value.abs() * (1 + 2 * sizes), 2 + 2 * sizes.squeeze(3)
+    return weights @ _for_each(value.abs(), query) * (1 + 2 * sizes), 2 + 2 * sizes.squeeze(3)
+
+
+def _dropout_magnitude(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seed: Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    weights, sizes = _softmax_of(query, key, is_causal, attn_mask, scale)
+    weights = weights * dropout.weight_factors(query, key, seed, dropout_p)
+    return weights @ _for_each(value.abs(), query) * (1 + 2 * sizes), 2 + 2 * sizes.squeeze(3)
 
 
 def _backward_magnitude(
@@ -188,12 +286,39 @@ def _backward_magnitude(
     *,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
+    factors: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     weights, sizes = _softmax_of(query, key, is_causal, attn_mask, scale)
     weights = weights * (1 + 2 * sizes)
     inner = (grad * out).abs().sum(3, True)
-    scores = weights * (grad.abs() @ value.abs().mT + inner) * _scale(query, scale)
-    return scores @ key.abs(), scores.mT @ query.abs(), weights.mT @ grad.abs()
+    scores = weights * (grad.abs() @ _for_each(value.abs(), query).mT * factors + inner) * _scale(query, scale)
+    by_key, by_value = scores.mT @ query.abs(), (weights * factors).mT @ grad.abs()
+    return scores @ _for_each(key.abs(), query), _of_shared(by_key, key), _of_shared(by_value, value)
+
+
+def _of_shared(x: Tensor, like: Tensor) -> Tensor:
+    """Summed over the queries' heads that share one of keys or values."""
+    batch, own, rows, width = like.shape
+    return x.reshape(batch, own, -1, rows, width).sum(2)
+
+
+def _dropout_backward_magnitude(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    seed: Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    factors = dropout.weight_factors(query, key, seed, dropout_p)
+    saved = query, key, value, out, logsumexp
+    return _backward_magnitude(grad, *saved, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors)
 
 
 def _row(*_: Any, **__: Any) -> Sequence[int]:
@@ -239,12 +364,44 @@ def _backward_samples(context: SampleContext) -> Iterator[Sample]:
         yield Sample((grad, *tensors, out.to(context.dtype), saved, 0.0, causal), kwargs, label=label)
 
 
+def _dropout_cases(context: SampleContext) -> Iterator[tuple[str, tuple[Tensor, ...], tuple[Any, ...], dict[str, Any]]]:
+    """Label, tensors, what follows the seed, and the scale."""
+    for chance, (label, tensors, kwargs) in zip(itertools.cycle((0.1, 0.5)), _cases(context)):
+        yield label, tensors, (chance, kwargs.pop("is_causal", False), kwargs.pop("attn_mask", None)), kwargs
+    if context.effort >= Effort.STANDARD:
+        few = tuple(draw(context, (1, heads, 3, 8)) for heads in (4, 2, 2))
+        yield "shared heads, few rows", few, (0.25, False, None), {}
+        yield "nothing is kept", few, (1.0, False, None), {}
+
+
+def _seed(context: SampleContext) -> Tensor:
+    return torch.randint(dropout.SEEDS, (1,), generator=context.generator)
+
+
+def _dropout_samples(context: SampleContext) -> Iterator[Sample]:
+    for label, tensors, given, kwargs in _dropout_cases(context):
+        yield Sample((*tensors, _seed(context), *given), kwargs, label=label)
+
+
+def _dropout_backward_samples(context: SampleContext) -> Iterator[Sample]:
+    for label, tensors, (chance, causal, mask), kwargs in _dropout_cases(context):
+        seed = _seed(context)
+        wide = None if mask is None else mask.double()
+        query, key, value = (x.double() for x in tensors)
+        out, saved = dropout_attention(query, key, value, seed, chance, causal, wide, scale=kwargs.get("scale"))
+        grad = draw(context, out.shape)
+        saved = saved.to(computation_dtype(context.dtype))
+        yield Sample((grad, *tensors, out.to(context.dtype), saved, seed, chance, causal, mask), kwargs, label=label)
+
+
+_FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
+
 ATTENTION_ROWS: tuple[Composite, ...] = (
     Composite(
         name="scaled_dot_product_attention",
         summary="softmax(scale * query @ key.T + mask) @ value; also the logarithm of each row's sum of exponentials",
-        targets={aten._scaled_dot_product_flash_attention_for_cpu.default: attention},
-        recognize=recognize_shared_heads,
+        targets={_FLASH: attention},
+        recognize=shared_heads_of(_FLASH),
         bound=Accumulated(terms=_terms, magnitude=_magnitude, constant=4, shared=_row),
         samples=_samples,
         source="Vaswani et al., Attention Is All You Need, 2017, equation 1",
@@ -257,6 +414,25 @@ ATTENTION_ROWS: tuple[Composite, ...] = (
             terms=lambda grad, *rest, **kwargs: _terms(*rest), magnitude=_backward_magnitude, constant=8, shared=_head
         ),
         samples=_backward_samples,
+        source="Dao et al., FlashAttention, 2022, algorithm 4",
+    ),
+    Composite(
+        name="dropout_attention",
+        summary="softmax(scale * query @ key.T + mask) with weights dropped at random, @ value; also each row's logarithm",
+        targets={dropout.OPERATOR: dropout_attention},
+        recognize=shared_heads_of(dropout.OPERATOR),
+        bound=Accumulated(terms=_terms, magnitude=_dropout_magnitude, constant=4, shared=_row),
+        samples=_dropout_samples,
+        source="Srivastava et al., Dropout, 2014; Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011",
+    ),
+    Composite(
+        name="dropout_attention_backward",
+        summary="gradients of attention with dropout by query, key and value, from the same seed",
+        targets={dropout.BACKWARD_OPERATOR: dropout_attention_backward},
+        bound=Accumulated(
+            terms=lambda grad, *rest, **kwargs: _terms(*rest), magnitude=_dropout_backward_magnitude, constant=8, shared=_head
+        ),
+        samples=_dropout_backward_samples,
         source="Dao et al., FlashAttention, 2022, algorithm 4",
     ),
 )

@@ -205,21 +205,26 @@ def recognize_cross_entropy(module: fx.GraphModule) -> int:
     return found
 
 
-@_pass
-def recognize_shared_heads(module: fx.GraphModule) -> int:
-    """Attention on keys and values that were repeated for each group of queries, ``view(expand(unsqueeze(x, 2)))``, to
-    attention on ``x``: the operator takes fewer heads of keys than of queries."""
-    found = 0
-    for node in _calls(module, aten._scaled_dot_product_flash_attention_for_cpu.default):
-        query, key, value, *rest = _args(node)
-        shared = [unrepeated(key), unrepeated(value)]
-        if shared[0] is None or shared[1] is None or _value(shared[0]).shape[1] != _value(shared[1]).shape[1]:
-            continue
-        call = _insert(node, node.target, (query, *shared, *rest), node.meta["val"])
-        call.kwargs = node.kwargs
-        node.replace_all_uses_with(call)
-        found += 1
-    return found
+def shared_heads_of(attention: torch_private.OpOverload) -> Callable[[fx.GraphModule], int]:
+    """A pass for an operator of attention, whose first operands are query, key and value, and which takes fewer heads of keys
+    than of queries: calls on keys and values that were repeated for each group of queries, ``view(expand(unsqueeze(x, 2)))``,
+    become calls on ``x``."""
+
+    @_pass
+    def recognize_shared_heads(module: fx.GraphModule) -> int:
+        found = 0
+        for node in _calls(module, attention):
+            query, key, value, *rest = _args(node)
+            shared = [unrepeated(key), unrepeated(value)]
+            if shared[0] is None or shared[1] is None or _value(shared[0]).shape[1] != _value(shared[1]).shape[1]:
+                continue
+            call = _insert(node, node.target, (query, *shared, *rest), node.meta["val"])
+            call.kwargs = node.kwargs
+            node.replace_all_uses_with(call)
+            found += 1
+        return found
+
+    return recognize_shared_heads
 
 
 def unrepeated(repeated: Any) -> fx.Node | None:

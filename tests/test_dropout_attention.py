@@ -1,0 +1,198 @@
+"""Attention with dropout: what its operator keeps, its derivative, and the passes over graphs that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.library import opcheck
+
+from tests.toys import register_toys
+from vendor_sdk.capture.attention import keep_attention
+from vendor_sdk.capture.foresee import foreseen
+from vendor_sdk.capture.heads import share_heads
+from vendor_sdk.capture.masks import know_masks
+from vendor_sdk.ir.loop_ops import philox
+from vendor_sdk.pipeline import recording
+from vendor_sdk.prims.dropout import BACKWARD_OPERATOR, OPERATOR, SEEDS, kept_factor, weight_factors, words_kept
+from vendor_sdk.prims.random import frequency_misfit
+from vendor_sdk.run.compiled import CompiledGraph
+
+Tensor = torch.Tensor
+SEED = torch.tensor([7_400_123_456_789_012_345])
+
+
+def drawn(*shape: int, **options: Any) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, **options)
+
+
+@pytest.mark.parametrize("keys", [1, 4, 11, 64])
+def test_words_are_those_of_the_loops_generator(keys: int) -> None:
+    """Counter (key // 4, line), word key % 4."""
+    query, key = torch.empty(2, 3, 5, 8), torch.empty(2, 3, keys, 8)
+    line, column = torch.arange(30)[:, None], torch.arange(keys)[None]
+    words = philox(SEED, (line << 32) + column // 4, column % 4)
+    factors = weight_factors(query, key, SEED, 0.3)
+    assert torch.equal(factors > 0, (words < words_kept(0.3)).reshape(2, 3, 5, keys))
+    torch.testing.assert_close(factors[factors > 0].unique(), torch.tensor([1 / 0.7]))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_what_is_kept_is_independent(p: float) -> None:
+    """Of neighbours among keys, rows and heads, of the same place under the next seed."""
+    torch.manual_seed(0)
+    query, key = torch.empty(2, 4, 64, 8), torch.empty(2, 4, 66, 8)
+    seeds = torch.randint(SEEDS, (1,))
+    kept = weight_factors(query, key, seeds, p) > 0
+    count = kept.numel()
+    assert not frequency_misfit(int(kept.sum()), count, 1 - p, "a weight that is kept")
+    others = {
+        "key": (kept[..., 0::2], kept[..., 1::2]),
+        "row": (kept[:, :, 0::2], kept[:, :, 1::2]),
+        "head": (kept[:, 0::2], kept[:, 1::2]),
+        "batch": (kept[0], kept[1]),
+        "seed": (kept, weight_factors(query, key, seeds + 1, p) > 0),
+        "high word of the seed": (kept, weight_factors(query, key, seeds + (1 << 32), p) > 0),
+    }
+    for what, (one, other) in others.items():
+        both = int((one & other).sum())
+        assert not frequency_misfit(both, one.numel(), (1 - p) ** 2, f"kept with the next {what}")
+
+
+def test_probabilities() -> None:
+    assert (words_kept(0.0), words_kept(0.5), words_kept(1.0)) == (2**32, 2**31, 0)
+    assert (kept_factor(0.0), kept_factor(0.5), kept_factor(1.0)) == (1.0, 2.0, 0.0)
+    query = torch.empty(1, 2, 5, 8)
+    assert (weight_factors(query, query, SEED, 0.0) == 1).all()
+    assert not weight_factors(query, query, SEED, 1.0).any()
+
+
+MASKS: dict[str, Callable[[], Tensor | None]] = {
+    "none": lambda: None,
+    "bools, a row that sees nothing": lambda: (torch.rand(5, 11) > 0.3) & (torch.arange(5) != 2)[:, None],
+    "numbers": lambda: drawn(2, 1, 5, 11),
+}
+
+
+@pytest.mark.parametrize("shared", [4, 2])
+@pytest.mark.parametrize("name", MASKS)
+def test_results_and_gradients(name: str, shared: int) -> None:
+    torch.manual_seed(0)
+    mask = MASKS[name]()
+    leaves = [drawn(2, heads, rows, 8, requires_grad=True) for heads, rows in ((4, 5), (shared, 11), (shared, 11))]
+    query, key, value = leaves[0], *(x.repeat_interleave(4 // shared, 1) for x in leaves[1:])
+    weights = F.scaled_dot_product_attention(query, key, torch.eye(11, dtype=torch.float64).expand(2, 4, 11, 11), mask)
+    exact = (weights * weight_factors(query, key, SEED, 0.3)) @ value
+    out, logsumexp = OPERATOR(*leaves, SEED, 0.3, False, mask)
+    torch.testing.assert_close(out, exact)
+    assert out.stride() == (4 * 5 * 8, 8, 4 * 8, 1), "heads of a row lie beside each other"
+    assert not logsumexp.requires_grad
+    grad = torch.randn_like(exact)
+    found, expected = (torch.autograd.grad(result, leaves, grad) for result in (out, exact))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_it_is_an_operator_as_torch_wants_them() -> None:
+    leaves = [drawn(2, 4, 5, 8, requires_grad=True) for _ in range(3)]
+    opcheck(OPERATOR, (*leaves, SEED, 0.3, True), {"scale": 0.2})
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ((drawn(4, 5, 8), drawn(4, 5, 8), drawn(4, 5, 8), SEED, 0.1), "4 dimensions"),
+    ((drawn(1, 4, 5, 8), drawn(1, 4, 5, 8).float(), drawn(1, 4, 5, 8), SEED, 0.1), "dtype"),
+    ((drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), torch.tensor(3), 0.1), "seed"),
+    ((drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), SEED, 1.5), "probability"),
+])  # fmt: skip
+def test_operands_that_do_not_go_together(given: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(RuntimeError, match=f"dropout_attention.*{words}"):
+        OPERATOR(*given)
+
+
+# In graphs
+
+
+def joint(function: Callable[..., Tensor], *inputs: Tensor) -> torch.fx.GraphModule:
+    """Gradients by all operands as one graph."""
+
+    def gradients(grad: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
+        leaves = [x.detach().requires_grad_() for x in operands]
+        return torch.autograd.grad(function(*leaves), leaves, grad)
+
+    grad = torch.randn(inputs[0].shape)
+    return make_fx(gradients, tracing_mode="fake")(grad, *inputs)
+
+
+def test_gradients_are_of_the_heads_that_are_shared() -> None:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        wide = [x.unsqueeze(2).expand(2, 2, 3, 5, 8).reshape(2, 6, 5, 8) for x in (k, v)]
+        result: Tensor = OPERATOR(q, *wide, torch.full((1,), 5), 0.25)[0]
+        return result
+
+    inputs = [torch.randn(2, heads, 5, 8) for heads in (6, 2, 2)]
+    module = joint(attend, *inputs)
+    grad = torch.randn(2, 6, 5, 8)
+    expected = module(grad, *inputs)
+    share_heads(module.graph)
+    module.recompile()
+    module.graph.lint()
+    (backward,) = module.graph.find_nodes(op="call_function", target=BACKWARD_OPERATOR)
+    assert backward.args[2].meta["val"].shape[1] == 2
+    torch.testing.assert_close(module(grad, *inputs), expected)
+
+
+@pytest.mark.parametrize(("visible", "causal"), [("lower", True), ("all", False)])
+def test_masks_that_no_input_decides_are_known(visible: str, causal: bool) -> None:
+    def attend(q: Tensor) -> Tensor:
+        mask = torch.ones(5, 5, dtype=torch.bool)
+        result: Tensor = OPERATOR(q, q, q, torch.full((1,), 5), 0.25, False, mask.tril() if causal else mask)[0]
+        return result
+
+    query, grad = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
+    module = joint(attend, query)
+    expected = module(grad, query)
+    know_masks(module.graph)
+    module.recompile()
+    module.graph.lint()
+    calls = {node.target: node for node in module.graph.nodes if node.target in (OPERATOR, BACKWARD_OPERATOR)}
+    assert [calls[target].args[at:] for target, at in ((OPERATOR, 5), (BACKWARD_OPERATOR, 8))] == [(causal,), (causal,)]
+    torch.testing.assert_close(module(grad, query), expected)
+
+
+def test_its_kernels_are_begun_before_the_graph_is_traced() -> None:
+    found: list[Any] = []
+
+    def keep(module: Any, _: Any) -> Any:
+        keep_attention(module)
+        found.append(foreseen(module))
+        return module
+
+    query = torch.randn(1, 2, 5, 8, requires_grad=True)
+    torch._dynamo.reset()
+    torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.1), backend=keep)(query)
+    dtypes = {torch.float32}
+    assert found == [{"dropout_attention": dtypes, "dropout_attention_backward": dtypes}]
+
+
+@pytest.mark.parametrize("backend", ["toyloops", "onnxruntime"])
+def test_a_backend_without_it_runs_its_parts(backend: str, request: pytest.FixtureRequest) -> None:
+    """With gradients that drop what the results did: a sum over values of what they weigh is the same both ways."""
+    if backend == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    register_toys()
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    query, value = torch.randn(2, 4, 12, 8), torch.randn(2, 4, 12, 8, requires_grad=True)
+    graphs: list[CompiledGraph] = []
+    with recording(graphs.append):
+        run = torch.compile(lambda q, v: F.scaled_dot_product_attention(q, q, v, dropout_p=0.25), backend=backend)
+        out = run(query, value)
+        grad = torch.randn_like(out)
+        torch.autograd.backward(out, grad)
+    assert {p.prim for graph in graphs for p in graph.placements} >= {"randint"}
+    assert value.grad is not None
+    torch.testing.assert_close((value.grad * value).sum(), (grad * out).sum())

@@ -1,0 +1,140 @@
+"""Multi-head attention with dropout, opened up to the attention within it.
+
+Dynamo keeps ``torch.nn.functional.multi_head_attention_forward`` (of ``nn.TransformerEncoderLayer``) as one call, and torch
+would take the attention in it to pieces while it traces. Here such a call becomes projections,
+``scaled_dot_product_attention``, which ``capture.attention`` then finds, and a projection.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+_FUNCTION = F.multi_head_attention_forward
+_SIGNATURE = inspect.signature(_FUNCTION)
+_UNUSUAL = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v", "need_weights")
+"""Arguments with which it computes something else."""
+
+
+def open_attention(module: fx.GraphModule) -> None:
+    """Rewrites, in a graph of Dynamo and those within it, multi-head attention that drops weights and returns none."""
+    for each in module.modules():
+        if isinstance(each, fx.GraphModule):
+            calls = each.graph.find_nodes(op="call_function", target=_FUNCTION)
+            if [node for node in calls if _opened(node)]:
+                each.recompile()
+
+
+def _opened(node: fx.Node) -> bool:
+    bound = _SIGNATURE.bind(*node.args, **node.kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    masks = [given["attn_mask"], given["key_padding_mask"]]
+    if not given["training"] or not given["dropout_p"] or any(given[name] is not None and given[name] for name in _UNUSUAL):
+        return False
+    if any(_value(mask) is not None and _value(mask).requires_grad for mask in masks):
+        return False
+    results = list(node.users)
+    if any(user.target is not operator.getitem or (user.args[1] != 0 and user.users) for user in results):
+        return False
+    if any(not isinstance(_value(given[name]), torch.Tensor) for name in ("query", "key", "value")):
+        return False
+    # The mode that Dynamo traced in, not the one of the compilation under way.
+    with node.graph.inserting_before(node), _value(given["query"]).fake_mode:
+        out = _computed(_Nodes(node), **given)
+    for user in results:
+        if user.args[1] == 0:
+            user.replace_all_uses_with(out)
+        node.graph.erase_node(user)
+    node.graph.erase_node(node)
+    return True
+
+
+def _value(given: Any) -> Any:
+    return given.meta.get("example_value") if isinstance(given, fx.Node) else None
+
+
+class _Nodes:
+    """Makes nodes in place of one, with the values that they have while Dynamo traces."""
+
+    def __init__(self, instead: fx.Node) -> None:
+        self.graph = instead.graph
+        self.meta = {k: v for k, v in instead.meta.items() if k in ("stack_trace", "nn_module_stack", "source_fn_stack")}
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        node = self.graph.call_function(function, args, kwargs)
+        values, named = fx.map_arg((args, kwargs), _value)
+        node.meta.update(self.meta, example_value=function(*values, **named))
+        return node
+
+    def parts(self, x: fx.Node | None) -> list[fx.Node | None]:
+        """Three parts along the first dimension; of nothing, nothing."""
+        if x is None:
+            return [None] * 3
+        parts = self(torch.chunk, x, 3, 0)
+        return [self(operator.getitem, parts, i) for i in range(3)]
+
+
+def _computed(
+    put: _Nodes,
+    *,
+    query: fx.Node,
+    key: fx.Node,
+    value: fx.Node,
+    num_heads: int,
+    in_proj_weight: fx.Node | None,
+    in_proj_bias: fx.Node | None,
+    dropout_p: float,
+    out_proj_weight: fx.Node,
+    out_proj_bias: fx.Node | None,
+    key_padding_mask: fx.Node | None,
+    attn_mask: fx.Node | None,
+    is_causal: bool,
+    use_separate_proj_weight: bool,
+    q_proj_weight: fx.Node | None,
+    k_proj_weight: fx.Node | None,
+    v_proj_weight: fx.Node | None,
+    **_: Any,
+) -> fx.Node:
+    """The result for operands of (rows, batch, width), or without the batch; nodes take no sizes, which may be symbols."""
+    batched = _value(query).dim() == 3
+    dtype = _value(query).dtype
+    if not use_separate_proj_weight and query is key is value:
+        packed = put(F.linear, query, in_proj_weight, in_proj_bias)
+        split = put(torch.chunk, packed, 3, -1)
+        projected = [put(operator.getitem, split, i) for i in range(3)]
+    else:
+        separate = [q_proj_weight, k_proj_weight, v_proj_weight]
+        weights = separate if use_separate_proj_weight else put.parts(in_proj_weight)
+        biases = put.parts(in_proj_bias)
+        projected = [put(F.linear, *each) for each in zip((query, key, value), weights, biases, strict=True)]
+    heads = [put(torch.unflatten, x, -1, (num_heads, -1)) for x in projected]
+    heads = [put(torch.permute, x, (1, 2, 0, 3) if batched else (1, 0, 2)) for x in heads]
+    causal = is_causal and key_padding_mask is None
+    mask = None if causal else _added(put, attn_mask, dtype)
+    if mask is not None and batched and _value(mask).dim() == 3:  # (batch * heads, rows, keys)
+        mask = put(torch.unflatten, mask, 0, (-1, num_heads))
+    padding = _added(put, key_padding_mask, dtype)
+    if padding is not None and batched:  # (batch, keys)
+        padding = put(torch.unflatten, padding, 0, (-1, 1, 1))
+    if mask is None or padding is None:
+        mask = padding if mask is None else mask
+    else:
+        mask = put(torch.add, mask, padding)
+    attended = put(F.scaled_dot_product_attention, *heads, mask, dropout_p, causal)
+    beside = put(torch.permute, attended, (2, 0, 1, 3) if batched else (1, 0, 2))
+    return put(F.linear, put(torch.flatten, beside, -2), out_proj_weight, out_proj_bias)
+
+
+def _added(put: _Nodes, mask: fx.Node | None, dtype: torch.dtype) -> fx.Node | None:
+    """A mask as numbers to be added: where it was true, nothing is seen."""
+    if mask is None or _value(mask).dtype != torch.bool:
+        return mask
+    return put(torch.masked_fill, put(torch.zeros_like, mask, dtype=dtype), mask, -math.inf)
