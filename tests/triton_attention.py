@@ -90,7 +90,9 @@ def reference(case: Case, tensors: Sequence[Tensor], mask: Tensor | None) -> tup
     (rule,) = COMPOSITES[attention.DROPOUT_FORWARD if case.dropout else attention.FORWARD].targets.values()
     wide = mask if mask is None or mask.dtype == torch.bool else mask.double()
     drawn = (torch.tensor([SEED], device=tensors[0].device), case.dropout) if case.dropout else (0.0,)
-    result: tuple[Tensor, Tensor] = rule(*(t.double() for t in tensors), *drawn, case.causal, attn_mask=wide, scale=case.scale)
+    result: tuple[Tensor, Tensor] = rule(
+        *(t.double() for t in tensors), *dropped, case.causal, attn_mask=wide, scale=case.scale
+    )
     return result
 
 
@@ -135,13 +137,13 @@ def wrong_ways(device: str) -> dict[str, str]:
         given = {"attn_mask": mask, "scale": case.scale}
         saved_for = *tensors, exact.detach().to(case.dtype), saved.detach().float()
         names = attention.FORWARD, attention.BACKWARD
-        drawn: tuple[Any, ...] = (0.0,)
+        dropped: tuple[Any, ...] = (0.0,)
         if case.dropout:
             names = attention.DROPOUT_FORWARD, attention.DROPOUT_BACKWARD
-            drawn = torch.tensor([SEED], device=device), case.dropout
+            dropped = torch.tensor([SEED], device=device), case.dropout
         runs: Mapping[str, tuple[tuple[Any, ...], Sequence[Tensor]]] = {
-            names[0]: ((*tensors, *drawn, case.causal), (exact, saved)),
-            names[1]: ((grad.to(case.dtype), *saved_for, *drawn, case.causal), gradients),
+            names[0]: ((*tensors, *dropped, case.causal), (exact, saved)),
+            names[1]: ((grad.to(case.dtype), *saved_for, *dropped, case.causal), gradients),
         }
         for name, (arguments, expected) in runs.items():
             problem = attention.problem(*tensors, case.causal, mask, case.scale, backward=name == names[1])

@@ -91,6 +91,8 @@ def conformance() -> Mapping[str, str]:
         "convolution[bfloat16]": "cuDNN rounds the result before it adds the bias",
         "convolution[float16]": "cuDNN rounds the result before it adds the bias",
         "convolution_backward[float16]": "cuDNN rounds gradients more than once",
+        "baddbmm[bfloat16]": "cuBLAS rounds products before it adds to them",
+        "baddbmm[float16]": "cuBLAS rounds products before it adds to them",
         "_embedding_bag[*]": "torch's CUDA operator: what it leaves for its gradient has other shapes than the CPU's",
         "_embedding_bag_backward[bfloat16]": "torch's CUDA operator: it has no maximum of bfloat16",
     }
