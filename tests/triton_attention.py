@@ -89,7 +89,7 @@ def reference(case: Case, tensors: Sequence[Tensor], mask: Tensor | None) -> tup
     """The composite's definition, in float64."""
     (rule,) = COMPOSITES[attention.DROPOUT_FORWARD if case.dropout else attention.FORWARD].targets.values()
     wide = mask if mask is None or mask.dtype == torch.bool else mask.double()
-    drawn = (torch.tensor([SEED], device=tensors[0].device), case.dropout) if case.dropout else (0.0,)
+    dropped = (torch.tensor([SEED], device=tensors[0].device), case.dropout) if case.dropout else (0.0,)
     result: tuple[Tensor, Tensor] = rule(
         *(t.double() for t in tensors), *dropped, case.causal, attn_mask=wide, scale=case.scale
     )
