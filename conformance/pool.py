@@ -126,8 +126,8 @@ class _Worker:
     log_start: int = 0
     sample: int | None = None
     served: int = 0
-    full: bool = False
-    """It has kept so much memory that it gets no more cases."""
+    held: int = 0
+    """Bytes of memory when it was ready."""
 
 
 @dataclass
@@ -289,7 +289,6 @@ class Pool:
                 if worker.ready
                 and len(worker.jobs) < (1 if job.solo else most)
                 and not any(each.solo for each in worker.jobs)
-                and not worker.full
                 and worker.served + len(worker.jobs) < CASES_PER_WORKER
             ]
             if not free:
@@ -338,7 +337,7 @@ class Pool:
     def _received(self, worker: _Worker, message: dict[str, Any]) -> None:
         match message["event"]:
             case "ready":
-                worker.ready = True
+                worker.ready, worker.held = True, resident(worker.process.pid)
                 self._description = message["description"]
             case "refused":
                 self._refuse(message["error"])
@@ -355,10 +354,13 @@ class Pool:
                     outcome["failures"].insert(0, _failure(-1, "crash", f"{job.crash}; none does alone"))
                 self._finish(worker, outcome, message["log"])
                 worker.served += 1
-                # What compilers and caches leave must not be taken for what a later case takes.
-                worker.full |= self.memory is not None and 2 * resident(worker.process.pid) > self.memory
-                if not worker.jobs and (worker.full or worker.served >= CASES_PER_WORKER):
+                if worker.served >= CASES_PER_WORKER or self._full(worker):
+                    self._again(worker.jobs, solo=False)
                     self._end(worker)
+
+    def _full(self, worker: _Worker) -> bool:
+        """Whether it keeps so much memory after its cases that what they left might be taken for what the next one takes."""
+        return self.memory is not None and 2 * (resident(worker.process.pid) - worker.held) > self.memory
 
     def _refuse(self, why: str) -> NoReturn:
         self.close()

@@ -14,8 +14,10 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def resident(process: int) -> int:
-    """Bytes of physical memory that a process holds, without those that it started; 0 where the system does not say."""
-    return _bytes(Path(f"/proc/{process}/status"), "VmRSS") or 0
+    """Bytes of physical memory that a process holds, without files that it has mapped, which may be libraries of gigabytes, and
+    without processes that it started; 0 where the system does not say."""
+    status = Path(f"/proc/{process}/status")
+    return (_bytes(status, "RssAnon") or 0) + (_bytes(status, "RssShmem") or 0)
 
 
 def allowance(workers: int) -> int | None:

@@ -351,6 +351,27 @@ def test_a_case_that_takes_all_memory_is_a_crash_and_the_run_goes_on(tmp_path: P
     )
 
 
+@pytest.mark.skipif(not resident.resident(os.getpid()), reason="the system does not say what a process holds")
+def test_no_case_answers_for_the_memory_that_others_left(tmp_path: Path) -> None:
+    keeps = "kept = {}\n\n\ndef keeps(function):\n    def kernel(x):\n        if function not in kept:\n"
+    keeps += "            kept[function] = numpy.ones(7 << 24)\n        return exactly(function)(x)\n    return kernel\n"
+    kernels = ", ".join(f'"{name}": keeps(numpy.{name})' for name in ("sin", "cos", "tan", "exp"))
+    hook = f"\n\n@vendor_sdk.hookimpl\ndef kernels():\n    return {{{kernels}}}\n"
+    (tmp_path / "chip.py").write_text(CHIP.partition("@vendor_sdk.hookimpl\ndef kernels")[0] + keeps + hook)
+    verdicts: dict[str, str] = {}
+    settings = Settings("buggy", (str(tmp_path / "chip.py"),), "quick", 3)
+    workers = Pool(
+        settings, 1, 60, tmp_path, None, lambda done: verdicts.update({done.case.prim: done.outcome["verdict"]}), memory=3 << 30
+    )
+    try:
+        workers.submit(Case(prim, "float32") for prim in ("sin", "cos", "tan", "exp"))
+        while workers.step():
+            pass
+    finally:
+        workers.close()
+    assert verdicts == dict.fromkeys(("sin", "cos", "tan", "exp"), "pass")
+
+
 def test_workers_share_half_of_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident, "CGROUP", tmp_path)
     monkeypatch.setattr(resident, "_bytes", lambda file, name: 64 << 30)
