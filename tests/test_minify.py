@@ -206,3 +206,97 @@ def test_minify_of_a_case_leaves_one_program(tmp_path: Path, monkeypatch: pytest
     assert json.loads(done.stdout)["after"] == 1
     assert {path.name for path in tmp_path.iterdir()} <= {"badchip.py", "minified.py", "__pycache__"}
     assert [prim_name(node) for node in repro.read(tmp_path / "minified.py").graph().calls()] == ["tanh"]
+
+
+SPECIAL = """
+import torch, vendor_sdk
+from vendor_sdk import hookimpl
+
+def exp(x):
+    return torch.where(x.isnan(), torch.zeros_like(x), torch.exp(x))
+
+def round(x):
+    return torch.round(x) + 0.0
+
+def sqrt(x):
+    return torch.sqrt(x) * (1 + 5e-7)
+
+def abs(x):
+    return torch.where(x == -3, x, torch.abs(x))
+
+def logical_not(x):
+    return torch.where(x, x, ~x)
+
+def sin(x):
+    return torch.sin(x) * 1.01
+
+@hookimpl
+def backend():
+    return vendor_sdk.Backend(name="special", version="1", dtypes=frozenset({torch.float32, torch.int32, torch.bool}))
+
+@hookimpl
+def kernels():
+    return {"exp": exp, "round": round, "sqrt": sqrt, "abs": abs, "logical_not": logical_not, "sin": sin}
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "wrong"),
+    [
+        ("exp[float32]", lambda value: value.isnan()),
+        ("round[float32]", lambda value: torch.signbit(torch.round(value))),
+        ("sqrt[float32]", lambda value: value > 0),
+        ("abs[int32]", lambda value: value == -3),
+        ("logical_not[bool]", lambda value: value),
+    ],
+)
+def test_a_case_that_fails_on_some_values_keeps_them(
+    case: str, wrong: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    plugin = tmp_path / "special.py"
+    plugin.write_text(SPECIAL)
+    output = tmp_path / "small.py"
+    given = ["minify", "--case", case, "--backend", "special", "--plugin", str(plugin), "--output", str(output)]
+    done = CliRunner().invoke(main, given)
+    assert done.exit_code == 0, done.output
+    (value,) = (value.made(torch.Generator()) for value in repro.read(output).inputs())
+    assert value.numel() == 1
+    assert bool(wrong(value).all())
+    ran = subprocess.run(
+        [sys.executable, str(output), "--plugin", str(plugin)], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert (ran.returncode, ran.stdout.partition(":")[0]) == (1, "WrongResultError"), ran.stdout + ran.stderr
+    assert "python small.py --plugin FILE" in output.read_text()
+
+
+def test_another_backend_runs_the_graphs_of_a_program(tmp_path: Path) -> None:
+    plugin = tmp_path / "special.py"
+    plugin.write_text(SPECIAL)
+    path = written(traced(lambda x: (x.cos() + 1).sin() * 2, torch.ones(3, 4)), tmp_path / "dump")
+    output = tmp_path / "small.py"
+    given = ["minify", "--repro", str(path), "--plugin", str(plugin), "--backend", "special", "--output", str(output)]
+    done = CliRunner().invoke(main, given)
+    assert done.exit_code == 0, done.output
+    program = repro.read(output)
+    assert program.backend == "special"
+    assert [prim_name(node) for node in program.graph().calls()] == ["sin"]
+    again = CliRunner().invoke(main, [*given[:2], str(output), *given[3:]])
+    assert again.exit_code == 0, again.output
+    assert "nothing became shorter" in again.stdout
+
+
+def test_sizes_shrink_beside_constants_and_values(tmp_path: Path) -> None:
+    table = torch.arange(48.0).reshape(6, 8)
+    graph = traced(lambda x, y: x @ y + 1, torch.ones(4, 6), table)
+    graph.constants = {graph.placeholders[-1].name: table}
+    small = reduce.resized(graph, 6, 2, last=True)
+    assert small is not None
+    (constant,) = small.constants.values()
+    assert torch.equal(constant, table[-2:])
+    torch.testing.assert_close(small.interpret(torch.ones(4, 2))[0], torch.ones(4, 2) @ table[-2:] + 1)
+    path = written(graph, tmp_path / "whole")
+    (tmp_path / "tried").mkdir()
+    with Imagined(lambda prims, graph: "mm" in prims) as pool:
+        found = minify.minify(path, 0, Failure("crash"), pool, tmp_path / "tried")
+    assert {tuple(node.meta["val"].shape) for node in found.graph.placeholders} == {(1, 1)}
+    assert found.shorter

@@ -157,8 +157,7 @@ def _backends(fast: bool, wanted: str | None) -> Iterator[Finding]:
             offer.name,
             "failed",
             f"{offer.distribution}: torch.compile finds it at {offer.dynamo!r}, and there is no plugin of that name",
-            f'add {offer.name} = "package.module" of its plugin under [project.entry-points."{discovery.GROUP}"], and '
-            "reinstall",
+            f'add {offer.name} = "package.module" under [project.entry-points."{discovery.GROUP}"], and reinstall',
         )
     for status in probe.unloaded(installed) if fast else probe.statuses(installed, devices=True):
         what = f"{', '.join(status.distributions)}: {status.state}"

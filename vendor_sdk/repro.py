@@ -16,8 +16,9 @@ import torch
 
 from vendor_sdk import debug, pipeline, script, torch_private
 from vendor_sdk.capture.graph import to_prim_graph
-from vendor_sdk.check import interpret, largest, random_nodes
-from vendor_sdk.dump.program import CONSTANTS
+from vendor_sdk.check import beyond_bound, interpret, largest, random_nodes
+from vendor_sdk.contract.placement import Kind
+from vendor_sdk.dump.program import CONSTANTS, VALUES
 from vendor_sdk.errors import OptionError, VendorSDKError
 from vendor_sdk.ir.primgraph import OutputLayout, PrimGraph
 
@@ -28,6 +29,7 @@ class tensor:
 
     Attributes:
         high: integers are drawn from 0 up to this, exclusive.
+        values: the elements of its memory in order, in place of random ones.
     """
 
     shape: Sequence[Any]
@@ -35,6 +37,14 @@ class tensor:
     dtype: torch.dtype
     device: str = "cpu"
     high: int = 2
+    values: Sequence[Any] | torch.Tensor | None = None
+
+    def made(self, generator: torch.Generator) -> torch.Tensor:
+        """The tensor, with its own values or random ones."""
+        if self.values is None:
+            return self.random(generator)
+        memory = torch.as_tensor(self.values, dtype=self.dtype).to(self.device)
+        return memory.as_strided(tuple(self.shape), tuple(self.strides))
 
     def random(self, generator: torch.Generator) -> torch.Tensor:
         extent = 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
@@ -88,6 +98,9 @@ def rebuild(
     graph.donated_inputs = frozenset(donated_inputs)
     graph.writes = tuple(writes)
     graph.training = training
+    for node, value in zip(graph.placeholders, inputs(**sizes), strict=False):
+        if isinstance(value, tensor) and value.values is not None:
+            node.meta[VALUES] = value.made(torch.Generator())
     return graph
 
 
@@ -129,7 +142,9 @@ class Program:
         return replace(self, inputs=lambda: given, outputs=lambda: promised, sizes={})
 
     def run(self, seed: int = 0, backend: str | None = None) -> tuple[PrimGraph, list[Any], list[Any]]:
-        """Compiles the graph and calls it once with random inputs and every stage checked.
+        """Compiles the graph and calls it once with every stage checked; inputs without values of their own are random.
+
+        A graph of one prim that the backend runs is held to the bound of the prim's row, too.
 
         Returns:
             the graph; what the call returned and wrote; what torch makes of the same inputs.
@@ -138,7 +153,7 @@ class Program:
             WrongResultError: a stage changed the numbers; and whatever else the compiler or the backend raises.
         """
         generator = torch.Generator().manual_seed(seed)
-        values = [value.random(generator) if isinstance(value, tensor) else value for value in self.inputs(**self.sizes)]
+        values = [value.made(generator) if isinstance(value, tensor) else value for value in self.inputs(**self.sizes)]
         graph = self.graph()
         reference = graph.copy()
         torch.manual_seed(seed)
@@ -147,6 +162,9 @@ class Program:
             compiled = pipeline.compile_graph(graph, backend=backend or self.backend, options=options)
             expected = interpret(reference, values)
             found = [*compiled(*values), *(values[index] for index in self.writes)]
+        on_host = all(each.placement.kind is Kind.HOST for each in compiled.placements)
+        if not on_host and (wrong := beyond_bound(reference, values, found, compiled.backend)) is not None:
+            raise wrong
         return reference, found, expected
 
 

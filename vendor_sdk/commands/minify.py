@@ -11,7 +11,7 @@ import click
 from vendor_sdk.terminal import BACKEND, print_json
 
 
-@click.command("minify", epilog="Exit status: 0 a smaller program was written; 1 nothing fails, or another error.")
+@click.command("minify", epilog="Exit status: 0 a program that fails was written; 1 nothing fails, or another error.")
 @click.option(
     "--script", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A program whose compiled model fails."
 )
@@ -22,7 +22,7 @@ from vendor_sdk.terminal import BACKEND, print_json
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="The repro.py of a dump that fails.",
 )
-@click.option("--backend", type=BACKEND, help="Whose case.")
+@click.option("--backend", type=BACKEND, help="Whose case; of a script or a program: run its graphs with this backend.")
 @click.option(
     "--plugin", "plugins", multiple=True, metavar="FILE", help="Module or .py file of a plugin that is not installed."
 )
@@ -49,7 +49,7 @@ def command(
     """Shorten what fails to the smallest graph that still does.
 
     What fails is a model's program (ARGUMENTS are its own), a conformance case, or one dumped graph. Graphs run in a process
-    of their own, on random inputs, with every stage checked: crashes and hangs are failures too.
+    of their own with every stage checked: crashes and hangs are failures too. Inputs are random, those of a case its own.
     """
     if sum(given is not None for given in (script, case, program)) != 1:
         raise click.UsageError("give one of --script, --case and --repro")
@@ -62,25 +62,32 @@ def command(
         dumps, candidates = Path(folder) / "dumps", Path(folder) / "candidates"
         dumps.mkdir()
         candidates.mkdir()
-        if program is not None:
-            programs = [program]
+        failing, programs = None, []
+        if case is not None and backend is not None:
+            failing = minify.first(minify.samples(case, backend, Path(folder) / "samples"), pool, (0,))
+            if failing is None:  # the suite does more with a sample than to call it once
+                programs = minify.dumped(minify.case_command(case, backend, plugins, timeout), dumps, 10 * timeout)
         else:
-            line = (
-                minify.script_command(script, arguments)
-                if script is not None
-                else minify.case_command(case or "", backend or "", plugins, timeout)
-            )
-            # Several graphs may be compiled, and each may take its time.
-            programs = minify.dumped(line, dumps, 10 * timeout)
-        path, seed, failure = minify.find(programs, pool)
-        found = minify.minify(path, seed, failure, pool, candidates, lambda text: click.echo(text, err=True))
+            programs = [program] if program is not None else []
+            if script is not None:
+                # Several graphs may be compiled, and each may take its time.
+                programs = minify.dumped(minify.script_command(script, arguments), dumps, 10 * timeout)
+            if backend is not None:
+                programs = minify.for_backend(programs, backend, Path(folder) / "other")
+        failing = failing or minify.find(programs, pool)
+        path, seed, failure = failing
+        found = minify.minify(path, seed, failure, pool, candidates, lambda text: click.echo(text, err=True), output.name)
         found.write(output)
     if as_json:
         print_json(
-            {"failure": str(found.failure), "before": found.before, "after": found.after, "tries": found.tries,
+            {"failure": str(found.failure), "before": found.before, "after": found.after, "shorter": found.shorter,
+             "tries": found.tries,
              "seed": seed, "program": str(output.absolute())}
         )  # fmt: skip
         return
-    click.echo(f"{found.before} operators became {found.after} in {found.tries} tries: {found.failure}")
+    if found.shorter:
+        click.echo(f"{found.before} operators became {found.after} in {found.tries} tries: {found.failure}")
+    else:
+        click.echo(f"nothing became shorter in {found.tries} tries: {found.after} operators, {found.failure}")
     needed = [*(("--seed", str(seed)) if seed else ()), *(word for name in plugins for word in ("--plugin", name))]
     click.echo(f"written: {output}\nrun it:  {shlex.join(['python', str(output), *needed])}")

@@ -18,27 +18,36 @@ INLINE = 256
 """Elements of a constant up to which it stands in the text."""
 CONSTANTS = "repro_constants.pt"
 
-_HEADER = '''"""One graph that {backend} compiled, with random inputs of the same shapes, strides and dtypes.
+VALUES = "values"
+"""Key of ``meta`` of a placeholder that has values of its own: a tensor of its shape and strides."""
 
-    python repro.py                  run it, check every stage of the compiler; exit status 1 where numbers differ
-    python repro.py --backend NAME   the same with another backend
-    python repro.py --seed 1         other inputs
+_HEADER = '''"""One graph that {backend} compiled, with {inputs}.
 
-Integer inputs are 0 or 1, so that they are legal indices: say `high=` where the graph needs others.
+    python {name}                  run it, check every stage of the compiler; exit status 1 where numbers differ
+    python {name} --backend NAME   the same with another backend
+    python {name} --plugin FILE    of a backend that is not installed
+    python {name} --seed 1         other random inputs
+
+Random integers are 0 or 1, so that they are legal indices: say `high=` where the graph needs others.
 """
 
 {imports}
 '''
 
 
-def program(graph: PrimGraph, backend: str, options: Mapping[str, Any]) -> tuple[str, bytes | None]:
-    """Text of the program, and what it needs beside it as ``CONSTANTS``: large constants, as ``torch.save`` writes them."""
+def program(graph: PrimGraph, backend: str, options: Mapping[str, Any], name: str = "repro.py") -> tuple[str, bytes | None]:
+    """Text of the program, to be called ``name``, and what it needs beside it as ``CONSTANTS``: large constants and values, as
+    ``torch.save`` writes them."""
     imports = {"import torch": None, "from vendor_sdk import repro": None}
     classes = _classes("Graph", graph.module, imports)
     passed = [node for node in graph.placeholders if node.name not in graph.constants]
     hints = torch_private.symbol_hints(_sizes(graph))
     outside = {n: v for n, v in graph.constants.items() if v.numel() > INLINE or v.is_complex() or v.device.type != "cpu"}
-    inputs = "".join(f"        {_value(node.meta['val'])},  # {node.name}\n" for node in passed)
+    own = {node.name: _memory(node.meta[VALUES]) for node in passed if VALUES in node.meta}
+    outside |= {n: v for n, v in own.items() if v.numel() > INLINE or v.is_complex()}
+    inputs = "".join(
+        f"        {_value(node.meta['val'], _values(node.name, own, outside, imports))},  # {node.name}\n" for node in passed
+    )
     constants = "".join(
         f"        {f'repro.constant(__file__, {name!r})' if name in outside else _constant(value)},\n"
         for name, value in graph.constants.items()
@@ -74,7 +83,9 @@ if __name__ == "__main__":
         training={graph.training!r},
     )
 """
-    text = _HEADER.format(backend=backend, imports="\n".join(sorted(imports))) + "\n\n" + "\n\n".join(classes) + "\n" + body
+    described = "values of its own" if own else "random inputs of the same shapes, strides and dtypes"
+    head = _HEADER.format(backend=backend, inputs=described, name=name, imports="\n".join(sorted(imports)))
+    text = head + "\n\n" + "\n\n".join(classes) + "\n" + body
     if not outside:
         return text, None
     saved = io.BytesIO()
@@ -120,11 +131,30 @@ def _sizes(graph: PrimGraph) -> list[Any]:
     return [*values, *sizes]
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, values: str = "") -> str:
     if isinstance(value, torch.Tensor):
         device = "" if value.device.type == "cpu" else f", device={str(value.device)!r}"
-        return f"repro.tensor({_tuple(value.shape)}, {_tuple(value.stride())}, {value.dtype}{device})"
+        return f"repro.tensor({_tuple(value.shape)}, {_tuple(value.stride())}, {value.dtype}{device}{values})"
     return _size(value)
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements from a tensor's first to its last, in the order of memory."""
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((extent if tensor.numel() else 0,), (1,)).clone()
+
+
+def _values(name: str, own: Mapping[str, torch.Tensor], outside: Mapping[str, torch.Tensor], imports: dict[str, None]) -> str:
+    """The argument for an input's values, if it has any."""
+    if name not in own:
+        return ""
+    if name in outside:
+        return f", values=repro.constant(__file__, {name!r})"
+    text = repr(own[name].tolist())
+    for each in ("inf", "nan"):
+        if each in text:
+            imports[f"from math import {each}"] = None
+    return f", values={text}"
 
 
 def _constant(value: torch.Tensor) -> str:

@@ -20,12 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vendor_sdk import repro
-from vendor_sdk.dump.program import CONSTANTS, program
+import torch
+
+from vendor_sdk import repro, torch_private
+from vendor_sdk.capture.graph import trace
+from vendor_sdk.dump.program import CONSTANTS, VALUES, program
 from vendor_sdk.errors import OptionError
 from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.minify import reduce
 from vendor_sdk.minify.worker import Failure, Pool
+from vendor_sdk.prims.opset import OPSET
+from vendor_sdk.prims.samples import Effort, SampleContext
 
 Try = Callable[[PrimGraph], bool]
 
@@ -38,6 +43,7 @@ class Minified:
         graph: the smallest graph that fails.
         failure: how.
         before, after: operators of the whole graph, and of this one.
+        shorter: whether anything was left out: operators, outputs, or elements.
         tries: graphs that were run.
         text: the standalone program.
         constants: what belongs beside it as ``CONSTANTS``, if anything.
@@ -47,6 +53,7 @@ class Minified:
     failure: Failure
     before: int
     after: int
+    shorter: bool
     tries: int
     text: str
     constants: bytes | None
@@ -84,13 +91,55 @@ def dumped(command: Sequence[str], folder: Path, seconds: float) -> list[Path]:
     return found
 
 
-def find(programs: Sequence[Path], pool: Pool, seeds: Sequence[int] = (0, 1, 2)) -> tuple[Path, int, Failure]:
-    """The first program that fails, with the seed and its failure. Raises ``OptionError`` when none does."""
+def for_backend(programs: Sequence[Path], backend: str, folder: Path) -> list[Path]:
+    """The same graphs for another backend, with its default options, as programs in ``folder``."""
+    return [_written(repro.read(path).graph(), backend, folder / f"{n:04}") for n, path in enumerate(programs)]
+
+
+def samples(case: str, backend: str, folder: Path, seeds: Sequence[int] = (0, 1)) -> list[Path]:
+    """A program for each sample of a conformance case, with the sample's own values, in ``folder``; none where the case cannot
+    be called on its own. Raises ``OptionError`` for what is no case."""
+    prim, dtype = _parts_of(case)
+    row = OPSET.get(prim)
+    found: list[Path] = []
+    for seed in seeds if row is not None and dtype in row.dtypes else ():
+        assert row is not None
+        for sample in row.samples(SampleContext.make(dtype, Effort.FULL, seed)):
+            function, tensors = torch_private.as_function(row.target, sample.args, sample.kwargs)
+            try:
+                graph = trace(function, tensors, {})
+            except Exception:  # a call that needs a value to be traced
+                continue
+            for node, value in zip(graph.placeholders, tensors, strict=False):
+                node.meta[VALUES] = value
+            found.append(_written(graph, backend, folder / f"{len(found):04}"))
+    return found
+
+
+def _written(graph: PrimGraph, backend: str, folder: Path, options: Mapping[str, Any] | None = None) -> Path:
+    text, constants = program(graph, backend, options or {})
+    folder.mkdir(parents=True)
+    (folder / "repro.py").write_text(text)
+    if constants is not None:
+        (folder / CONSTANTS).write_bytes(constants)
+    return folder / "repro.py"
+
+
+def first(programs: Sequence[Path], pool: Pool, seeds: Sequence[int]) -> tuple[Path, int, Failure] | None:
+    """The first program that fails, with the seed and its failure; None when none does."""
     for seed in seeds:
         for path in programs:
             failure = pool.run(path, seed)
             if failure is not None:
                 return path, seed, failure
+    return None
+
+
+def find(programs: Sequence[Path], pool: Pool, seeds: Sequence[int] = (0, 1, 2)) -> tuple[Path, int, Failure]:
+    """The first program that fails, with the seed and its failure. Raises ``OptionError`` when none does."""
+    found = first(programs, pool, seeds)
+    if found is not None:
+        return found
     raise OptionError(
         f"none of {len(programs)} compiled graphs fails with random inputs",
         why="a graph is run on random inputs of the same shapes; the program's own values may be what matters",
@@ -99,7 +148,13 @@ def find(programs: Sequence[Path], pool: Pool, seeds: Sequence[int] = (0, 1, 2))
 
 
 def minify(
-    path: Path, seed: int, failure: Failure, pool: Pool, folder: Path, tell: Callable[[str], None] = lambda line: None
+    path: Path,
+    seed: int,
+    failure: Failure,
+    pool: Pool,
+    folder: Path,
+    tell: Callable[[str], None] = lambda line: None,
+    name: str = "minified.py",
 ) -> Minified:
     """The smallest graph that fails as the program in ``path`` does.
 
@@ -108,6 +163,7 @@ def minify(
         pool: runs candidates.
         folder: for candidates.
         tell: hears of progress, a line at a time.
+        name: what the program will be called.
     """
     whole = repro.read(path)
     search = _Search(whole.backend, whole.options, seed, failure, pool, folder)
@@ -127,8 +183,9 @@ def minify(
         graph = search.fewer_operators(graph, tell)
         graph = search.smaller_sizes(graph, tell)
         graph = search.fewer_operators(graph, tell)
-    text, constants = program(graph, whole.backend, whole.options)
-    return Minified(graph, failure, before, reduce.size(graph), search.tries, text, constants)
+    text, constants = program(graph, whole.backend, whole.options, name)
+    shorter = graph is not start
+    return Minified(graph, failure, before, reduce.size(graph), shorter, search.tries, text, constants)
 
 
 class _Search:
@@ -136,7 +193,7 @@ class _Search:
         self.backend, self.options, self.seed, self.failure = backend, options, seed, failure
         self.pool, self.folder = pool, folder
         self.tries = 0
-        self.known: dict[str, bool] = {}
+        self.known: dict[tuple[str, bytes | None], bool] = {}
 
     def fails(self, graph: PrimGraph) -> bool:
         """Whether the graph fails in the way looked for; each is run once."""
@@ -144,15 +201,15 @@ class _Search:
             text, constants = program(graph, self.backend, self.options)
         except Exception:  # a graph that cannot be written down is no candidate
             return False
-        if text not in self.known:
+        if (text, constants) not in self.known:
             self.tries += 1
             place = self.folder / f"{self.tries:04}"
             place.mkdir()
             (place / "repro.py").write_text(text)
             if constants is not None:
                 (place / CONSTANTS).write_bytes(constants)
-            self.known[text] = self.pool.run(place / "repro.py", self.seed) == self.failure
-        return self.known[text]
+            self.known[text, constants] = self.pool.run(place / "repro.py", self.seed) == self.failure
+        return self.known[text, constants]
 
     def fewer_operators(self, graph: PrimGraph, tell: Callable[[str], None]) -> PrimGraph:
         """Delta debugging (Zeller, Hildebrandt, 2002) over the operators: those left out become inputs."""
@@ -193,8 +250,10 @@ class _Search:
                 for less in sorted({1, 2, 3, 5, 8, 16, size // 2, size - 1}):
                     if less >= size:
                         break
-                    made = reduce.resized(graph, size, less)
-                    if made is not None and self.fails(made):
+                    # Where elements have values of their own, the one that matters may be at either end.
+                    parts = (reduce.resized(graph, size, less, last=last) for last in (False, True))
+                    made = next((part for part in parts if part is not None and self.fails(part)), None)
+                    if made is not None:
                         graph, again = made, True
                         tell(f"size {size} becomes {less}")
                         break
@@ -207,11 +266,9 @@ def script_command(script: Path, arguments: Sequence[str]) -> list[str]:
 
 def case_command(case: str, backend: str, plugins: Sequence[str], seconds: float) -> list[str]:
     """The conformance suite on one case, without a report. Raises ``OptionError`` for what is no case."""
-    prim, bracket, dtype = case.partition("[")
-    if not prim or not bracket or not dtype.endswith("]"):
-        raise OptionError(f"{case!r} names no case", fix="Write the prim and the dtype as the report does: 'exp[float32]'.")
+    prim, dtype = _parts_of(case)
     loaded = [argument for name in plugins for argument in ("--plugin", name)]
-    selected = ["--backend", backend, "--prims", prim, "--dtypes", dtype[:-1], "--timeout", str(seconds)]
+    selected = ["--backend", backend, "--prims", prim, "--dtypes", str(dtype).removeprefix("torch."), "--timeout", str(seconds)]
     return [
         sys.executable,
         "-m",
@@ -224,3 +281,11 @@ def case_command(case: str, backend: str, plugins: Sequence[str], seconds: float
         "--no-output",
         *loaded,
     ]
+
+
+def _parts_of(case: str) -> tuple[str, torch.dtype]:
+    prim, bracket, name = case.partition("[")
+    dtype = getattr(torch, name.removesuffix("]"), None)
+    if not prim or not bracket or not name.endswith("]") or not isinstance(dtype, torch.dtype):
+        raise OptionError(f"{case!r} names no case", fix="Write the prim and the dtype as the report does: 'exp[float32]'.")
+    return prim, dtype

@@ -11,6 +11,7 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.graph import to_prim_graph
+from vendor_sdk.dump.program import VALUES
 from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
 
 
@@ -95,10 +96,11 @@ def sizes(graph: PrimGraph) -> set[int]:
     return {size for shape in shapes for size in shape if isinstance(size, int) and size > 1}
 
 
-def resized(graph: PrimGraph, old: int, new: int) -> PrimGraph | None:
-    """The graph with ``new`` in place of ``old`` wherever inputs or arguments say so; None where that is no program."""
-    if graph.constants:
-        return None
+def resized(graph: PrimGraph, old: int, new: int, *, last: bool = False) -> PrimGraph | None:
+    """The graph with ``new`` in place of ``old`` wherever inputs or arguments say so; None where that is no program.
+
+    Constants, and inputs with values of their own, keep their first elements along such a dimension, or the last.
+    """
 
     def other(value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -118,9 +120,25 @@ def resized(graph: PrimGraph, old: int, new: int) -> PrimGraph | None:
         with mode:
             fakes = [_other_input(node.meta["val"], old, new) for node in graph.placeholders]
             traced = torch_private.functional_trace(lambda *values: module(*values), fakes)
-        return plain(to_prim_graph(traced, fakes, {}, backward=graph.backward))
+        made = plain(to_prim_graph(traced, fakes, {}, backward=graph.backward))
     except Exception:  # sizes that no longer fit together
         return None
+    for before, after in zip(graph.placeholders, made.placeholders, strict=True):
+        held = graph.constants.get(before.name, before.meta.get(VALUES))
+        if held is not None:
+            part = _part(held, old, new, last)
+            like = after.meta["val"]
+            after.meta[VALUES] = torch.empty_strided(tuple(like.shape), like.stride(), dtype=like.dtype).copy_(part)
+    constants = made.placeholders[len(made.placeholders) - len(graph.constants) :] if graph.constants else []
+    made.constants = {node.name: node.meta.pop(VALUES) for node in constants}
+    return made
+
+
+def _part(held: torch.Tensor, old: int, new: int, last: bool) -> torch.Tensor:
+    for dim, size in enumerate(held.shape):
+        if size == old:
+            held = held.narrow(dim, old - new if last else 0, new)
+    return held
 
 
 def _other_input(value: Any, old: int, new: int) -> Any:
