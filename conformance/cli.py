@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
+USAGE = 4
 EXIT_STATUS = """\b
 Exit status:
   0  all claims hold
@@ -19,7 +22,28 @@ Exit status:
 """
 
 
-@click.command("conformance", epilog=EXIT_STATUS, context_settings={"help_option_names": ["-h", "--help"]})
+class _Certify(click.Command):
+    """Wrong usage has the status that the suite says, since 2, which click gives it, means interrupted here."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _usage():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _usage():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _usage() -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as error:
+        error.show()
+        raise click.exceptions.Exit(USAGE) from error
+
+
+@click.command("conformance", cls=_Certify, epilog=EXIT_STATUS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--backend", required=True, metavar="NAME", help="A vendor_sdk backend, or torch:NAME for one of torch.compile.")
 @click.option("--effort", type=click.Choice(["quick", "standard", "full", "exhaustive"]), default="standard", show_default=True)
 @click.option("--prims", default="", metavar="GLOB,...", help="Only prims that match; * and ? are wildcards.")
@@ -81,7 +105,7 @@ def main(context: click.Context, /, no_output: bool, **given: Any) -> None:
         status = certify(request)
     except UsageError as error:
         click.echo(f"error: {error}", err=True)
-        context.exit(4)
+        context.exit(USAGE)
     context.exit(int(status))
 
 

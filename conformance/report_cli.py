@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -140,7 +140,8 @@ def page(report: Path, output: Path | None) -> None:
 )
 @click.option("--plugin", multiple=True, metavar="FILE", help="In place of the plugins that the report names.")
 @click.option("-n", "--workers", type=click.IntRange(min=1), default=min(2, os.cpu_count() or 1), help="Processes.")
-def verify(report: Path, rerun: int, plugin: tuple[str, ...], workers: int) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def verify(report: Path, rerun: int, plugin: tuple[str, ...], workers: int, as_json: bool) -> None:
     """Check a report, and run some of its cases again. Schema, digests, completeness, summary; random cases, on this machine.
 
     Status 1: the report was changed, is incomplete, or a case comes out differently. Status 3: nothing is wrong, and not all
@@ -153,29 +154,49 @@ def verify(report: Path, rerun: int, plugin: tuple[str, ...], workers: int) -> N
 
     document = _read(report)
     found = evidence.checked(document, report if report.is_dir() else report.parent)
+    said: dict[str, Any] = {
+        "cases": len(document["cases"]),
+        "problems": found.problems,
+        "right": found.right,
+        "unchecked": found.unchecked,
+        "other_suite": document["run"]["suite"] != suite(),
+        "ran": [],
+        "different": [],
+    }
+
+    def tell(line: str) -> None:
+        if not as_json:
+            click.echo(line)
+
+    def end(status: int) -> NoReturn:
+        if as_json:
+            click.echo(json.dumps({"verified": not status, **said}, indent=2))
+        sys.exit(status)
+
     for line in found.problems:
-        click.echo(line)
+        tell(line)
     if found.problems:
-        click.echo(f"not as the suite wrote it: {len(found.problems)} problems")
-        sys.exit(1)
-    click.echo(f"{len(document['cases'])} cases: right are {', '.join(found.right)}")
+        tell(f"not as the suite wrote it: {len(found.problems)} problems")
+        end(1)
+    tell(f"{said['cases']} cases: right are {', '.join(found.right)}")
     for line in found.unchecked:
-        click.echo(line)
-    if document["run"]["suite"] != suite():
-        click.echo("cases not run again: they may be others in this version of the suite")
-        sys.exit(UNCHECKED)
+        tell(line)
+    if said["other_suite"]:
+        tell("cases not run again: they may be others in this version of the suite")
+        end(UNCHECKED)
     if rerun:
         try:
             ran, different = again(document, rerun, plugin, workers)
         except StartError as error:
             raise click.ClickException(f"the backend does not load here: {error}") from error
+        said.update(ran=list(ran), different=list(different))
         for line in different:
-            click.echo(line)
+            tell(line)
         if different:
-            click.echo("the report does not say what happens here")
-            sys.exit(1)
-        click.echo(f"{len(ran)} cases ran again as reported: {', '.join(ran)}")
-    sys.exit(UNCHECKED if found.unchecked else 0)
+            tell("the report does not say what happens here")
+            end(1)
+        tell(f"{len(ran)} cases ran again as reported: {', '.join(ran)}")
+    end(UNCHECKED if found.unchecked else 0)
 
 
 def _read(path: Path) -> dict[str, Any]:

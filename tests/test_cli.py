@@ -286,7 +286,7 @@ def test_conformance_is_handed_on_with_its_arguments() -> None:
     assert result.exit_code == 0
     assert "--effort" in result.stdout
     wrong = run("conformance", "--nonsense")
-    assert wrong.exit_code == 2
+    assert wrong.exit_code == 4
     assert "--nonsense" in wrong.stderr
 
 
@@ -370,3 +370,14 @@ def test_output_can_be_piped_to_a_reader_that_stops() -> None:
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, env={**os.environ, "LC_ALL": "C"})
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--nonsense",), ("--backend", "torch:eager", "--effort", "foo"), (), ("--backend", "torch:eager", "-n", "0")]
+)
+def test_wrong_usage_of_the_suite_is_not_an_interruption(arguments: tuple[str, ...]) -> None:
+    from conformance.cli import main as suite
+
+    for done in (CliRunner().invoke(main, ["conformance", *arguments]), CliRunner().invoke(suite, arguments)):
+        assert done.exit_code == 4, done.output
+        assert "Usage:" in done.output

@@ -61,6 +61,22 @@ def test_a_report_is_as_the_suite_wrote_it(tmp_path: Path) -> None:
     assert verified(tmp_path) == (0, "16 cases: right are schema, digests, completeness, summary\n")
 
 
+def test_what_verifying_finds_is_json(tmp_path: Path) -> None:
+    made(tmp_path)
+    status, output = verified(tmp_path, "--json")
+    assert (status, json.loads(output)) == (
+        0, {"verified": True, "problems": [], "cases": 16, "other_suite": False, "ran": [], "different": []}
+    )  # fmt: skip
+    path = tmp_path / "report.json"
+    document = json.loads(path.read_text())
+    _edit(document)
+    path.write_text(json.dumps(document))
+    status, output = verified(tmp_path, "--json")
+    assert status == 1
+    assert not json.loads(output)["verified"]
+    assert json.loads(output)["problems"]
+
+
 def _edit(document: dict[str, Any]) -> None:
     document["cases"][3]["worst_error"] = 0.1
 

@@ -1,4 +1,4 @@
-"""The bound of a prim's row, for a graph that is one prim: how far off a correct result may be where nothing else is computed."""
+"""The bound of a prim's row, for a graph that is one prim: how far off results may be where nothing else is computed."""
 
 from __future__ import annotations
 
