@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -105,6 +106,20 @@ def test_new_packages_train_like_torch(registered: Callable[..., Any], scaffold:
     torch.testing.assert_close(torch.compile(turned, backend=scaffold.name)(v, w), turned(v, w))
 
 
+@pytest.mark.parametrize("scaffold", ALL, ids=lambda scaffold: scaffold.name)
+def test_the_suite_certifies_new_packages(packages: Path, scaffold: Scaffold, tmp_path: Path) -> None:
+    line = ["--backend", scaffold.name, "--plugin", f"{scaffold.name}.plugin", "--prims", "add,mm,relu,exp"]
+    done = subprocess.run(
+        [sys.executable, "-m", "conformance.cli", *line, "--effort", "quick", "-n", "1", "--output", "report"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(packages / scaffold.name), *sys.path])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    cases = json.loads((tmp_path / "report" / "report.json").read_text())["cases"]
+    assert {case["prim"] for case in cases} == {"add", "mm", "relu", "exp"}
+    assert "native" in {case["placement"] for case in cases}
+
+
 def test_padding_needs_no_more_than_the_table_has(registered: Callable[..., Any]) -> None:
     """Alone, padding is made of copies; inside another kernel it would compare positions, for which the table has no rows."""
     scaffold = next(each for each in ALL if each.route == "emitter")
@@ -166,7 +181,13 @@ def test_names_that_are_no_package(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "owner"),
-    [("inductor", "torch itself"), ("cpp_cpu", "installed backend"), ("json", "Python itself"), ("numpy", "package numpy")],
+    [
+        ("inductor", "torch itself"),
+        ("cpp_cpu", "installed backend"),
+        ("json", "Python itself"),
+        ("numpy", "package numpy"),
+        *((name, "vendor-sdk itself") for name in ("vendor_sdk", "conformance", "reference_backends")),
+    ],
 )
 def test_names_that_are_taken(name: str, owner: str) -> None:
     with pytest.raises(BackendNameCollisionError, match=owner):

@@ -72,6 +72,10 @@ class Scaffold:
         }
 
 
+RESERVED = frozenset({"vendor_sdk", "conformance", "reference_backends"})
+"""Packages of this distribution, which a package of the same name would hide or be hidden by."""
+
+
 def check_name(name: str) -> None:
     """Raises ``OptionError`` where ``name`` cannot be a package, ``BackendNameCollisionError`` where somebody has it."""
     if not name.isascii() or not name.isidentifier() or name.startswith("_") or keyword.iskeyword(name) or name != name.lower():
@@ -80,6 +84,8 @@ def check_name(name: str) -> None:
             why="it names a Python package, and users write it in torch.compile(backend=...)",
             fix="Take lower-case letters, digits and underscores, a letter first, and no keyword of Python.",
         )
+    if name in RESERVED:
+        _taken(name, "a package of vendor-sdk itself")
     if name in discovery.TORCH_BACKENDS:
         _taken(name, "a backend of torch itself")
     for group in (discovery.GROUP, discovery.DYNAMO_GROUP):
