@@ -14,7 +14,7 @@ SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 help:
 	@echo 'make conformance   certify cpp_cpu (report in conformance-results/)'
 	@echo 'make test          lint, types, tests and the site; PYTEST_ARGS="..." selects'
-	@echo 'make docs          regenerate the pages of hooks, loops and prims'
+	@echo 'make docs          regenerate the pages of hooks, loops, prims and public names'
 	@echo 'make site          the documentation as a site: build/site/index.html'
 	@echo 'make clean         remove .venv and reports'
 

@@ -216,6 +216,17 @@ def test_generated_page_is_up_to_date(page: str) -> None:
     assert text == PAGES[page](), f"docs/{page} is out of date: run vendor-sdk docs"
 
 
+def test_every_public_name_has_an_entry_with_words() -> None:
+    text = (DOCS / "api.md").read_text()
+    entries = re.split(r"^### `(\w+)`$", text, flags=re.MULTILINE)[1:]
+    said = dict(zip(entries[::2], entries[1::2], strict=True))
+    assert sorted(said) == sorted(vendor_sdk.__all__)
+    silent = [
+        name for name, words in said.items() if not re.search(r"[a-z]{3}", re.sub(r"```.*?```", "", words, flags=re.DOTALL))
+    ]
+    assert not silent, "say in a docstring what these are"
+
+
 def test_page_gives_the_real_signature_of_every_hook() -> None:
     text = (DOCS / "hooks.md").read_text()
     documented = dict(re.findall(r"^def (\w+)(\(.*) -> .*$", text.partition("## The hooks")[2], re.MULTILINE))

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from vendor_sdk.run.kept import sealed
 
 __version__ = "0.1.0"
+"""Of this distribution; contract and opset have versions of their own."""
 
 _HOMES = {
     "vendor_sdk.contract.backend": (

@@ -239,7 +239,7 @@ def cache_clear(backend: str | None) -> None:
     help="Where the pages are.",
 )  # fmt: skip
 def docs(check: bool, folder: Path) -> None:
-    """Regenerate the pages of hooks, loops and prims."""
+    """Regenerate the pages of hooks, loops, prims and public names."""
     from vendor_sdk.pages import PAGES
 
     stale = []

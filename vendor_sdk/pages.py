@@ -1,13 +1,18 @@
-"""Generated documentation: the hook page from the hookspecs and contract classes, the prim page from the rows."""
+"""Generated documentation: the hook page from the hookspecs and contract classes, the prim page from the rows, the page of
+public names from what the package exports."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import enum
 import functools
+import importlib
 import inspect
 import itertools
 import re
 import textwrap
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, get_args
 
@@ -185,7 +190,87 @@ def _prims(family: row.Family) -> list[row.Prim]:
 
 FAMILIES = [family for family in row.Family if _prims(family)]
 
+API_INTRODUCTION = """\
+# Public names
+
+All that `vendor_sdk` exports, and all that plugins, programs and the conformance suite may use:
+`from vendor_sdk import NAME`.
+What lies elsewhere may change with any release ([versions](versions.md)). Names resolve on first use: `import vendor_sdk`
+imports neither torch nor any backend.
+"""
+
+
+def api_page() -> str:
+    """``docs/api.md``: every name of ``vendor_sdk.__all__``."""
+    package = importlib.import_module("vendor_sdk")  # at run time: the parts of a package do not import the whole
+    kinds: dict[str, list[str]] = {title: [] for title in API_KINDS}
+    for name in sorted(package.__all__, key=str.lower):
+        kinds[_kind(getattr(package, name))].append(name)
+    sections = [GENERATED, API_INTRODUCTION]
+    for title, names in kinds.items():
+        sections += [f"## {title}", *(_entry(package, name) for name in names)]
+    return "\n\n".join(section.strip() for section in sections) + "\n"
+
+
+SHORT = 120
+"""Characters of a constant's value that stand on the page."""
+API_KINDS = ("Functions", "Classes", "Errors", "Constants and types", "Modules")
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, types.ModuleType):
+        return "Modules"
+    if inspect.isclass(value):
+        return "Errors" if issubclass(value, Exception) else "Classes"
+    return "Functions" if inspect.isfunction(value) else "Constants and types"
+
+
+def _entry(package: types.ModuleType, name: str) -> str:
+    value, head = getattr(package, name), f"### `{name}`"
+    if isinstance(value, types.ModuleType):
+        return f"{head}\n\n{_paragraphs((value.__doc__ or '').partition(chr(10) * 2)[0])}"
+    if inspect.isfunction(value):
+        return f"{head}\n\n```python\ndef {name}{_signature(value)}\n```\n\n{_paragraphs(value.__doc__)}"
+    if value in CLASSES:
+        summary = _paragraphs(value.__doc__).partition("\n\n")[0]
+        return f"{head}\n\n{summary}\n\n[Hooks](hooks.md#{name.lower()}) has all of it."
+    if inspect.isclass(value):
+        own = [head, _paragraphs(value.__doc__ if "__doc__" in vars(value) else None)]
+        if dataclasses.is_dataclass(value):
+            fields = [f"    {each.name}: {each.type}{_default(each)}" for each in dataclasses.fields(value) if each.init]
+            own.append("\n".join(["```python", f"class {name}:", *(fields or ["    pass"]), "```"]))
+        elif issubclass(value, enum.Enum):
+            own.append(", ".join(f"`{member.name}`" for member in value))
+        return "\n\n".join(filter(None, [*own, "\n".join(_methods(value))]))
+    shown = f"```python\n{name} = {value!r}\n```" if len(repr(value)) < SHORT and " at 0x" not in repr(value) else ""
+    return "\n\n".join(filter(None, [head, shown, _paragraphs(_said(package, name))]))
+
+
+def _methods(cls: type) -> Iterator[str]:
+    for name, value in vars(cls).items():
+        bound = isinstance(value, classmethod | staticmethod)
+        function = value.__func__ if bound else value.fget if isinstance(value, property) else value
+        text = _paragraphs(getattr(function, "__doc__", None))
+        if name.startswith("_") or not inspect.isfunction(function) or not text:
+            continue
+        shown = name if isinstance(value, property) else f"{name}{_signature(function)}"
+        yield f"- `{shown}`: " + textwrap.indent(text, "  ").strip()
+
+
+def _said(package: types.ModuleType, name: str) -> str:
+    """The text that stands below the assignment of a name, where it is defined."""
+    home = importlib.import_module(package._HOME_OF[name]) if name in package._HOME_OF else package
+    body = ast.parse(inspect.getsource(home)).body
+    for statement, text in itertools.pairwise(body):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        named = any(isinstance(target, ast.Name) and target.id == name for target in targets)
+        if named and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            return str(text.value.value)
+    return ""
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
+    "api.md": api_page,
     "hooks.md": hooks_page,
     "loops.md": loops_page,
     "prims.md": prims_page,
@@ -392,15 +477,26 @@ def _signature(function: Callable[..., Any]) -> str:
     return str(inspect.signature(function)).replace("'", "").replace("(self, ", "(").replace("(self)", "()")
 
 
+ERROR_NAMES = re.compile(r"[A-Z]\w+(, [A-Z]\w+)*")
+SECTION = re.compile(r"(Args|Attributes|Raises|Returns):")
+
+
 def _paragraphs(doc: str | None) -> str:
     """A docstring as Markdown: double backquotes are code, a list of attributes becomes a list."""
     lines: list[str] = []
+    section, listed, title = False, False, ""
     for line in inspect.cleandoc(doc or "").replace("``", "`").splitlines():
+        if head := SECTION.fullmatch(line):
+            section, listed, title = True, False, head[1]
+            if head[1] not in ("Args", "Attributes"):
+                lines += [f"*{head[1]}*:", ""]
+            continue
+        section = section and (not line or line.startswith(" "))
         name, colon, text = line.strip().partition(":")
-        listed = _in_attributes(lines) and line.startswith("    ") and not line.startswith("        ") and colon
-        lines.append(f"- `{name}`:{text}" if listed else f"  {line.strip()}" if _in_attributes(lines) else line)
-    return "\n".join(line for line in lines if line not in ("Attributes:", "Args:")).strip()
-
-
-def _in_attributes(lines: list[str]) -> bool:
-    return "Attributes:" in lines or "Args:" in lines
+        named = colon and (title in ("Args", "Attributes") or ERROR_NAMES.fullmatch(name))
+        if section and named and not line.startswith("        "):
+            listed = True
+            lines.append(f"- `{name}`:{text}")
+        else:
+            lines.append(f"{'  ' if listed and line else ''}{line.strip()}" if section else line)
+    return "\n".join(lines).strip()

@@ -79,6 +79,7 @@ class Decline:
 
 
 Support = Supported | Decline
+"""What the ``supports`` hook answers."""
 
 
 VERDICTS = ("fail", "error", "crash", "timeout")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 PROJECT = "vendor_sdk"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function of a plugin as its implementation of the hook of that name."""
 
 
 @hookspec(firstresult=True)

@@ -127,6 +127,7 @@ class Property:
 
 
 Bound = Exact | Ulp | Accumulated | Distribution | Property
+"""What a prim's results must meet: one of these."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from vendor_sdk.prims.row import Composite, Prim
 
 OPSET_VERSION = 1
+"""Version of the set of prims: what a backend states in ``Backend.opset``."""
 
 FAMILY_MODULES = (
     "pointwise",
@@ -49,9 +50,11 @@ def _index(rows: Iterator[Any], key: str) -> dict[Any, Any]:
 
 
 OPSET: Mapping[str, Prim] = _index(_rows(), "name")
+"""Every prim by its name, in the order of families."""
 BY_TARGET: Mapping[Any, Prim] = _index(iter(OPSET.values()), "target")
 
 COMPOSITES: Mapping[str, Composite] = _index(iter(importlib.import_module("vendor_sdk.prims.composites").ROWS), "name")
+"""Every composite by its name: operations above the prims, which a backend may claim whole."""
 COMPOSITE_BY_TARGET: Mapping[Any, Composite] = {
     target: composite for composite in COMPOSITES.values() for target in composite.targets
 }

@@ -20,12 +20,17 @@ from vendor_sdk.prims.samples import Sample, SampleContext
 Sampler = Callable[[SampleContext], Iterator[Sample]]
 
 BOOL = (torch.bool,)
+"""The dtype set of truth values."""
 INTS = (torch.int64, torch.int32, torch.uint8)
+"""The integer dtypes of the opset."""
 HALVES = (torch.bfloat16, torch.float16)
+"""The floating dtypes of 16 bits."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""The floating dtypes of the opset."""
 NUMBERS = FLOATS + INTS
+"""The dtypes of the opset but bool."""
 ALL = NUMBERS + BOOL
-"""Dtype sets. The eight dtypes of ``ALL`` are the ones opset 1 certifies; torch has more, which run on the host."""
+"""The eight dtypes that opset 1 certifies; torch has more, which run on the host."""
 
 
 class Family(enum.StrEnum):
