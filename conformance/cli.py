@@ -3,12 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
+
+
+def _completing(names: Callable[[], Iterable[str]]) -> Callable[..., list[CompletionItem]]:
+    """What a shell completes the last of some names with commas between them from."""
+
+    def complete(context: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        return [CompletionItem(f"{before}{comma}{name}") for name in names() if name.startswith(last)]
+
+    return complete
+
+
+def _prims() -> list[str]:
+    from conformance.cases import all_cases
+
+    return list(dict.fromkeys(case.prim for case in all_cases()))
+
+
+def _patterns() -> list[str]:
+    from conformance.patterns import PATTERNS
+
+    return list(PATTERNS)
+
+
+def _models() -> list[str]:
+    from conformance.zoo import ZOO
+
+    return list(ZOO)
+
+
+def _dtypes() -> list[str]:
+    from conformance.cases import DTYPES
+
+    return list(DTYPES)
+
 
 USAGE = 4
 EXIT_STATUS = """\b
@@ -46,9 +82,23 @@ def _usage() -> Iterator[None]:
 @click.command("conformance", cls=_Certify, epilog=EXIT_STATUS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--backend", required=True, metavar="NAME", help="A vendor_sdk backend, or torch:NAME for one of torch.compile.")
 @click.option("--effort", type=click.Choice(["quick", "standard", "full", "exhaustive"]), default="standard", show_default=True)
-@click.option("--prims", default="", metavar="GLOB,...", help="Only prims that match; * and ? are wildcards.")
-@click.option("--patterns", default="", metavar="GLOB,...", help="Fused patterns that match; then nothing else, unless named.")
-@click.option("--models", default="", metavar="GLOB,...", help="Models of the zoo that match.")
+@click.option(
+    "--prims",
+    default="",
+    metavar="GLOB,...",
+    help="Only prims that match; * and ? are wildcards.",
+    shell_complete=_completing(_prims),
+)
+@click.option(
+    "--patterns",
+    default="",
+    metavar="GLOB,...",
+    help="Fused patterns that match; then nothing else, unless named.",
+    shell_complete=_completing(_patterns),
+)
+@click.option(
+    "--models", default="", metavar="GLOB,...", help="Models of the zoo that match.", shell_complete=_completing(_models)
+)
 @click.option(
     "--profile",
     type=click.Choice(["inference", "training", "llm", "vision", "full"]),
@@ -57,7 +107,7 @@ def _usage() -> Iterator[None]:
     help="Only the prims, patterns and models of this workload.",
 )
 @click.option("--level", type=click.Choice(["runs", "accurate", "fast"]), help="Exit with 1 unless the profile reaches it.")
-@click.option("--dtypes", default="", metavar="DTYPE,...", help="Only these dtypes.")
+@click.option("--dtypes", default="", metavar="DTYPE,...", help="Only these dtypes.", shell_complete=_completing(_dtypes))
 @click.option("-n", "--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="Processes (default: CPUs).")
 @click.option(
     "--output",

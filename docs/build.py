@@ -6,6 +6,8 @@ site these are copies, and folders are their README.
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import sys
 import tempfile
@@ -31,8 +33,9 @@ def on_files(files: Files, config: Any) -> Files:
             path = inside(target)
             if path and path not in PAGES and files.get_file_from_path(path) is None:
                 files.append(File.generated(config, path, content=(ROOT / path).read_bytes()))
-    for name, content in plots().items():
-        files.append(File.generated(config, f"plots/{name}", content=content))
+    for drawn in plots().values():
+        for name, content in drawn.items():
+            files.append(File.generated(config, f"plots/{name}", content=content))
     return files
 
 
@@ -56,11 +59,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"]({'../' * depth}{path}{match[3] or ''})" if path and match[1].count("..") == to_root else match[0]
 
     markdown = LINK.sub(there, markdown)
-    if page.file.src_uri == "performance.md":
-        figures = [f"![{name.removesuffix('.svg')}](plots/{name})" for name in sorted(plots())]
-        markdown += (
-            "\n\n## Plots\n\n" + "\n\n".join(f'<div class="drawing" markdown>{figure}</div>' for figure in figures) + "\n"
-        )
+    shown = [source for source in plots() if page.file.src_uri == plotted_on(source)]
+    if shown:
+        markdown += "\n\n## Plots\n"
+    for source in shown:
+        figures = [f"![{name.removesuffix('.svg')}](plots/{name})" for name in plots()[source]]
+        drawings = "\n\n".join(f'<div class="drawing" markdown>{figure}</div>' for figure in figures)
+        markdown += f"\n### {source}\n\n{drawings}\n"
     return markdown
 
 
@@ -76,20 +81,30 @@ def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
     return output_content.replace(SHIM, "worker.js")
 
 
-_plots: dict[str, bytes] = {}
+RESULTS = ROOT / "benchmarks" / "results"
 
 
-def plots() -> dict[str, bytes]:
-    """File name to SVG, drawn once from the committed results."""
-    if not _plots:
-        import matplotlib as mpl
+def plotted_on(source: str) -> str:
+    """The page that ends with the plots of a file of results."""
+    return "performance_gpu.md" if source.startswith("gpu/") else "performance.md"
 
-        sys.path.insert(0, str(ROOT))  # mkdocs restores the path after it has loaded this file
-        from benchmarks.plots import draw
-        from benchmarks.results import Results
 
+@functools.cache
+def plots() -> dict[str, dict[str, bytes]]:
+    """The committed files of results, each with its plots: file name to SVG."""
+    import matplotlib as mpl
+
+    sys.path.insert(0, str(ROOT))  # mkdocs restores the path after it has loaded this file
+    from benchmarks.plots import draw, draw_gpu
+    from benchmarks.results import Results
+
+    drawn: dict[str, dict[str, bytes]] = {}
+    for path in sorted(RESULTS.rglob("*.json")):
         with tempfile.TemporaryDirectory() as folder, mpl.rc_context({"svg.hashsalt": "vendor-sdk"}):
-            results = Results.from_json((ROOT / "benchmarks/results/cpu.json").read_text())
-            for path in draw(results, Path(folder)):
-                _plots[path.name] = path.read_bytes()
-    return _plots
+            if path.parent == RESULTS:
+                made = draw(Results.from_json(path.read_text()), Path(folder))
+            else:
+                made = draw_gpu(path.stem, json.loads(path.read_text()), Path(folder))
+            stem = "" if path.parent != RESULTS else f"{path.stem}-"
+            drawn[path.relative_to(RESULTS).as_posix()] = {f"{stem}{each.name}": each.read_bytes() for each in made}
+    return drawn

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from conformance.run import UsageError, make_folder
 from vendor_sdk import __version__
+from vendor_sdk.advice import known_models
 from vendor_sdk.cli import main
 from vendor_sdk.contract import discovery, probe
 from vendor_sdk.contract.cache import cache_dir
@@ -343,6 +344,18 @@ def test_backends_complete(install: Any) -> None:
         assert "_VENDOR_SDK_COMPLETE" in run("completion", shell).stdout
     assert completions("ops", "--backend", "zeb") == ["zebra_chip"]
     assert completions("conformance", "--backend", "zeb") == ["zebra_chip"]
+
+
+def test_prims_families_and_models_complete(install: Any) -> None:
+    assert completions("ops", "--family", "conv") == ["conversion", "convolution"]
+    assert completions("ops", "erfi") == ["erfinv"]
+    assert completions("next", "--models", "gpt2,resnet") == [
+        f"gpt2,{name}" for name in known_models() if name.startswith("resnet")
+    ]
+    assert completions("conformance", "--prims", "add,erfi") == ["add,erfinv"]
+    assert completions("conformance", "--patterns", "sof")
+    assert completions("conformance", "--models", "resnet")
+    assert completions("conformance", "--dtypes", "bf") == ["bfloat16"]
 
 
 def test_commands_of_the_suite_complete() -> None:

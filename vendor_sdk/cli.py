@@ -18,7 +18,7 @@ import click
 
 from vendor_sdk import __version__
 from vendor_sdk.errors import VendorSDKError
-from vendor_sdk.terminal import BACKEND, coloured, console, plain, print_json, table
+from vendor_sdk.terminal import BACKEND, coloured, completing, console, plain, print_json, table
 
 if TYPE_CHECKING:
     from vendor_sdk.contract.placement import Placement
@@ -101,8 +101,11 @@ def list_backends(check: bool, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("patterns", nargs=-1)
-@click.option("--family", "families", multiple=True, help="Only prims of this family (repeatable).")
+@click.argument("patterns", nargs=-1, shell_complete=completing(lambda: _prims()))
+@click.option(
+    "--family", "families", multiple=True, help="Only prims of this family (repeatable).",
+    shell_complete=completing(lambda: _families()),
+)  # fmt: skip
 @click.option("--backend", type=BACKEND, help="Add what this backend does with each prim.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ops(patterns: Sequence[str], families: Sequence[str], backend: str | None, as_json: bool) -> None:
@@ -112,9 +115,8 @@ def ops(patterns: Sequence[str], families: Sequence[str], backend: str | None, a
 
         discovery.refuse_unknown(backend)
     from vendor_sdk.prims.opset import OPSET
-    from vendor_sdk.prims.row import Family
 
-    known = [str(family) for family in Family]
+    known = _families()
     for family in families:
         if family not in known:
             raise click.BadParameter(f"{family!r} is no family; they are {', '.join(known)}", param_hint="--family")
@@ -255,6 +257,18 @@ def docs(check: bool, folder: Path) -> None:
         click.echo(f"error: out of date: {', '.join(stale)}\n  fix: Run vendor-sdk docs.", err=True)
         sys.exit(1)
     click.echo(f"written: {', '.join(stale)}" if stale else "up to date")
+
+
+def _prims() -> list[str]:
+    from vendor_sdk.prims.opset import OPSET
+
+    return list(OPSET)
+
+
+def _families() -> list[str]:
+    from vendor_sdk.prims.row import Family
+
+    return [str(family) for family in Family]
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -1,9 +1,10 @@
-"""What commands print: tables, colours where somebody looks, JSON; and how names of backends complete."""
+"""What commands print: tables, colours where somebody looks, JSON; and how names complete."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -36,6 +37,22 @@ class _BackendName(click.ParamType):  # type: ignore[type-arg]  # generic only s
 
 
 BACKEND = _BackendName()
+
+
+def completing(names: Callable[[], Iterable[str]], *, several: bool = False) -> Callable[..., list[Any]]:
+    """What a shell completes an argument from; ``several``: names with commas between them, of which it completes the last.
+
+    Args:
+        names: asked only then, for it may import torch.
+    """
+
+    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        from click.shell_completion import CompletionItem
+
+        before, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
+        return [CompletionItem(f"{before}{comma}{name}") for name in names() if name.startswith(last)]
+
+    return complete
 
 
 def console() -> Console:

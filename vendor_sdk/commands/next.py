@@ -8,12 +8,15 @@ from pathlib import Path
 
 import click
 
-from vendor_sdk.terminal import BACKEND, console, plain, print_json, table
+from vendor_sdk.terminal import BACKEND, completing, console, plain, print_json, table
 
 
 @click.command("next")
 @click.option("--backend", type=BACKEND, required=True, help="Whose next prims.")
-@click.option("--models", default="", metavar="NAME,...", help="Among the counted models (all, unless --script is given).")
+@click.option(
+    "--models", default="", metavar="NAME,...", help="Among the counted models (all, unless --script is given).",
+    shell_complete=completing(lambda: _models(), several=True),
+)  # fmt: skip
 @click.option("--script", type=click.Path(path_type=Path), help="A program that compiles a model for the backend: count it.")
 @click.option("--training", is_flag=True, help="Backward passes of the counted models too.")
 @click.option("--all", "everything", is_flag=True, help="Every step, not only the first 20.")
@@ -66,3 +69,9 @@ def _bytes(count: int) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if size >= 100 else f"{size:.3g} {unit}"
+
+
+def _models() -> list[str]:
+    from vendor_sdk import advice
+
+    return list(advice.known_models())
