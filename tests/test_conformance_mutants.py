@@ -15,7 +15,7 @@ import vendor_sdk
 from conformance import page, report
 from conformance.cases import DTYPES, Case, draw
 from conformance.certify import certify
-from conformance.evidence import problems
+from conformance.evidence import checked
 from conformance.expectations import Expectations
 from conformance.judge import expected_result, judge
 from conformance.levels import levels
@@ -149,7 +149,7 @@ def test_a_blind_bound_is_found_and_certifies_nothing(tmp_path: Path) -> None:
     assert built["summary"]["native_passed"] == 14, "sixteen but the blind one and the one that fails"
     assert "`add[float32]` | rounded to bfloat16, scaled" in page.markdown(built)
     assert "mutation score" in page.html(built)
-    assert problems(built, tmp_path) == []
+    assert checked(built, tmp_path).problems == []
 
 
 def criterion(entries: list[dict[str, Any]]) -> list[tuple[str, str]]:
