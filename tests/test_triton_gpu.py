@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -287,6 +287,14 @@ def test_blocks_are_powers_of_two_that_fit(count: int, longest: int, kind: launc
     assert 1 <= x * r <= 2 * launch.ELEMENTS
     assert x < 2 * count
     assert r < 2 * max(longest, 1)
+
+
+@pytest.mark.parametrize("kind", get_args(launch.Kind))
+def test_tiles_of_all_kinds_have_powers_of_two(kind: launch.Kind) -> None:
+    for count in (1, 7, 100, 5000, 3_000_000):
+        for length in (1, 3, 7, 21, 33, 64):
+            x, blocks, warps = launch.tile(count, [length], kind)
+            assert all(n & (n - 1) == 0 for n in (x, *blocks, warps)), (count, length)
 
 
 @pytest.mark.parametrize("length", [1, 16, 17, 64, 67, 1000, 1023, 4097, 5000, 16384])

@@ -106,7 +106,7 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
         block = (TURN if large else SHORT_TURN) * ACROSS // x
         return x, [min(block, _power(n)) for n in lengths], 8 if large else 4
     if kind == "short":
-        x = min(max(ACROSS, ELEMENTS // longest), _power(count))
+        x = min(max(ACROSS, _below(ELEMENTS // longest)), _power(count))
         return x, [], min(_below(x * longest // thread // 32), 4)
     if kind in LONG:
         block, warps = LONG[kind]
