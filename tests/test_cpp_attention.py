@@ -416,15 +416,15 @@ def test_compiled_functions(name: str, graphs: list[CompiledGraph]) -> None:
         assert (mine - wanted).abs().max().item() <= allowed
 
 
+def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As transformers repeats the keys and values of a group."""
+    batch, heads, rows, width = k.shape
+    repeated = [x[:, :, None, :, :].expand(batch, heads, 3, rows, width).reshape(batch, 6, rows, width) for x in (k, v)]
+    return F.scaled_dot_product_attention(q, *repeated, is_causal=True)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_repeated_heads_are_read_where_they_lie(dynamic: bool, graphs: list[CompiledGraph]) -> None:
-    """As transformers repeats the keys and values of a group."""
-
-    def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        batch, heads, rows, width = k.shape
-        repeated = [x[:, :, None, :, :].expand(batch, heads, 3, rows, width).reshape(batch, 6, rows, width) for x in (k, v)]
-        return F.scaled_dot_product_attention(q, *repeated, is_causal=True)
-
     operands = [torch.randn(2, 40, n, 16).transpose(1, 2) for n in (6, 2, 2)]
     for operand in operands:
         torch._dynamo.mark_static(operand, (1, 3))
@@ -441,11 +441,6 @@ def test_repeated_heads_are_read_where_they_lie(dynamic: bool, graphs: list[Comp
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients_of_repeated_heads_are_of_what_was_repeated(dynamic: bool, graphs: list[CompiledGraph]) -> None:
     """The forward graph saves keys and values as they are, the backward graph writes no gradient of what was repeated."""
-
-    def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        batch, heads, rows, width = k.shape
-        repeated = [x[:, :, None, :, :].expand(batch, heads, 3, rows, width).reshape(batch, 6, rows, width) for x in (k, v)]
-        return F.scaled_dot_product_attention(q, *repeated, is_causal=True)
 
     inputs = [torch.randn(2, n, 40, 16) for n in (6, 2, 2)]
     ours, wide = ([x.to(dtype, copy=True).requires_grad_() for x in inputs] for dtype in (torch.float32, torch.float64))
