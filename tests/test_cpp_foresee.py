@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from reference_backends.cpp_cpu import compiler, products, units
+from reference_backends.cpp_cpu import compiler, contraction, machine, products, units
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from vendor_sdk.pipeline import recording
 from vendor_sdk.run.compiled import CompiledGraph
@@ -14,12 +14,15 @@ Tensor = torch.Tensor
 f32, f64 = torch.float32, torch.float64
 
 
-def test_libraries_are_begun_before_the_graph_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("pairs", [False, True])
+def test_libraries_are_begun_before_the_graph_is_traced(pairs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
+    monkeypatch.setattr(machine, "multiplies_pairs", lambda: pairs)
     monkeypatch.setattr(compiler, "start", begun.append)
     monkeypatch.setattr(products, "_loaded", {})
     CppEmitter().foresee({"mm": frozenset((torch.bfloat16,)), "convolution": frozenset((f32, f64))})
     expected = [(products.MATRICES, "float"), (products.MATRICES, "double"), (products.FILTERS, "float")]
+    expected += [(products.MATRICES, contraction.PAIR)] if pairs else []
     assert set(begun) == {products.source(need) for need in expected}
     begun.clear()
     CppEmitter().foresee({"mm": frozenset((torch.bool,)), "sort": frozenset((f32,))})

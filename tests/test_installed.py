@@ -83,4 +83,4 @@ def test_an_example_chip_is_certified_beside_the_wheel(installed: Path, tmp_path
     assert report["summary"]["coverage"] > 0
     assert (out / "report.html").is_file()
     verified = ran("-m", "vendor_sdk.cli", "report", "verify", str(out), "--rerun", "0", cwd=tmp_path, path=installed)
-    assert "schema, digests and completeness are right" in verified
+    assert "right are schema, digests, completeness, summary" in verified
