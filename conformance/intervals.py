@@ -34,9 +34,13 @@ def _hull(corners: Sequence[Tensor], free: Tensor, dtype: torch.dtype, inexact: 
 
 
 def monotone(function: Callable[..., Tensor], inexact: bool = True) -> Rule:
-    """A function of floating operands that is monotone in each; NaN outside of its domain."""
+    """A function that is monotone in each operand; NaN outside of its domain. Of whole numbers and bools it is exact."""
 
     def rule(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Span:
+        if not dtype.is_floating_point:
+            whole = [_promoted(v if isinstance(v, Span) else exactly(torch.tensor(v)), dtype) for v in args]
+            ends = [function(*each) for each in itertools.product(*((one.low, one.high) for one in whole))]
+            return Span(least(ends), most(ends), _any(whole).expand(ends[0].shape), dtype)
         operands = [_floating(value, dtype) for value in args]
         corners = [function(*ends) for ends in itertools.product(*((each.low, each.high) for each in operands))]
         return _hull(corners, _any(operands), dtype, inexact)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import vendor_sdk
 from conformance import fused, graphs, spans
@@ -339,3 +340,21 @@ def test_float64_may_be_rounded_to_halves_at_once_or_through_float32(dtype: torc
         for value in (1 - unit, 1.0, 1 + unit, 1 + 2 * unit)
     }
     assert right == {1 - unit: False, 1.0: True, 1 + unit: True, 1 + 2 * unit: False}
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+def test_spans_of_whole_numbers_and_bools_stay_such(dtype: torch.dtype) -> None:
+    """The least of two results of which the bounds leave one open."""
+
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        ratio = torch.ops.aten.div.Tensor(x, x)
+        less = torch.ops.aten.lt.Tensor(ratio, ratio)
+        less = less if dtype == torch.bool else torch.ops.aten._to_copy.default(less, dtype=dtype)
+        least = torch.ops.aten.minimum.default(less, y)
+        return least, torch.ops.aten.where.self(least if dtype == torch.bool else torch.ops.aten.gt.Tensor(least, y), least, y)
+
+    inputs = torch.tensor([0.0, 1.5, -2.0]), torch.tensor([1, 1, 0]).to(dtype)
+    module = make_fx(program, tracing_mode="fake")(*inputs)
+    for span, found in zip(fused.spans_of(module, inputs), program(*inputs), strict=True):
+        assert span.low.dtype == span.high.dtype == dtype
+        assert bool((span.free | ((span.low <= found) & (found <= span.high))).all())
