@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     renamed = {"timeout": options.case_timeout, "option": tuple(options.backend_option), "plugin": tuple(options.plugin)}
     request = Request(**{**given, **renamed})
     try:
-        config.stash[SESSION], config.stash[CASES] = prepared(request, lambda entry: None)
+        config.stash[SESSION], config.stash[CASES] = prepared(request)
     except UsageError as error:
         raise pytest.UsageError(f"conformance: {error}") from error
     config.stash[REQUEST] = request

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -65,16 +64,8 @@ class Request:
     update_expectations: bool = False
 
 
-def prepared(request: Request, show: Callable[[Mapping[str, Any]], None]) -> tuple[Session, list[Case]]:
-    """The session that will do it, and its cases.
-
-    Args:
-        request: what is asked for.
-        show: called with each finished entry.
-
-    Raises:
-        UsageError: it cannot be done; nothing was written.
-    """
+def prepared(request: Request) -> tuple[Session, list[Case]]:
+    """The session that will do it, and its cases. Raises ``UsageError`` where it cannot be done; nothing was written."""
     if request.workers < 1:
         raise UsageError("--workers must be at least 1")
     try:
@@ -92,7 +83,7 @@ def prepared(request: Request, show: Callable[[Mapping[str, Any]], None]) -> tup
         raise UsageError(str(error)) from error
     if request.output is not None:
         make_folder(request.output)
-    return Session(run, request.output, show, expected, resumed), cases
+    return Session(run, request.output, expected, resumed), cases
 
 
 def concluded(session: Session, request: Request) -> tuple[dict[str, Any], Status]:
@@ -122,10 +113,9 @@ def certify(request: Request) -> Status:
         UsageError: it cannot be done, or the backend does not load.
     """
     screen = Console(width=None if sys.stdout.isatty() else console.PIPED_WIDTH)
-    live: list[console.Live] = []
-    session, cases = prepared(request, lambda entry: live[0].show(entry))
+    session, cases = prepared(request)
     try:
-        return _certified(session, cases, request, screen, live)
+        return _certified(session, cases, request, screen)
     except StartError as error:
         raise UsageError(str(error)) from error
     except Exception:
@@ -135,7 +125,7 @@ def certify(request: Request) -> Status:
         session.close()
 
 
-def _certified(session: Session, cases: list[Case], request: Request, screen: Console, live: list[console.Live]) -> Status:
+def _certified(session: Session, cases: list[Case], request: Request, screen: Console) -> Status:
     session.begin(cases)
     settings = session.run.settings
     screen.print(
@@ -146,8 +136,8 @@ def _certified(session: Session, cases: list[Case], request: Request, screen: Co
     if done:
         screen.print(f"resumed: {done} cases are done", highlight=False)
     lost: StartError | None = None
-    live.append(console.Live(screen, len(cases) - done))
-    with live[0]:
+    with console.Live(screen, len(cases) - done) as live:
+        session.show = live.show
         try:
             session.work()
         except KeyboardInterrupt:

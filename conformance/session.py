@@ -26,20 +26,22 @@ class Session:
     Args:
         run: what to do.
         folder: where the report goes, ``None`` for nowhere. A report of an earlier run in it is removed once this one begins.
-        show: called with each finished entry, in the order of completion.
         expected: what the vendor's file declares; what its plugin declares is added.
         resumed: what an interrupted run left in ``folder``; its cases do not run again.
+
+    Attributes:
+        show: called with each finished entry, in the order of completion.
     """
 
     def __init__(
         self,
         run: report.Run,
         folder: Path | None,
-        show: Callable[[Mapping[str, Any]], None],
         expected: Expectations | None = None,
         resumed: Journal | None = None,
     ) -> None:
-        self.run, self.folder, self.show = run, folder, show
+        self.run, self.folder = run, folder
+        self.show: Callable[[Mapping[str, Any]], None] = lambda entry: None
         self.expected = expected or Expectations()
         self.started, self.clock = datetime.now(UTC), time.monotonic()
         self.resumed = resumed
@@ -108,7 +110,7 @@ class Session:
         return evidence.sealed(self._document(entries, interrupted=self.interrupted), self.folder)
 
     def write(self, made: Mapping[str, Any]) -> None:
-        """Writes a report with its page and what else is made of it; where it is whole, nothing is left to resume."""
+        """Writes a report with its page and what else is made of it."""
         assert self.folder is not None
         report.write(self.folder, made)
         page.write(self.folder, made)

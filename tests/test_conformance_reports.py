@@ -391,7 +391,7 @@ class Instantly(Pool):
 def test_memory_does_not_grow_with_the_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "Pool", Instantly)
     parts = [Case(f"exhaustive/exp-{n}", "float32", "exhaustive") for n in range(10_000)]
-    running = session.Session(report.Run(Settings("chip")), tmp_path, lambda entry: None)
+    running = session.Session(report.Run(Settings("chip")), tmp_path)
     running.begin(parts)
     tracemalloc.start()
     try:

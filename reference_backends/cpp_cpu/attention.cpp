@@ -125,7 +125,7 @@ template <class A, class T> static void forward_few(const Problem &p, const Resu
       t.total[l] = t.total[l] * keep + sum_of<A>(total);
 #if DROPOUT
       for (int64_t k = 0; k < count; ++k) {
-        const PhiloxWords<uint64_t> words = philox_words(p.dropout.seed, (uint32_t)((key + k) / 4), (uint64_t)((batch * p.heads + t.head[l]) * p.rows + t.row[l]));
+        const PhiloxWords<uint64_t> words = philox_words<uint64_t>(p.dropout.seed, (key + k) / 4, (batch * p.heads + t.head[l]) * p.rows + t.row[l], 0, 0);
         w.scores[k] *= (uint32_t)words.word[k % 4] <= p.dropout.last ? (A)p.dropout.kept : 0;
       }
 #endif

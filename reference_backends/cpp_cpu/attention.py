@@ -47,7 +47,8 @@ _NO_MASK, _BOOL_MASK, _WIDE_MASK, _OWN_MASK = range(4)
 def _source(direction: str, dtype: torch.dtype, dropout: bool) -> str:
     """The text for one dtype: compiled alone, since few programs use several."""
     accumulator, element = _ELEMENTS[dtype]
-    files = ("base.h", "attention.h", *(("attention_philox.h",) if dropout else ()), "attention_tile.h", f"{direction}.cpp")
+    random = ("philox.h", "attention_dropout.h") if dropout else ()
+    files = ("base.h", "attention.h", *random, "attention_tile.h", f"{direction}.cpp")
     text = "".join(map(library, files)) + f"ATTENTION({accumulator}, {element}, {str(dtype).removeprefix('torch.')})\n"
     return f"#define DROPOUT 1\n{text}" if dropout else text
 

@@ -52,7 +52,7 @@ def _selection() -> ctypes.CDLL:
 
 @functools.cache
 def _sampling() -> ctypes.CDLL:
-    return compiler.load(library("base.h") + library("sampling.cpp"))
+    return compiler.load(library("base.h") + library("philox.h") + library("sampling.cpp"))
 
 
 def _lines(x: Tensor, dim: int) -> tuple[Tensor, int, int, int, int]:

@@ -351,40 +351,19 @@ template <class T> INLINE int32_t op_frexp_exponent(T a) {
 }
 template <class T, int S> INLINE V<int32_t> op_frexp_exponent(V<T, S> a) { return per_lane<int32_t>(Full(), [&](int l) { return op_frexp_exponent(a[l]); }); }
 
-// Philox 4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. C holds 32-bit words in 64-bit
-// lanes, of which only the low halves count until the end.
+// Words of Philox (philox.h) of counter (index, 0).
 typedef Piece<uint64_t> Counters;
-INLINE uint64_t low_product(uint64_t a, uint32_t b) { return (uint64_t)(uint32_t)a * b; }
-INLINE Counters low_product(Counters a, uint32_t b) {
-#if MASKED_MOVES
-  return (Counters)__builtin_ia32_pmuludq512_mask((Mask)a, (Mask)(Mask{} + (int32_t)b), (Pack<long long, 8>::type)a, (uint8_t)-1);
-#elif REGISTER_BYTES == 32 && !defined(__clang__)
-  return (Counters)__builtin_ia32_pmuludq256((Mask)a, (Mask)(Mask{} + (int32_t)b));
-#else
-  return (a & 0xffffffffull) * (uint64_t)b;
-#endif
-}
-template <class C> struct PhiloxWords { C word[4]; };
-template <class C> INLINE PhiloxWords<C> philox_words(int64_t seed, C counter) {
-  C c0 = counter, c1 = counter >> 32, c2 = counter ^ counter, c3 = c2;
-  uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
-#pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
-    C p0 = low_product(c0, 0xD2511F53u), p1 = low_product(c2, 0xCD9E8D57u);
-    c0 = (p1 >> 32) ^ c1 ^ (uint64_t)k0;
-    c2 = (p0 >> 32) ^ c3 ^ (uint64_t)k1;
-    c1 = p1; c3 = p0;
-    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
-  }
-  const uint64_t low = 0xffffffffull;
-  return {{c0 & low, c1 & low, c2 & low, c3 & low}};
+template <class C> INLINE PhiloxWords<C> words_of(int64_t seed, C counter) {
+  PhiloxWords<C> found = philox_words<C>(seed, counter, counter >> 32, C{}, C{});
+  for (C &word : found.word) word &= 0xffffffffull;
+  return found;
 }
 INLINE int64_t op_philox(int64_t seed, int64_t index, int64_t word) {
-  PhiloxWords<uint64_t> w = philox_words<uint64_t>(seed, (uint64_t)index);
+  PhiloxWords<uint64_t> w = words_of<uint64_t>(seed, (uint64_t)index);
   return (int64_t)(word == 0 ? w.word[0] : word == 1 ? w.word[1] : word == 2 ? w.word[2] : w.word[3]);
 }
 INLINE V<int64_t> op_philox(int64_t seed, V<int64_t> index, int64_t word) {
-  PhiloxWords<Counters> a = philox_words<Counters>(seed, (Counters)index.low), b = philox_words<Counters>(seed, (Counters)index.high);
+  PhiloxWords<Counters> a = words_of<Counters>(seed, (Counters)index.low), b = words_of<Counters>(seed, (Counters)index.high);
   int w = word < 0 || word > 3 ? 3 : (int)word;
   return {(WideMask)a.word[w], (WideMask)b.word[w]};
 }
@@ -415,7 +394,7 @@ struct PhiloxRun {
     counter = counter + (uint64_t)(first >> 2);
 #pragma GCC unroll 8
     for (int64_t done = 0; done < KEPT; done += 4 * HALF) {
-      PhiloxWords<Counters> w = philox_words<Counters>(seed, counter);
+      PhiloxWords<Counters> w = words_of<Counters>(seed, counter);
       Counters even = w.word[0] | w.word[1] << 32, odd = w.word[2] | w.word[3] << 32;
       store_pack(words + done, shuffle(even, odd, lower));
       store_pack(words + done + LANES, shuffle(even, odd, upper));

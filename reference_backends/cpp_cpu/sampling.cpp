@@ -1,19 +1,14 @@
 // Random prims that draw an unknown number of numbers per element. Each element has its own Philox stream: (seed, element, draw).
-// Follows base.h in its translation unit.
+// Follows base.h and philox.h in its translation unit.
 
 struct Stream {
   int64_t seed, element, drawn;
   // Uniform on (0, 1), 52 bits.
   double uniform() {
     // The element is the counter's low half, the draw its high half.
-    uint32_t c0 = (uint32_t)element, c1 = (uint32_t)((uint64_t)element >> 32), c2 = (uint32_t)drawn++, c3 = 1;
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-      uint64_t p0 = (uint64_t)c0 * 0xD2511F53u, p1 = (uint64_t)c2 * 0xCD9E8D57u;
-      uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-      c1 = (uint32_t)p1; c3 = (uint32_t)p0; c0 = n0; c2 = n2;
-      k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
-    }
+    const uint64_t low = (uint64_t)element, high = low >> 32;
+    const PhiloxWords<uint64_t> drawing = philox_words<uint64_t>(seed, low, high, (uint64_t)drawn++, 1);
+    const uint32_t c0 = (uint32_t)drawing.word[0], c1 = (uint32_t)drawing.word[1];
     return ((double)(((uint64_t)c0 << 20) | (c1 >> 12)) + 0.5) * 0x1p-52;
   }
   double normal() { return __builtin_sqrt(-2 * __builtin_log(uniform())) * __builtin_cos(6.283185307179586 * uniform()); }

@@ -45,7 +45,7 @@ _CALLED = {
 _INDEX = ".kernel"
 """Entries of kernels: the key of the library that each is in, and on further lines the libraries which that calls."""
 _PLACE = "KERNEL_NAME_HERE"
-_FILES = ("base.h", "vector.h", "piecewise.h", "math.h")
+_FILES = ("base.h", "vector.h", "piecewise.h", "philox.h", "math.h")
 
 
 @dataclass(frozen=True)
