@@ -153,6 +153,29 @@ def test_quotients_that_are_rounded_take_two_multiplications(
         assert "quotient_by" not in text
 
 
+def test_weights_of_which_only_halves_follow_take_two_instructions(
+    emitted: Callable[..., list[tuple[LoopKernel, str]]],
+) -> None:
+    def exponentials(function: Callable[..., Any], x: torch.Tensor) -> tuple[int, int, int]:
+        ((_, text),) = emitted(function, x)
+        return tuple(text.count(name) for name in ("libdevice.exp(", "base.weight(", "base.weight_of_gap("))  # type: ignore[return-value]
+
+    halves, singles = torch.ones(64, 256, dtype=torch.bfloat16), torch.ones(64, 256)
+    long = torch.ones(1, 1, dtype=torch.bfloat16).expand(600, 40_000).contiguous()
+    assert exponentials(lambda a: a.softmax(1), halves) == (0, 1, 0)
+    assert exponentials(lambda a: a.log_softmax(1), halves) == (0, 1, 0)
+    assert exponentials(lambda a: a.half().softmax(1), halves) == (0, 1, 0)
+    assert exponentials(lambda a: a.softmax(1), singles) == (1, 0, 0)
+    assert exponentials(lambda a: a.softmax(1, dtype=torch.float32), halves) == (1, 0, 0)
+    # What is compared, or no gap to the largest value, may not be off.
+    assert exponentials(lambda a: (a.float().softmax(1) > 0.5).bfloat16(), halves) == (1, 0, 0)
+    assert exponentials(lambda a: (a.float() - 3).exp().bfloat16(), halves) == (1, 0, 0)
+    # In parts: the powers of a tile's elements, and of the running sums.
+    _, powers, gaps = exponentials(lambda a: a.softmax(1), long)
+    assert gaps == 2
+    assert powers
+
+
 @pytest.mark.parametrize(
     ("columns", "rows", "parts", "kind"),
     [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -91,7 +93,7 @@ def manner(nest: loop.Nest) -> Literal["along", "scan", "lean", "again", "costly
     ops = {s.op for each in found for s in body_of(each) if isinstance(s, loop.Compute)}
     ops |= {a.op for each in found for a in getattr(each, "accumulators", ())}
     if ops & COSTLY:
-        return "heavy" if several else "costly"
+        return "heavy" if several or len(found) == 1 else "costly"
     if len(found) == 1:
         return "scan" if isinstance(found[0], loop.Scan) else "along"
     return "again" if several else "lean"
@@ -124,6 +126,62 @@ def only_rounded(body: Sequence[loop.Stmt]) -> set[str]:
         narrows = isinstance(s, loop.Compute) and s.op == "convert" and s.dtype == torch.bfloat16
         (rounded if narrows else others).update(loop.reads(s))
     return rounded - others
+
+
+SMOOTH = frozenset(("add", "sub", "mul", "div", "neg", "log", "where"))
+"""Ops that pass on what a weight was rounded by."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Exponentials of gaps to a row's largest value, of which only halves follow: one is exactly 1, and what the others miss by
+    counts as little as they do.
+
+    Attributes:
+        names: the exponentials, and sums of such (``expsum``).
+        summed: whether they are added up and nothing else, so that the smallest may be zero.
+    """
+
+    names: frozenset[str]
+    summed: bool
+
+
+def weights(body: Sequence[loop.Stmt]) -> Weights:
+    """Those of a nest."""
+    users: dict[str, list[loop.Stmt | loop.Accumulator]] = {}
+    gaps: set[str] = set()
+    found: set[str] = set()
+    every = list(loop.walk(tuple(body)))
+    totals = [a for s in every for a in getattr(s, "accumulators", ())]
+    largest = {a.to[0] for a in totals if a.op in ("max", "expsum")}
+    for a in totals:
+        for name in a.args:
+            users.setdefault(name, []).append(a)
+        found.update(a.to[1:] if a.op == "expsum" and a.dtype == torch.float32 else ())
+    for s in every:
+        for name in () if isinstance(s, Loop) else loop.reads(s):
+            users.setdefault(name, []).append(s)
+        if isinstance(s, loop.Compute) and s.dtype == torch.float32:
+            if s.op == "sub" and s.args[1] in largest:
+                gaps.add(s.to)
+            elif s.op == "exp" and s.args[0] in gaps:
+                found.add(s.to)
+
+    @functools.cache
+    def halved(name: str) -> bool:
+        return all(
+            (isinstance(user, loop.Compute) and (_halves(user) or (user.op in SMOOTH and halved(user.to))))
+            or (isinstance(user, loop.Accumulator) and user.op == "sum" and halved(user.to[0]))
+            for user in users.get(name, ())
+        )
+
+    names = frozenset(filter(halved, found))
+    powers = names.difference(*(a.to for a in totals))
+    return Weights(names, all(isinstance(user, loop.Accumulator) for name in powers for user in users.get(name, ())))
+
+
+def _halves(s: loop.Compute) -> bool:
+    return s.op == "convert" and s.dtype in (torch.bfloat16, torch.float16)
 
 
 def reads_steadily(s: Loop) -> bool:

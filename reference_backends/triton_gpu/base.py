@@ -4,7 +4,7 @@ reductions and scans.
 All take blocks or scalars of one dtype and broadcast. Imported by generated modules only, since importing it needs triton.
 """
 
-# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call"
+# mypy: disable-error-code="misc, no-untyped-def, no-untyped-call, untyped-decorator"
 # ruff: noqa: RET505
 # Triton compiles these functions itself: their parameters are blocks, which Python's types cannot name; and where it knows a
 # condition, it needs the ``else`` to leave out the other branch.
@@ -356,6 +356,26 @@ def combine_logaddexp(a, b):
 def power_of_gap(a, b):
     """The exponential of ``a - b``; 1 for equal infinities."""
     return tl.where(a == b, 1.0, libdevice.exp(a - b)).to(a.dtype)
+
+
+@triton.jit
+def weight(gap, summed: tl.constexpr):
+    """The exponential of a gap to the largest value, at most zero: within ``(abs(gap) + 2) * 2**-23``, relatively.
+
+    Below 2**-126 it is zero where it is only added to others, of which one is 1.
+    """
+    if INTERPRETED:
+        return tl.exp(gap)
+    elif summed:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [gap * 1.4426950408889634], tl.float32, True, 1)
+    else:
+        return tl.inline_asm_elementwise("ex2.approx.f32 $0, $1;", "=f,f", [gap * 1.4426950408889634], tl.float32, True, 1)
+
+
+@triton.jit
+def weight_of_gap(a, b):
+    """The same of ``a - b``; 1 for equal infinities."""
+    return tl.where(a == b, 1.0, weight(a - b, True))
 
 
 @triton.jit

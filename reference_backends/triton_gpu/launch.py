@@ -61,7 +61,7 @@ LONG: dict[str, tuple[int, int]] = {
     "scan": (8192, 8),
     "lean": (16384, 32),
     "again": (16384, 32),
-    "costly": (8192, 16),
+    "costly": (16384, 32),
     "heavy": (4096, 8),
 }
 """Elements of a tile of a row that is taken a tile at a time, and its warps. What is read again is read from the cache, if few

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from reference_backends.triton_gpu.analysis import Loop, body_of, length_of, names_in, ranges_of, reads_steadily, tiled
-from reference_backends.triton_gpu.statements import NONE, Axes, R, Statements
+from reference_backends.triton_gpu.statements import NONE, Axes, R, Statements, X
 from reference_backends.triton_gpu.table import SMALL, TYPES, combination, constant, convert, nothing, wide
 from reference_backends.triton_gpu.tiles import Tile, Vectors
 from vendor_sdk import LoopKernel, LoweringError, index, loop
 
+GROUP = 8
+"""Neighbouring elements whose sum of exponentials one thread keeps: a vector of halves."""
 UNROLLED = 32
 """Iterations of a loop that is written out: what it reads is then asked for at once."""
 
@@ -121,23 +123,18 @@ class Loops(Statements):
         axes = self.x_axes | R
         if not self.whole:
             # Each lane of a block has a running result; the lanes are combined at the end.
-            powers = [a for a in accumulators if a.op == "expsum"]
             for a in accumulators:
-                self.start(a, f"[XBLOCK, {pieces[0].block}]")
-            for a in powers:
-                self.out(f"{a.to[0]}_w = {constant(nothing(a)[0], a.dtype, '[XBLOCK, 1]')}")
+                self.start(a, f"[XBLOCK, {pieces[0].block}{f' // {GROUP}' if a.op == 'expsum' else ''}]")
             before = self.enter(s, pieces[0])
             self.body(s.body)
             # Rows do not mix, and what lanes beyond the last one come to is stored nowhere.
             mask = pieces[0].mask
             for a in accumulators:
-                if a in powers:
+                if a.op == "expsum":
                     self.advance_powers(a, mask)
                 else:
                     self.advance(a, "combine", mask)
             self.leave(s, before)
-            for a in powers:
-                self.out(f"{a.to[1]}_w = tl.reduce({a.to[1]}_w, 1, base.combine_sum)[:, None]")
             operands.append([f"{to}_w" for a in accumulators for to in a.to])
         for tile in pieces if self.whole else pieces[1:]:
             before = self.enter(s, tile)
@@ -350,16 +347,24 @@ class Loops(Statements):
             self.out(f"{name} = tl.where({mask}, {following}, {name})" if mask else f"{name} = {following}")
 
     def advance_powers(self, a: loop.Accumulator, mask: str) -> None:
-        """One tile of a sum of exponentials: of the gaps to the largest value of all lanes so far, so that each lane takes one
-        power an iteration."""
+        """One tile of a sum of exponentials: of gaps to the largest value so far of a thread's neighbouring elements, which
+        take one power more together, and wait for no other thread."""
         (largest, total), (value, weight) = a.to, map(self.here, a.args)
-        kind = TYPES[wide(a.dtype)]
+        kind, shape = TYPES[wide(a.dtype)], self.shape(X | R)
+
+        def grouped(text: str) -> str:
+            assert self.tile is not None
+            return f"tl.reshape(tl.broadcast_to({text}.to({kind}), {shape}), [XBLOCK, {self.tile.block} // {GROUP}, {GROUP}])"
+
+        power = "weight_of_gap" if total in self.weights.names else "power_of_gap"
         self.out(f"{largest}_v = {f'tl.where({mask}, {value}, {constant(nothing(a)[0], a.dtype)})' if mask else value}")
-        self.out(f"{largest}_v = tl.broadcast_to({largest}_v.to({kind}), {total}_w.shape)")
-        self.out(f"{largest}_n = base.maximum({largest}_w, tl.reduce({largest}_v, 1, base.combine_max)[:, None])")
-        self.out(f"{total}_n = {weight} * base.power_of_gap({largest}_v, {largest}_n)")
-        self.out(f"{total}_w = {total}_w * base.power_of_gap({largest}_w, {largest}_n)")
-        self.out(f"{total}_w += {f'tl.where({mask}, {total}_n, 0)' if mask else f'{total}_n'}")
+        self.out(f"{largest}_v = {grouped(f'{largest}_v')}")
+        self.out(f"{largest}_n = base.maximum({largest}_w, tl.reduce({largest}_v, 2, base.combine_max))")
+        self.out(f"{total}_v = base.{power}({largest}_v, {largest}_n[:, :, None])")
+        counted = f"tl.where({mask}, {weight}, 0)" if mask else weight
+        self.out(f"{total}_v *= {grouped(counted)}")
+        self.out(f"{total}_w *= base.{power}({largest}_w, {largest}_n)")
+        self.out(f"{total}_w += tl.reduce({total}_v, 2, base.combine_sum)")
         self.out(f"{largest}_w = {largest}_n")
 
     def settle_all(self, a: loop.Accumulator, names: Sequence[str], axes: Axes) -> None:

@@ -27,6 +27,7 @@ from reference_backends.triton_gpu.analysis import (
     tiled,
     transposed,
     walks_across,
+    weights,
     written_out,
 )
 from reference_backends.triton_gpu.functions import function_text, most_elements, numbers_text
@@ -71,7 +72,7 @@ class NestText(Loops):
 
     def __init__(self, kernel: LoopKernel, name: str, nest: loop.Nest, *, whole: bool) -> None:
         super().__init__(kernel)
-        self.rounded = only_rounded(nest.body)
+        self.rounded, self.weights = only_rounded(nest.body), weights(nest.body)
         turned = transposed(nest)
         self.spread = turned is not None
         """Whether programs divide the iterations of the one tile too."""
@@ -125,7 +126,7 @@ class NestText(Loops):
             self.thread = max(self.points() >> (written_out(self.nest) - 1).bit_length(), LEAST)
         if totals := sum(found.size is not None for found in self.kept.values()):
             operands = {each.param for s in self.inner for each in body_of(s) if isinstance(each, loop.Load)}
-            self.thread = THREAD // (4 if edges or totals + len(operands) > CARRIED else 2)
+            self.thread = THREAD // (4 if totals + len(operands) > CARRIED else 2)
         """Elements of a tile in one thread: fewer where totals take registers too, more where rows are only read. Where there
         is no tile: iterations of the nest, fewer where several of a loop stand in its body."""
 

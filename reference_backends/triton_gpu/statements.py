@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from reference_backends.triton_gpu import indices
+from reference_backends.triton_gpu.analysis import Weights
 from reference_backends.triton_gpu.table import OPS, TYPES, bitcast, constant, convert
 from reference_backends.triton_gpu.tiles import Tile
 from vendor_sdk import LoopKernel, LoweringError, index, loop
@@ -61,6 +62,7 @@ class Statements:
         """Params of which each element is read once."""
         self.rounded: set[str] = set()
         """Values of which nothing but their bfloat16 is used."""
+        self.weights = Weights(frozenset(), summed=False)
         self.counter = 0
 
     # Places
@@ -185,6 +187,8 @@ class Statements:
             text = f"{args[0]} {'|' if s.op == 'max' else '&'} {args[1]}"
         elif s.op == "div" and source == torch.float32 and self.axes[s.args[1]] < axes:
             text = f"base.{'quotient_by' if s.to in self.rounded else 'div_by'}({', '.join(args)})"
+        elif s.op == "exp" and s.to in self.weights.names:
+            text = f"base.weight({args[0]}, {self.weights.summed})"
         elif source == torch.bool and s.op == "bitnot":
             text = f"{args[0]} == 0"
         else:
