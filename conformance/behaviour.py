@@ -1,11 +1,13 @@
-"""Whether programs behave under ``torch.compile`` as they do without: what they change and alias, and what their gradients are.
+"""Whether programs behave under ``torch.compile`` as they do without: what they change and alias, what their gradients are, and
+what quantized ones compute.
 
 Each program of a group is compiled by itself and called twice, with other values. What eager does is right; for gradients, what
-it does in float64 with room for its own error in float32.
+it does in float64 with room for its own error in float32; for quantized programs, what the operation is in float64.
 """
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,23 +16,25 @@ from typing import Any
 import torch
 
 import vendor_sdk
-from conformance import derivatives, roofline
+from conformance import derivatives, quantized, roofline
 from conformance.closeness import LIMITS, error
 from conformance.derivatives import Differentiable
 from conformance.draw import Draw
 from conformance.guards import storage_bytes
 from conformance.outcome import MESSAGE_LIMIT, Failure, Outcome
 from conformance.placements import weakest
+from conformance.quantized import Quantized, Right
 from conformance.semantics import ACTS, Act
 from conformance.subject import OPAQUE, Placed, Subject
-from conformance.values import tensors
+from conformance.values import flat, tensors
 from vendor_sdk import Effort
 
 Tensor = torch.Tensor
 
-GROUPS: dict[str, Sequence[Act | Differentiable]] = {
+GROUPS: dict[str, Sequence[Act | Differentiable | Quantized]] = {
     **{f"semantics/{group}": acts for group, acts in ACTS.items()},
     **{f"gradients/{group}": programs for group, programs in derivatives.GROUPS.items()},
+    **{f"quantized/{group}": programs for group, programs in quantized.GROUPS.items()},
 }
 """Programs by the name of their case."""
 QUICK = 2
@@ -69,6 +73,8 @@ def certify(
             with vendor_sdk.observe() as observed:
                 if isinstance(program, Act):
                     _acts(subject, program, *given)
+                elif isinstance(program, Quantized):
+                    outcome.worst = max(outcome.worst, _quantized(subject, program, given[0]))
                 else:
                     if program in derivatives.TWICE:
                         worst = _differentiated_twice(subject, program, given[0])
@@ -307,11 +313,60 @@ def _close(kind: str, what: str, found: Values, right: tuple[Values, Values]) ->
         if one is None or near is None or exact is None:
             continue
         if one.shape != near.shape or one.dtype != near.dtype:
-            got, wanted = (f"{roofline.name(each.dtype)}{list(each.shape)}" for each in (one, near))
-            raise _Wrong(kind, f"{what} {index} is {got}, expected {wanted}")
+            raise _Wrong(kind, f"{what} {index} is {_told(one)}, expected {_told(near)}")
         limit = LIMITS[near.dtype] + TIMES_EAGER * error(near, exact, near.dtype)[0]
         off, where = error(one, exact, near.dtype)
         worst = max(worst, off / limit)
         if not off <= limit:
             raise _Wrong(kind, f"{what} {index} is off by {off:.3g} units at {where}, allowed are {limit:.3g}")
     return worst
+
+
+# Quantized programs
+
+
+def _quantized(subject: Subject, program: Quantized, mine: Sequence[Draw]) -> float:
+    """Two calls; their results and inputs are looked at after both. The largest error, in units of what is allowed."""
+    compiled = subject.through_torch(program.function)
+    calls = []
+    for draw in mine:
+        inputs = program.inputs(draw)
+        before = [storage_bytes(each).clone() for each in inputs]
+        calls.append((inputs, before, flat(compiled(*inputs))))
+        subject.synchronize()
+    worst = 0.0
+    for inputs, before, found in calls:
+        for index, (tensor, then) in enumerate(zip(inputs, before, strict=True)):
+            if not torch.equal(storage_bytes(tensor), then):
+                raise _Wrong("input-modified", f"input {index} was changed")
+        rights = program.right(*inputs)
+        if len(found) != len(rights):
+            raise _Wrong("count", f"{len(found)} results, expected {len(rights)}")
+        near = flat(program.function(*inputs))
+        for index, (one, right, like) in enumerate(zip(found, rights, near, strict=True)):
+            worst = max(worst, _as_quantized(one, right, like, f"result {index}"))
+    return worst
+
+
+def _as_quantized(found: Tensor, right: Right, like: Tensor, what: str) -> float:
+    """The error in units of what is allowed; ``like`` has the dtype and the shape that eager gives."""
+    if found.dtype != like.dtype or found.shape != like.shape:
+        raise _Wrong("dtype" if found.dtype != like.dtype else "shape", f"{what} is {_told(found)}, in eager {_told(like)}")
+    value, exact = found.double(), right.value.double()
+    alike = (value == exact) | (value.isnan() & exact.isnan())
+    if right.magnitude is None:
+        off = torch.where(alike, 0.0, math.inf)
+    else:
+        off = torch.where(alike, 0.0, ((value - exact).abs() / right.allowance(found.dtype)).nan_to_num(nan=math.inf))
+    worst = float(off.max()) if off.numel() else 0.0
+    if worst > 1:
+        at = [int(each) for each in torch.unravel_index(off.argmax(), off.shape)]
+        got, wanted = float(value[tuple(at)]), float(exact[tuple(at)])
+        size = f"{worst:.3g} times what is allowed" if math.isfinite(worst) else "no error is allowed"
+        wrong = int((off > 1).sum())
+        raise _Wrong("value", f"{what} is {got!r} at {at}, expected {wanted!r} ({size}); {wrong} of {off.numel()} are wrong")
+    return worst
+
+
+def _told(tensor: Tensor) -> str:
+    return f"{roofline.name(tensor.dtype)}{list(tensor.shape)}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from conformance import derivatives, graphs, patterns, profiles, semantics, zoo
+from conformance import derivatives, graphs, patterns, profiles, quantized, semantics, zoo
 from conformance.profiles import FULL, prim_of
 from vendor_sdk import ALL, EVERYWHERE, OPSET, Effort, Prim, Sample, SampleContext
 
@@ -79,7 +79,8 @@ def all_cases() -> list[Case]:
     names = {dtype: name for name, dtype in DTYPES.items()}
     firsts = {kind: names[row.dtypes[0]] for kind, row in graphs.KINDS.items()}
     generated = [Case(f"fused/{kind}-{n}", firsts[kind], FUSED) for kind in firsts for n in range(1, PER_KIND + 1)]
-    groups = [*(f"semantics/{group}" for group in semantics.ACTS), *(f"gradients/{group}" for group in derivatives.GROUPS)]
+    of = {"semantics": semantics.ACTS, "gradients": derivatives.GROUPS, "quantized": quantized.GROUPS}
+    groups = [f"{kind}/{group}" for kind, table in of.items() for group in table]
     return prims + generated + [Case(group, "float32", BEHAVIOUR) for group in groups]
 
 

@@ -151,7 +151,8 @@ def _accurate(
     wrong = _ids(generated, lambda e: e["verdict"] != "pass")
     yield _none_of("accurate", "generated graphs are as accurate as their prims", wrong, generated, "cases")
     wrong = _ids(behaviour, lambda e: e["verdict"] != "pass")
-    yield _none_of("accurate", "gradients, views, strides and what is done in place are as in eager", wrong, behaviour, "cases")
+    name = "gradients, views, strides, what is done in place and quantized programs are as they must be"
+    yield _none_of("accurate", name, wrong, behaviour, "cases")
     wrong = _ids(patterns, lambda e: e["verdict"] not in RIGHT)
     yield _none_of("accurate", "every fused pattern is right while it is timed", wrong, patterns, "patterns")
     wrong = _ids(models, lambda e: e["verdict"] not in RIGHT)

@@ -18,6 +18,8 @@ from vendor_sdk.normalize.experts import EXPERTS
 from vendor_sdk.normalize.experts import LATE as LATE_EXPERTS
 from vendor_sdk.normalize.foreach import FOREACH
 from vendor_sdk.normalize.positions import POSITIONS
+from vendor_sdk.normalize.quantized import LATE as LATE_QUANTIZED
+from vendor_sdk.normalize.quantized import QUANTIZED
 from vendor_sdk.normalize.recurrent import RECURRENT
 from vendor_sdk.normalize.rules import Rule, aten, named
 from vendor_sdk.normalize.sampling import SAMPLING
@@ -83,7 +85,7 @@ def prim_table(keep: frozenset[OpOverload]) -> Mapping[OpOverload, Rule]:
         keep: overloads of composites that the backend claims; they stay whole.
     """
     # Libraries register operators when they are imported, which may be after the first graph was compiled.
-    late: Mapping[str, Rule] = {**LATE, **LATE_EXPERTS}
+    late: Mapping[str, Rule] = {**LATE, **LATE_EXPERTS, **LATE_QUANTIZED}
     return _table(keep, frozenset((overload, rule) for name, rule in late.items() if (overload := named(name)) is not None))
 
 
@@ -99,7 +101,8 @@ def _rules() -> dict[OpOverload, Rule]:
     table = {key: rule for key, rule in torch_rules.items() if key not in BY_TARGET}
     for target, composite in COMPOSITE_BY_TARGET.items():
         table[target] = composite.targets[target]
-    for rules in (_derived(), VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING, ATTENTION, EXPERTS, RECURRENT):
+    ours = (VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING, ATTENTION, EXPERTS, QUANTIZED, RECURRENT)
+    for rules in (_derived(), *ours):
         table.update(rules)
     return table
 
