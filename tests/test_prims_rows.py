@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp, Verdict, violations
 from vendor_sdk.prims.opset import BY_TARGET, OPSET
 from vendor_sdk.prims.reference import Expected, reference
-from vendor_sdk.prims.row import Family, Prim
+from vendor_sdk.prims.row import FLOAT8, Family, Prim
 from vendor_sdk.prims.rules import result_dtype, result_shape
 from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, draw
 
@@ -153,6 +153,8 @@ def shifted(result: torch.Tensor, random: bool) -> torch.Tensor:
         return ~result
     if not (result.dtype.is_floating_point or result.dtype.is_complex):
         return result + 1
+    if result.dtype in FLOAT8:
+        return shifted(result.float(), random).to(result.dtype)
     finite = result[result.isfinite()].abs()
     return result + (step(result.dtype) * finite.max().to(torch.float64) + 1e-30).to(finite.dtype) if finite.numel() else result
 
@@ -169,7 +171,8 @@ def last_wrong(result: torch.Tensor, random: bool) -> torch.Tensor:
         flat[-1] = ~flat[-1]
     else:
         inexact = wrong.dtype.is_floating_point or wrong.dtype.is_complex
-        flat[-1] = flat[-1] * (1 + step(wrong.dtype)) + step(wrong.dtype) if inexact else flat[-1] + 1
+        last = flat[-1].float() if wrong.dtype in FLOAT8 else flat[-1]
+        flat[-1] = last * (1 + step(wrong.dtype)) + step(wrong.dtype) if inexact else last + 1
     return wrong
 
 

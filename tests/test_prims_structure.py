@@ -14,7 +14,7 @@ from vendor_sdk.prims.bounds import violations
 from vendor_sdk.prims.derived import DERIVED
 from vendor_sdk.prims.opset import BY_TARGET, FAMILY_MODULES, OPSET
 from vendor_sdk.prims.reference import reference
-from vendor_sdk.prims.row import ALL, Family, Prim, Result
+from vendor_sdk.prims.row import STORED, Family, Prim, Result
 from vendor_sdk.prims.samples import Effort, Sample, SampleContext
 
 ELEMENTWISE = {Family.POINTWISE, Family.COMPARISON, Family.CONVERSION, Family.REDUCTION, Family.SCAN, Family.CREATION}
@@ -63,7 +63,7 @@ def test_row_is_well_formed(row: Prim) -> None:
     assert row.summary
     assert not row.summary.endswith(".")
     assert len(set(row.dtypes)) == len(row.dtypes)
-    assert set(row.dtypes) <= set(ALL)
+    assert set(row.dtypes) <= set(STORED)
     assert (row.family == Family.SYMBOLIC) == (not row.dtypes) == (row.result == Result.SCALAR)
 
 

@@ -77,7 +77,21 @@ if TYPE_CHECKING:
     from vendor_sdk.prims.dropout import kept_factor, words_kept
     from vendor_sdk.prims.opset import COMPOSITES, OPSET, OPSET_VERSION
     from vendor_sdk.prims.reference import Expected, outlined, reference, target_of
-    from vendor_sdk.prims.row import ALL, BOOL, FLOATS, HALVES, INTS, NUMBERS, Composite, Family, Prim, Result, Shape
+    from vendor_sdk.prims.row import (
+        ALL,
+        BOOL,
+        FLOAT8,
+        FLOATS,
+        HALVES,
+        INTS,
+        NUMBERS,
+        STORED,
+        Composite,
+        Family,
+        Prim,
+        Result,
+        Shape,
+    )
     from vendor_sdk.prims.samples import EVERYWHERE, Effort, Sample, SampleContext
     from vendor_sdk.profiling import Profile, profile
     from vendor_sdk.resting import without_collections
@@ -119,7 +133,7 @@ _HOMES = {
     "vendor_sdk.prims.dropout": "kept_factor words_kept",
     "vendor_sdk.prims.reference": "Expected outlined reference target_of",
     "vendor_sdk.prims.opset": "COMPOSITES OPSET OPSET_VERSION",
-    "vendor_sdk.prims.row": "ALL BOOL FLOATS HALVES INTS NUMBERS Composite Family Prim Result Shape",
+    "vendor_sdk.prims.row": "ALL BOOL FLOAT8 FLOATS HALVES INTS NUMBERS STORED Composite Family Prim Result Shape",
     "vendor_sdk.prims.samples": "EVERYWHERE Effort Sample SampleContext",
     "vendor_sdk.profiling": "Profile profile",
     "vendor_sdk.resting": "without_collections",
@@ -149,6 +163,7 @@ __all__ = [
     "COMPOSITES",
     "CONTRACT_VERSION",
     "EVERYWHERE",
+    "FLOAT8",
     "FLOATS",
     "HALVES",
     "HOOKS",
@@ -156,6 +171,7 @@ __all__ = [
     "NUMBERS",
     "OPSET",
     "OPSET_VERSION",
+    "STORED",
     "Accumulated",
     "Artifacts",
     "Backend",

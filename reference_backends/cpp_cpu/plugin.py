@@ -12,7 +12,7 @@ from reference_backends.cpp_cpu import attention, compiler, grouped, program
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from reference_backends.cpp_cpu.kernels import COMPLEX, KERNELS
 from vendor_sdk import (
-    ALL,
+    STORED,
     Backend,
     Decline,
     Emitter,
@@ -35,7 +35,7 @@ def backend() -> Backend:
     return Backend(
         name="cpp_cpu",
         version="0.1.0",
-        dtypes=frozenset((*ALL, torch.int8, torch.int16, *COMPLEX)),
+        dtypes=frozenset((*STORED, torch.int8, torch.int16, *COMPLEX)),
         requires=compiler.requires,
         composites=attention.COMPOSITES | grouped.COMPOSITES,
         numerics={
@@ -50,6 +50,7 @@ def backend() -> Backend:
         },
         notes={
             "halves": "loaded and stored as such, computed in float32",
+            "floats of eight bits": "loaded and stored as such, converted by way of float32",
             "sums": "float32 within blocks, float64 across them; the result does not depend on the number of threads",
             "attention": "blocked, float32 within blocks (float64 for float64); no scores in memory",
             "matrix products": "blocked, sums in float32 (float64 for float64) of at most 256 terms each; convolutions too",

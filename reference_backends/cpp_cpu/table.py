@@ -12,6 +12,8 @@ CTYPES: Mapping[torch.dtype, str] = {
     torch.float64: "double",
     torch.bfloat16: "bf16",
     torch.float16: "f16",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
     torch.int64: "int64_t",
     torch.int32: "int32_t",
     torch.int16: "int16_t",

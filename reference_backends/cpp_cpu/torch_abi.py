@@ -26,8 +26,16 @@ DTYPE_CODES = {
     torch.float64: 7,
     torch.bool: 11,
     torch.bfloat16: 15,
+    torch.float8_e5m2: 23,
+    torch.float8_e4m3fn: 24,
 }
 """c10::ScalarType, whose numbers are part of torch's file formats."""
+
+
+@functools.cache
+def largest_e4m3() -> int:
+    """The bits of what is too large for float8_e4m3fn, and positive: the largest number in torch 2.13, NaN in 2.11."""
+    return int(torch.tensor(torch.finfo(torch.float32).max).to(torch.float8_e4m3fn).view(torch.uint8))
 
 
 class Functions(ctypes.Structure):

@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reference_backends.cpp_cpu import compiler, machine, products
+from reference_backends.cpp_cpu import compiler, machine, products, torch_abi
 from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.table import CTYPES, SPECIAL
 from vendor_sdk import CompilerError, LoopKernel, loop
@@ -32,6 +32,7 @@ HEADER_WEIGHT = {
     "products.h": 300,
     "tiles.h": 1000,
     "scans.h": 500,
+    "float8.h": 200,
 }
 """What a header adds to the first kernel of a unit that needs it: instantiating its templates."""
 WORTH = 0.8
@@ -40,6 +41,7 @@ _CALLED = {
     "products.h": ("Product<",),
     "tiles.h": ("transpose(",),
     "scans.h": ("prefix<",),
+    "float8.h": ("e4m3", "e5m2"),
 }
 """Headers by what needs them."""
 _INDEX = ".kernel"
@@ -95,7 +97,11 @@ def _unit(kernel: LoopKernel, text: str) -> Unit:
 
 
 def _prelude(more: tuple[str, ...]) -> str:
-    values = (f"#define CACHE_BYTES {machine.cache_bytes(3)}LL", f"#define PRODUCTS_KEY {products.key()}")
+    values = (
+        f"#define CACHE_BYTES {machine.cache_bytes(3)}LL",
+        f"#define PRODUCTS_KEY {products.key()}",
+        f"#define E4M3_LAST {torch_abi.largest_e4m3()}",
+    )
     return "\n".join((*values, _headers_text(more)))
 
 

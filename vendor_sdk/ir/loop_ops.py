@@ -1,7 +1,7 @@
 """The loop-level ops: everything a ``Compute``, ``Reduce`` or ``Scan`` of the loop IR may name. One row each.
 
 Operand kinds: ``number`` is any of float32, float64, int8 to int64, uint8; ``float`` is float32 or float64; ``int`` an integer
-or bool; ``bool`` bool only; ``any`` all of these. Halves never reach an op but ``convert`` and ``bitcast``.
+or bool; ``bool`` bool only; ``any`` all of these. What is ``NARROW`` never reaches an op but ``convert`` and ``bitcast``.
 
 Result rules: ``same`` is the operands' common dtype; ``bool``, ``int64`` and ``int32`` are themselves; ``given`` is the dtype
 the ``Compute`` states.
@@ -26,6 +26,8 @@ Rule = Literal["same", "bool", "int64", "int32", "given"]
 FLOATS = (torch.float32, torch.float64)
 INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 HALVES = (torch.bfloat16, torch.float16)
+NARROW = (*HALVES, torch.float8_e4m3fn, torch.float8_e5m2)
+"""Floating dtypes that are stored, and computed with in float32."""
 
 ACCEPTS: Mapping[Kind, frozenset[torch.dtype]] = {
     "number": frozenset((*FLOATS, *INTS)),

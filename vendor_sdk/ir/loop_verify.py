@@ -24,7 +24,7 @@ from vendor_sdk.ir.loop import (
     Stmt,
     Store,
 )
-from vendor_sdk.ir.loop_ops import ACCEPTS, COMBINE, HALVES, OPS
+from vendor_sdk.ir.loop_ops import ACCEPTS, COMBINE, NARROW, OPS
 
 
 def verify(kernel: LoopKernel) -> None:
@@ -97,7 +97,7 @@ class _Scope:
                 _require(self.value(stmt.other, stmt) == stmt.dtype, stmt, "other has the load's dtype")
             self.assign(stmt.to, stmt.dtype, stmt)
         elif isinstance(stmt, Const):
-            _require(stmt.dtype not in HALVES, stmt, "constants are never halves")
+            _require(stmt.dtype not in NARROW, stmt, "constants have a dtype that is computed with")
             self.assign(stmt.to, stmt.dtype, stmt)
         elif isinstance(stmt, Scalar):
             known = [s for s in self.kernel.symbols if s.name == stmt.symbol and s.role != "size"]
@@ -134,7 +134,7 @@ class _Scope:
         _require(len(stmt.args) == row.arity, stmt, f"{row.name} takes {row.arity} operands")
         types = [self.value(a, stmt) for a in stmt.args]
         if row.name in ("convert", "bitcast"):
-            accepted = ACCEPTS["any"] | set(HALVES)
+            accepted = ACCEPTS["any"] | set(NARROW)
             _require(types[0] in accepted and stmt.dtype in accepted, stmt, "a dtype that has no conversion")
         else:
             operands = types[1:] if row.name == "where" else types

@@ -15,7 +15,7 @@ from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.errors import LoweringError
 from vendor_sdk.ir.fused import Fused
 from vendor_sdk.ir.loop import required_ops
-from vendor_sdk.ir.loop_ops import ACCEPTS, HALVES
+from vendor_sdk.ir.loop_ops import ACCEPTS, NARROW
 from vendor_sdk.ir.primgraph import tensors_of
 from vendor_sdk.lower.build import Builder, Layout, LayoutOf, Lowered, Lowering, TensorSpec
 from vendor_sdk.lower.contraction import LOWERINGS as _CONTRACTIONS
@@ -84,7 +84,7 @@ def lower(node: torch.fx.Node, name: str, layout: LayoutOf, limits: Limits = _PL
     """
     row = BY_TARGET.get(node.target)
     for tensor in tensors_of([n.meta.get("val") for n in (*node.all_input_nodes, node)]):
-        if tensor.dtype not in (*ACCEPTS["any"], *HALVES):
+        if tensor.dtype not in (*ACCEPTS["any"], *NARROW):
             raise LoweringError(f"'{node.target}' on {tensor.dtype}: loops have no such values", fix="let it run on the host")
     if row is None:
         raise LoweringError(f"'{node.target}' is no prim", fix="decompose it first")

@@ -40,7 +40,7 @@ from vendor_sdk.ir.loop import (
     StoreMode,
     Symbol,
 )
-from vendor_sdk.ir.loop_ops import ACCEPTS, HALVES, OPS
+from vendor_sdk.ir.loop_ops import ACCEPTS, NARROW, OPS
 from vendor_sdk.lower.integers import COMPARISONS, SMALL, Affine, combined, fits
 from vendor_sdk.lower.view import read_through
 from vendor_sdk.prims.opset import BY_TARGET
@@ -119,8 +119,8 @@ class Value:
 
 
 def opmath(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that arithmetic on ``dtype`` is done in: float32 for halves, as torch does on the CPU."""
-    return torch.float32 if dtype in HALVES else dtype
+    """The dtype that arithmetic on ``dtype`` is done in: float32 for what is narrower, as torch does on the CPU."""
+    return torch.float32 if dtype in NARROW else dtype
 
 
 def contiguous_strides(shape: Sequence[Int]) -> tuple[Int, ...]:
@@ -393,7 +393,7 @@ class Builder:
 
     def const(self, number: bool | int | float, dtype: torch.dtype) -> Value:
         """A Python number in ``dtype``, wrapped or rounded as torch does."""
-        if dtype in HALVES:
+        if dtype in NARROW:
             return self.convert(self.const(number, torch.float32), dtype)
         if dtype == torch.bool:
             number = bool(number)
@@ -522,9 +522,9 @@ class Builder:
         if dtype.is_floating_point and value.name in self._whole:
             return self.convert(self._whole[value.name], dtype)
         for d in (value.dtype, dtype):
-            if d not in (*ACCEPTS["any"], *HALVES):
+            if d not in (*ACCEPTS["any"], *NARROW):
                 raise self.fail(f"values of {d}")
-        if value.dtype in HALVES and dtype not in FLOAT_FROM_HALF:
+        if value.dtype in NARROW and dtype not in FLOAT_FROM_NARROW:
             value = self.convert(value, torch.float32)
         known = self._affine.get(value.name)
         if known and known.offset.value is not None and not known.value and dtype in SMALL:
@@ -567,7 +567,7 @@ class Builder:
         flat = ix.ZERO
         for i, step in zip(position, layout.strides, strict=True):
             flat = flat + i * step
-        if param.dtype not in (*ACCEPTS["any"], *HALVES):
+        if param.dtype not in (*ACCEPTS["any"], *NARROW):
             raise self.fail(f"elements of {param.dtype}")
         filler = None
         if mask is not None:
@@ -675,7 +675,7 @@ class Builder:
             if mode != "set" or mask is not None:
                 raise AssertionError(f"{self.node.target} does not store one element of one iteration")
             dtype = self.outputs[output].dtype
-            kept = value.dtype == opmath(dtype) and dtype in HALVES and BY_TARGET[self.node.target].name not in ROUNDS
+            kept = value.dtype == opmath(dtype) and dtype in NARROW and BY_TARGET[self.node.target].name not in ROUNDS
             self._request.values[output] = value if kept else self.convert(value, dtype)
             return
         flat = ix.ZERO
@@ -726,7 +726,7 @@ class Builder:
         self._round_scratch()
         outputs = tuple(Param(f"out{k}", spec.dtype, ix.product(spec.shape), "out") for k, spec in enumerate(self.outputs))
         for spec in self.outputs:
-            if spec.dtype not in (*ACCEPTS["any"], *HALVES):
+            if spec.dtype not in (*ACCEPTS["any"], *NARROW):
                 raise self.fail(f"results of {spec.dtype}")
         params = (*self._inputs.values(), *outputs)
         sizes = dict[str, ix.Symbol]()
@@ -750,7 +750,7 @@ def _place(symbol: Symbol) -> tuple[int, str]:
 
 BYTES = (torch.int8, torch.uint8)
 """Integers that every floating point type of loops holds exactly."""
-FLOAT_FROM_HALF = (torch.float32,)
+FLOAT_FROM_NARROW = (torch.float32,)
 
 
 def _expressions(body: Sequence[Stmt]) -> Iterator[Int]:

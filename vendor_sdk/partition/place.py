@@ -16,7 +16,7 @@ from vendor_sdk.errors import UnsupportedPrimError
 from vendor_sdk.ir.primgraph import PrimGraph, describe, map_nodes, prim_name, tensors_of, user_line
 from vendor_sdk.ir.rewrite import erase, inline
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET
-from vendor_sdk.prims.row import Family
+from vendor_sdk.prims.row import FLOAT8, Family
 
 
 class Routes(Protocol):
@@ -136,9 +136,13 @@ def _dtype_refusal(node: fx.Node, backend: Backend) -> str:
         allowed.add(torch.int64)  # stands as int32 on the device
     elif backend.legalize.no_int64:
         allowed.discard(torch.int64)
+    row = BY_TARGET.get(node.target)
     for dtype in _dtypes(node):
+        name = str(dtype).removeprefix("torch.")
         if dtype not in allowed:
-            return f"{str(dtype).removeprefix('torch.')} is not among the backend's dtypes"
+            return f"{name} is not among the backend's dtypes"
+        if dtype in FLOAT8 and row is not None and not row.is_view and dtype not in row.dtypes:
+            return f"{name} is stored and converted, and {row.name} computes"
     return ""
 
 

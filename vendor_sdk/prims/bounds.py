@@ -202,14 +202,23 @@ def ulp(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.full_like(magnitude, info.eps), exponent - 1)
 
 
+NARROW = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+"""Dtypes that torch rounds float64 to by way of float32."""
+
+
 def rounded_once(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """float64 values in a half precision, rounded to nearest even at once: by float32 rounded to odd, after which no second
+    """float64 values in one of ``NARROW``, rounded to nearest even at once: by float32 rounded to odd, after which no second
     rounding shows (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans. Comput. 57(4), 2008)."""
     single = values.float()
     bits = single.view(torch.int32)
     bits = torch.where(single.double().abs() > values.abs(), bits - 1, bits)  # toward zero
     odd = torch.where(single.double() != values, bits | 1, bits).view(torch.float32)
     return torch.where(values.isfinite(), odd, single).to(dtype)
+
+
+def _signbit(values: torch.Tensor) -> torch.Tensor:
+    # torch has it for no float of eight bits.
+    return torch.signbit(values.float() if values.dtype.itemsize == 1 else values)
 
 
 def _of(output: int, count: int) -> str:
@@ -397,13 +406,13 @@ def _worst(
     if allowance is None:
         rounded = value.to(dtype)
         wrong = (actual != rounded) & ~((actual != actual) & (rounded != rounded))
-        if value.dtype == torch.float64 and dtype in (torch.float16, torch.bfloat16):
+        if value.dtype == torch.float64 and dtype in NARROW:
             # torch goes through float32, which IEEE 754 does not ask for: both are right.
             wrong &= actual != rounded_once(value, dtype)
         for other in others:
             wrong &= actual != other
         if isinstance(bound, Exact) and bound.signed_zero and dtype.is_floating_point:
-            wrong |= torch.signbit(actual) != torch.signbit(rounded)
+            wrong |= _signbit(actual) != _signbit(rounded)
             wrong &= ~(actual.isnan() & rounded.isnan())
         errors = torch.where(wrong, math.inf, 0.0)
     else:

@@ -9,7 +9,7 @@ import torch
 
 from vendor_sdk.prims.bounds import Exact
 from vendor_sdk.prims.reference import OwnDtype
-from vendor_sdk.prims.row import ALL, FLOATS, HALVES, INTS, Family, Prim, Result, Shape
+from vendor_sdk.prims.row import ALL, FLOAT8, FLOATS, HALVES, INTS, STORED, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import (
     COUNTS,
     Effort,
@@ -41,6 +41,9 @@ _BITS = {
 
 
 def _conversions(context: SampleContext) -> Iterator[Sample]:
+    if context.dtype in FLOAT8:
+        yield from _conversions_of_eight_bits(context)
+        return
     targets = ALL if context.effort >= Effort.STANDARD else (torch.float32, torch.bfloat16, torch.int32, torch.bool)
     for target in targets:
         # What a negative float becomes as an unsigned integer is undefined in C and differs between processors.
@@ -74,6 +77,40 @@ def _ties(context: SampleContext, target: torch.dtype) -> torch.Tensor:
         return signs * middle  # torch itself rounds through float32: beside a tie of float64 it and IEEE 754 differ
     beside = [torch.nextafter(middle, torch.full_like(middle, end)) for end in (-math.inf, math.inf)]
     return torch.cat([signs * values for values in (middle, *beside)])
+
+
+def _conversions_of_eight_bits(context: SampleContext) -> Iterator[Sample]:
+    """From the context's dtype, and to it: all 256 values, all of the halves, of float32 some of everywhere, all ties and their
+    neighbours, what is beyond the range. NaN may have any of its encodings."""
+    dtype, standard = context.dtype, context.effort >= Effort.STANDARD
+    other = next(each for each in FLOAT8 if each != dtype)
+    for target in (torch.float32, torch.bfloat16, torch.float16, other, *((torch.float64,) if standard else ())):
+        yield Sample((everywhere(context),), {"dtype": target}, f"all to {_name(target)}", special=True)
+    single = SampleContext(torch.float32, context.effort, context.generator)
+    values = _ties_of_eight_bits(context)
+    yield Sample((values[torch.randperm(values.numel(), generator=context.generator)],), {"dtype": dtype}, "ties", special=True)
+    for source in (*HALVES, torch.float32) if standard else ():
+        given = everywhere(SampleContext(source, context.effort, context.generator))
+        yield Sample((given,), {"dtype": dtype}, f"{_name(source)}, everywhere", special=True)
+    for source in (torch.int32, torch.uint8, torch.bool, torch.float64) if standard else ():
+        given = draw(context, (3, 31), Interval(0.0 if source == torch.uint8 else -99.0, 99.0), dtype=source)
+        yield Sample((given,), {"dtype": dtype}, f"from {_name(source)}")
+    for target in (torch.int32, torch.bool) if standard else ():
+        yield Sample((draw(context, (3, 31), COUNTS),), {"dtype": target}, f"to {_name(target)}")
+    for layout in layouts(context):
+        yield Sample((tensor(context, layout, COUNTS),), {"dtype": torch.float32}, layout.label)
+        yield Sample((tensor(single, layout, COUNTS),), {"dtype": dtype}, f"{layout.label}, from float32")
+
+
+def _ties_of_eight_bits(context: SampleContext) -> torch.Tensor:
+    """float32 values half way between neighbours of the context's dtype, one of which is beyond its range, and next to them."""
+    values = torch.arange(1 << 7).to(torch.uint8).view(context.dtype).double()
+    values = values[values.isfinite()]
+    beyond = values[-1] * 2 - values[-2]
+    middle = ((values + torch.cat([values[1:], beyond[None]])) / 2).float()
+    beside = [torch.nextafter(middle, torch.full_like(middle, end)) for end in (-math.inf, math.inf)]
+    found = torch.cat([middle, *beside, torch.tensor([math.inf, math.nan, float(beyond), 1e9])])
+    return torch.cat([found, -found])
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -124,7 +161,7 @@ ROWS = (
         target=aten._to_copy.default,
         family=Family.CONVERSION,
         summary="x in another dtype: to nearest even for floats, toward zero to integers, x != 0 to bool",
-        dtypes=ALL,
+        dtypes=STORED,
         result=Result.ARGUMENT,
         shape=Shape.SAME,
         bound=Exact(signed_zero=True),

@@ -16,7 +16,7 @@ import torch
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Accumulated, Bound, Exact, Property
 from vendor_sdk.prims.data_sets import ONE, many, scattered, sparse, with_specials
-from vendor_sdk.prims.row import ALL, FLOATS, HALVES, INTS, NUMBERS, Family, Prim, Result, Shape
+from vendor_sdk.prims.row import ALL, FLOATS, HALVES, INTS, NUMBERS, STORED, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
 from vendor_sdk.prims.view import flat_positions
 
@@ -665,7 +665,7 @@ def _magnitude(target: Callable[..., Any], floats: Sequence[int]) -> Callable[..
 
 
 MOVED = Exact(signed_zero=True)
-_prim = functools.partial(Prim, family=Family.INDEXING, dtypes=ALL, result=Result.SAME, shape=Shape.SAME)
+_prim = functools.partial(Prim, family=Family.INDEXING, result=Result.SAME, shape=Shape.SAME)
 
 
 def _row(
@@ -674,11 +674,12 @@ def _row(
     operands: Sequence[int] | None = None,
     of: Callable[[int, Sample], bool] = ONE,
     bound: Bound = MOVED,
+    dtypes: tuple[torch.dtype, ...] = ALL,
     **rest: Any,
 ) -> Prim:
     """A row with special values in ``operands`` (all of a floating dtype by default) of some of its samples."""
     put = scattered if isinstance(bound, Exact) else sparse
-    return _prim(samples=with_specials(samples, put, operands, of), bound=bound, **rest)
+    return _prim(samples=with_specials(samples, put, operands, of), bound=bound, dtypes=dtypes, **rest)
 
 
 _CANDIDATES: tuple[Prim, ...] = (
@@ -687,6 +688,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten.index.Tensor,
         summary="self[i0, i1, ...] with int64 (negative counts from the end) or bool tensors that broadcast; None keeps a dim",
         shape=Shape.OPERATOR,
+        dtypes=STORED,
         samples=_index,
     ),
     _row(
@@ -706,6 +708,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten.index_select.default,
         summary="the given positions of one dimension",
         shape=Shape.OPERATOR,
+        dtypes=STORED,
         samples=_index_select,
         decomposition=decompose_index_select,
     ),

@@ -78,6 +78,8 @@ def target_of(row: Prim | Composite) -> Callable[..., Any]:
 
 
 _WIDE = {
+    torch.float8_e4m3fn: torch.float64,
+    torch.float8_e5m2: torch.float64,
     torch.float16: torch.float64,
     torch.bfloat16: torch.float64,
     torch.float32: torch.float64,

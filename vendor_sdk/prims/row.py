@@ -25,12 +25,17 @@ INTS = (torch.int64, torch.int32, torch.uint8)
 """The integer dtypes of the opset."""
 HALVES = (torch.bfloat16, torch.float16)
 """The floating dtypes of 16 bits."""
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""The floating dtypes of eight bits: stored, moved and converted, never computed with. Rows that do so have them among their
+dtypes; a node of any other row goes to the host. The first has no infinity."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """The floating dtypes of the opset."""
 NUMBERS = FLOATS + INTS
 """The dtypes of the opset but bool."""
 ALL = NUMBERS + BOOL
-"""The eight dtypes that opset 1 certifies; torch has more, which run on the host."""
+"""The eight dtypes that opset 1 certifies computations in; torch has more, which run on the host."""
+STORED = ALL + FLOAT8
+"""The dtypes of what only moves or converts."""
 
 
 class Family(enum.StrEnum):

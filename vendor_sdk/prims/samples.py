@@ -116,7 +116,7 @@ def draw(
 ) -> torch.Tensor:
     """A contiguous tensor of ``shape`` with values uniform in ``domain``, dtype ``dtype`` or the context's.
 
-    Floating values are rounded to the dtype and stay inside the interval; bool ignores the interval.
+    Floating values are rounded to the dtype and stay inside the interval, but for those of eight bits; bool ignores it.
     """
     dtype = dtype or context.dtype
     size = tuple(shape)
@@ -134,6 +134,8 @@ def draw(
         return torch.where(values == 0, torch.ones_like(values), values) if domain.nonzero else values
     uniform = torch.rand(size, generator=context.generator, dtype=torch.float64)
     values = (domain.low + (domain.high - domain.low) * uniform).to(dtype)
+    if dtype.itemsize == 1:  # torch has no order of such values
+        return torch.where(values == 0, torch.ones_like(values), values) if domain.nonzero else values
     low_end, high_end = _inside(domain.low, dtype, math.inf), _inside(domain.high, dtype, -math.inf)
     values = values.clamp(low_end, high_end)
     return torch.where(values == 0, torch.ones_like(values), values) if domain.nonzero else values
@@ -192,9 +194,9 @@ MANTISSAS = 12
 
 
 def everywhere(context: SampleContext, part: Interval = LINE) -> torch.Tensor:
-    """Values all over a floating dtype, in random order: all 65,536 of float16 and bfloat16, some of each exponent and sign of
-    float32 and float64, or all of the context's part; NaN, infinities and subnormals are among them. ``part`` leaves out what
-    lies outside of it."""
+    """Values all over a floating dtype, in random order: all 65,536 of float16 and bfloat16, all 256 of those of eight bits, some
+    of each exponent and sign of float32 and float64, or all of the context's part; NaN, infinities and subnormals are among
+    them. ``part`` leaves out what lies outside of it."""
     if context.part is not None:
         number, of = context.part
         count = (1 << 32) // of
@@ -203,6 +205,8 @@ def everywhere(context: SampleContext, part: Interval = LINE) -> torch.Tensor:
     elif context.dtype.itemsize == 2:
         bits = torch.arange(-(1 << 15), 1 << 15)
         values = bits.to(torch.int16).view(context.dtype)
+    elif context.dtype.itemsize == 1:
+        values = torch.arange(1 << 8).to(torch.uint8).view(context.dtype)
     else:
         single = context.dtype == torch.float32
         low, high = (23, 8) if single else (52, 11)
@@ -211,7 +215,8 @@ def everywhere(context: SampleContext, part: Interval = LINE) -> torch.Tensor:
         signs_and_exponents = torch.arange(-(1 << high), 1 << high)[:, None] << low
         bits = (signs_and_exponents | torch.cat([ends, drawn], dim=1)).reshape(-1)
         values = bits.to(torch.int32 if single else torch.int64).view(context.dtype)
-    values = values[values.isnan() | ((values >= part.low) & (values <= part.high))]
+    wide = values.float() if context.dtype.itemsize == 1 else values
+    values = values[wide.isnan() | ((wide >= part.low) & (wide <= part.high))]
     return values[torch.randperm(values.numel(), generator=context.generator)]
 
 

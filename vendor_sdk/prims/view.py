@@ -17,7 +17,7 @@ import torch
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import Exact
 from vendor_sdk.prims.data_sets import scattered, with_specials
-from vendor_sdk.prims.row import ALL, Family, Prim, Result, Shape
+from vendor_sdk.prims.row import ALL, STORED, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
 
 aten = torch.ops.aten
@@ -285,13 +285,11 @@ def _to_real(ctx: SampleContext) -> Iterator[Sample]:
         yield Sample((torch.view_as_complex(sample.args[0]),), label=sample.label)
 
 
-_prim = functools.partial(
-    Prim, family=Family.VIEW, dtypes=ALL, result=Result.SAME, shape=Shape.OPERATOR, bound=Exact(signed_zero=True)
-)
+_prim = functools.partial(Prim, family=Family.VIEW, result=Result.SAME, shape=Shape.OPERATOR, bound=Exact(signed_zero=True))
 
 
-def _row(*, samples: Sampler, **rest: Any) -> Prim:
-    return _prim(samples=with_specials(samples, scattered), **rest)
+def _row(*, samples: Sampler, dtypes: tuple[torch.dtype, ...] = ALL, **rest: Any) -> Prim:
+    return _prim(samples=with_specials(samples, scattered), dtypes=dtypes, **rest)
 
 
 _CANDIDATES: tuple[Prim, ...] = (
@@ -299,12 +297,14 @@ _CANDIDATES: tuple[Prim, ...] = (
         name="view",
         target=aten.view.default,
         summary="the elements of self in row-major order, in another shape",
+        dtypes=STORED,
         samples=_view,
     ),
     _row(
         name="permute",
         target=aten.permute.default,
         summary="dimensions reordered: result dimension i is self's dimension dims[i]",
+        dtypes=STORED,
         samples=_permute,
     ),
     _row(
@@ -317,6 +317,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         name="slice",
         target=aten.slice.Tensor,
         summary="self[..., start:end:step, ...] along dim, Python's rules for negative and too large bounds, step >= 1",
+        dtypes=STORED,
         samples=_slice,
     ),
     _row(
@@ -364,11 +365,12 @@ _CANDIDATES: tuple[Prim, ...] = (
         samples=_flip,
         decomposition=decompose_flip,
     ),
-    _row(name="cat", target=aten.cat.default, summary="tensors joined along dim", samples=_cat),
+    _row(name="cat", target=aten.cat.default, summary="tensors joined along dim", dtypes=STORED, samples=_cat),
     _row(
         name="constant_pad_nd",
         target=aten.constant_pad_nd.default,
         summary="value added before and after dimensions, last dimension first; negative amounts remove",
+        dtypes=STORED,
         samples=_pad,
         decomposition=decompose_constant_pad_nd,
     ),
@@ -379,7 +381,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         samples=_repeat,
         decomposition=decompose_repeat,
     ),
-    _row(name="clone", target=aten.clone.default, summary="a copy", shape=Shape.SAME, samples=_copy),
+    _row(name="clone", target=aten.clone.default, summary="a copy", dtypes=STORED, shape=Shape.SAME, samples=_copy),
     _row(name="alias", target=aten.alias.default, summary="the same value under another name", shape=Shape.SAME, samples=_copy),
     _row(
         name="view_as_complex",

@@ -1,4 +1,4 @@
-"""Dtypes inside decompositions: halves are computed in float32 and rounded once at the end."""
+"""Dtypes inside decompositions: what is narrower is computed in float32 and rounded once at the end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ aten = torch.ops.aten
 
 
 def computation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which torch computes on values of ``dtype``: float32 for the halves."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    """The dtype in which torch computes on values of ``dtype``: float32 for those of fewer bits."""
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 
 def cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
