@@ -27,7 +27,7 @@ import torch
 
 from conformance.judge import Expectation, judge
 from conformance.values import tensors
-from vendor_sdk import Accumulated, Distribution, Prim, Sample, reference
+from vendor_sdk import FLOAT8, Accumulated, Distribution, Prim, Sample, reference
 
 Tensor = torch.Tensor
 
@@ -121,7 +121,10 @@ def _operand(result: Tensor, right: Right) -> Tensor | None:
 
 
 def _scaled(result: Tensor, right: Right) -> Tensor | None:
-    return result * (1 + max(SCALE, UNITS * torch.finfo(result.dtype).eps)) if _inexact(result) else None
+    if not _inexact(result):
+        return None
+    computed = result.float() if result.dtype in FLOAT8 else result
+    return (computed * (1 + max(SCALE, UNITS * torch.finfo(result.dtype).eps))).to(result.dtype)
 
 
 def _rounded(to: torch.dtype) -> Callable[[Tensor, Right], Tensor | None]:
@@ -179,7 +182,8 @@ def _nan_lost(result: Tensor, right: Right) -> Tensor | None:
     """Zero where NaN has to be; not where a result is NaN though its values are open."""
     wanted = [expected for expected in right.expectation.results if expected.dtype is not None]
     expected = next(each for mine, each in zip(right.results, wanted, strict=True) if mine is result)
-    return torch.where(result.isnan() & expected.value.isnan(), 0, result) if _inexact(result) else None
+    zeros = torch.zeros_like(result)
+    return torch.where(result.isnan() & expected.value.isnan(), zeros, result) if _inexact(result) else None
 
 
 def _previous(row: Prim, right: Right) -> Sequence[Tensor] | None:
