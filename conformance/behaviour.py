@@ -335,10 +335,12 @@ def _quantized(subject: Subject, program: Quantized, mine: Sequence[Draw]) -> fl
         calls.append((inputs, before, flat(compiled(*inputs))))
         subject.synchronize()
     worst = 0.0
-    for inputs, before, found in calls:
-        for index, (tensor, then) in enumerate(zip(inputs, before, strict=True)):
+    for given, before, returned in calls:
+        for index, (tensor, then) in enumerate(zip(given, before, strict=True)):
             if not torch.equal(storage_bytes(tensor), then):
                 raise _Wrong("input-modified", f"input {index} was changed")
+        # In host memory: not every device has all these operators.
+        inputs, found = [each.cpu() for each in given], [each.cpu() for each in returned]
         rights = program.right(*inputs)
         if len(found) != len(rights):
             raise _Wrong("count", f"{len(found)} results, expected {len(rights)}")

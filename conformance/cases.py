@@ -104,8 +104,8 @@ def exhaustive_cases() -> list[Case]:
 
 
 def quick_dtypes(row: Prim) -> set[str]:
-    """The dtypes in which effort ``quick`` runs a prim: its first, and one other that is computed with, which differs from prim to
-    prim."""
+    """The dtypes in which effort ``quick`` runs a prim: its first, and one other that differs from prim to prim; none that are
+    only stored."""
     names = [name for each in row.dtypes for name, dtype in DTYPES.items() if dtype == each and each in ALL]
     if len(names) < 2:
         return {*names}

@@ -63,16 +63,14 @@ class Quantized:
     right: Callable[..., Sequence[Right]]
 
 
-GROUPS: dict[str, list[Quantized]] = {"int8": [], "int4": [], "round-trip": []}
+GROUPS: dict[str, list[Quantized]] = {"int8": [], "int4": [], "round-trip": [], "float8": []}
 """By group."""
 
 
 def product(x: Tensor, w: Tensor, scale: Tensor | float = 1.0, bias: Tensor | float = 0.0) -> Right:
     """``x @ w * scale + bias`` of exact factors."""
-    a, b = x.double(), w.double()
-    scale, bias = (each.double() if isinstance(each, Tensor) else each for each in (scale, bias))
-    size = (a.abs() @ b.abs()) * abs(scale) + abs(bias)
-    return Right(a @ b * scale + bias, size, terms=a.shape[-1])
+    a, b, by, offset = (torch.as_tensor(each).double() for each in (x, w, scale, bias))
+    return Right(a @ b * by + offset, a.abs() @ b.abs() * by.abs() + offset.abs(), terms=a.shape[-1])
 
 
 def _add(
@@ -139,8 +137,8 @@ def _dynamic_right(x: Tensor, w: Tensor, s: Tensor) -> Right:
     lambda a, b: [Right((a.double() @ b.double()).to(torch.int32))],
 )
 def _integers(a: Tensor, b: Tensor) -> Tensor:
-    product: Tensor = aten._int_mm(a, b)
-    return product
+    found: Tensor = aten._int_mm(a, b)
+    return found
 
 
 def _least_column(draw: Draw) -> Tensor:
@@ -340,3 +338,128 @@ def _back(q: Tensor, scale: Tensor) -> Tensor:
 def _grouped_four_bits(x: Tensor, s: Tensor) -> tuple[Tensor, ...]:
     q = torch.clamp(torch.round(x.reshape(40, 4, 5) / s[..., None]) + 8, 0, 15).to(torch.uint8)
     return q, ((q.to(torch.float32) - 8) * s[..., None]).reshape(40, 20)
+
+
+# Floats of eight bits: conversions exact, what is too large as torch has it; products with scales
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def _all_bytes(draw: Draw) -> list[Tensor]:
+    """Every byte, some twice, in random order."""
+    return [torch.cat([draw.apart(256).argsort(), draw.index(256, 24)]).to(torch.uint8).reshape(28, 10)]
+
+
+@_add(
+    "float8",
+    "e4m3, read from bytes, and back",
+    _all_bytes,
+    lambda x: [Right(v := x.view(E4M3).double()), Right(v), Right(v.t())],
+)
+def _e4m3_values(x: Tensor) -> tuple[Tensor, ...]:
+    wide = x.view(E4M3).to(torch.float32)
+    return wide, wide.to(E4M3), x.view(E4M3).t().to(torch.bfloat16)
+
+
+@_add(
+    "float8",
+    "e5m2, read from bytes, and back",
+    _all_bytes,
+    lambda x: [Right(v := x.view(E5M2).double()), Right(v), Right(v.t())],
+)
+def _e5m2_values(x: Tensor) -> tuple[Tensor, ...]:
+    wide = x.view(E5M2).to(torch.float32)
+    return wide, wide.to(E5M2), x.view(E5M2).t().to(torch.float16)
+
+
+def _coarse(draw: Draw) -> list[Tensor]:
+    """Multiples of half a unit in some binades of both formats, ties among them, and numbers between; some are too large."""
+    parts = [torch.arange(-64, 64) / 16, torch.arange(-40.0, 40.0) * 16, torch.arange(-32.0, 32.0) * 2048]
+    beyond = torch.tensor([math.inf, -math.inf, math.nan, 1e9, -1e9, 449.0, 464.0, 465.0, 61440.0, -61441.0, 0.0, -0.0])
+    return [torch.cat([each.to(draw.device) for each in (*parts, beyond)]), draw.normal(300) * 100]
+
+
+@_add(
+    "float8",
+    "rounded: ties to even, what is too large",
+    _coarse,
+    lambda x, y: [Right(each.to(dtype)) for each in (x, y) for dtype in (E4M3, E5M2)],
+)
+def _rounded(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    return x.to(E4M3), x.to(E5M2), y.to(E4M3), y.to(E5M2)
+
+
+@_add(
+    "float8",
+    "e4m3 with a scale, cut off at the ends",
+    lambda draw: [*_coarse(draw)[1:], 2.0 ** -draw.index(4, 300).float()],
+    lambda x, s: [Right((x * s).clamp(-448, 448).to(E4M3)), Right((x * s).clamp(-448, 448).to(E4M3).double() / s)],
+)
+def _cut_off(x: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+    q = (x * s).clamp(-448.0, 448.0).to(E4M3)
+    return q, q.to(torch.float32) / s
+
+
+def _factors(first: torch.dtype, *scales: tuple[int, ...]) -> Callable[[Draw], Sequence[Tensor]]:
+    def inputs(draw: Draw) -> Sequence[Tensor]:
+        a, b = draw.normal(32, 64).to(first), draw.normal(48, 64).to(E4M3)
+        return [a, b, *(draw.positive(*shape) for shape in scales)]
+
+    return inputs
+
+
+@_add(
+    "float8",
+    "a product of e4m3 with scales",
+    _factors(E4M3, (), ()),
+    lambda a, b, s, t: [product(a, b.double().t(), s * t)],
+)
+def _scaled(a: Tensor, b: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    found: Tensor = aten._scaled_mm(a, b.t(), s, t, out_dtype=torch.float32)
+    return found
+
+
+@_add(
+    "float8",
+    "a product of e5m2 and e4m3 with scales, to bfloat16",
+    _factors(E5M2, (), ()),
+    lambda a, b, s, t: [product(a, b.double().t(), s * t)],
+)
+def _scaled_gradient(a: Tensor, b: Tensor, s: Tensor, t: Tensor) -> Tensor:
+    found: Tensor = aten._scaled_mm(a, b.t(), s, t, out_dtype=torch.bfloat16)
+    return found
+
+
+@_add(
+    "float8",
+    "a product with a scale for each row and column, and a bias",
+    lambda draw: [*_factors(E4M3, (32, 1), (1, 48))(draw), draw.normal(48).bfloat16()],
+    lambda a, b, s, t, bias: [product(a, b.double().t(), s.double() * t.double(), bias)],
+)
+def _scaled_rows(a: Tensor, b: Tensor, s: Tensor, t: Tensor, bias: Tensor) -> Tensor:
+    found: Tensor = aten._scaled_mm(a, b.t(), s, t, bias, out_dtype=torch.bfloat16)
+    return found
+
+
+@_add(
+    "float8",
+    "weights of e4m3, converted for the product",
+    lambda draw: [draw.normal(7, 67), draw.normal(33, 67).to(E4M3), draw.positive(33)],
+    lambda x, w, s: [product(x, w.double().t(), s)],
+)
+def _weights(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    return F.linear(x, w.to(x.dtype)) * s
+
+
+@_add(
+    "float8",
+    "a cache of keys in e5m2",
+    lambda draw: [draw.normal(3, 9, 8).to(E5M2), draw.whole(3, 2, 8) / 4, draw.normal(3, 5, 8)],
+    lambda cache, new, q: [
+        Right(k := torch.cat([cache.double(), new.to(E5M2).double()], 1)),
+        product(q, k.transpose(1, 2)),
+    ],
+)
+def _cache(cache: Tensor, new: Tensor, q: Tensor) -> tuple[Tensor, ...]:
+    keys = torch.cat([cache, new.to(cache.dtype)], 1)
+    return keys, q @ keys.to(q.dtype).transpose(1, 2)

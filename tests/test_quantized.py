@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -69,6 +70,46 @@ def sums_of_16_bits(a: Tensor, b: Tensor) -> Tensor:
     return aten._int_mm.default(a, b).clamp(-(1 << 15), (1 << 15) - 1)
 
 
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def converted(narrow: Callable[[Tensor, torch.dtype], Tensor]) -> Changes:
+    """Conversions to floats of eight bits are those of ``narrow``, which is given float32."""
+
+    def copy(x: Tensor, *, dtype: torch.dtype, **rest: Any) -> Tensor:
+        return narrow(x.float(), dtype) if dtype in FLOAT8 else aten._to_copy.default(x, dtype=dtype, **rest)
+
+    return {aten._to_copy.default: copy}
+
+
+def overflow_otherwise(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """NaN where torch gives the largest number, and that where it gives NaN or an infinity."""
+    right = x.to(dtype)
+    largest = torch.finfo(dtype).max
+    beyond = x.abs() > 1e8
+    other = torch.full_like(x, math.nan) if bool((right.float().abs() == largest)[beyond].any()) else largest * x.sign()
+    return torch.where(beyond, other, right.float()).to(dtype)
+
+
+def ties_away(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.nextafter(x, x.sign() * math.inf).to(dtype)
+
+
+def truncated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    bits = 3 if dtype == torch.float8_e4m3fn else 2
+    return (x.view(torch.int32) & -(1 << (23 - bits))).view(torch.float32).to(dtype)
+
+
+def other_format(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """By the bits of the format beside it, whose exponents have another bias."""
+    beside = {torch.float8_e4m3fn: torch.float8_e4m3fnuz, torch.float8_e5m2: torch.float8_e5m2fnuz}[dtype]
+    return x.to(beside).view(torch.uint8).view(dtype)
+
+
+def without_second_scale(*given: Any, **rest: Any) -> Tensor:
+    return aten._scaled_mm.default(*given[:3], torch.ones_like(given[3]), *given[4:], **rest)
+
+
 PLANTED: list[tuple[str, Changes, str, set[str]]] = [
     ("ties away from zero", {aten.round.default: half_away}, "quantized/round-trip", {"value"}),
     ("truncation", {aten.round.default: torch.trunc}, "quantized/int8", {"value"}),
@@ -79,6 +120,11 @@ PLANTED: list[tuple[str, Changes, str, set[str]]] = [
     ("sums of 16 bits", {aten._int_mm.default: sums_of_16_bits}, "quantized/int8", {"value"}),
     ("sums in bfloat16", {aten.mm.default: lambda a, b: aten.mm.default(a.bfloat16(), b.bfloat16()).to(a.dtype)},
      "quantized/int8", {"value"}),
+    ("what is too large is something else", converted(overflow_otherwise), "quantized/float8", {"value"}),
+    ("conversions round ties away", converted(ties_away), "quantized/float8", {"value"}),
+    ("conversions truncate", converted(truncated), "quantized/float8", {"value"}),
+    ("conversions to a format beside", converted(other_format), "quantized/float8", {"value"}),
+    ("a scale forgotten", {aten._scaled_mm.default: without_second_scale}, "quantized/float8", {"value"}),
 ]  # fmt: skip
 
 

@@ -36,6 +36,8 @@ _BITS = {
     torch.int64: torch.float64,
     torch.int32: torch.float32,
     torch.uint8: torch.int8,
+    torch.float8_e4m3fn: torch.int8,
+    torch.float8_e5m2: torch.int8,
 }
 """For each dtype another of the same size."""
 
@@ -173,7 +175,7 @@ ROWS = (
         target=aten.view.dtype,
         family=Family.CONVERSION,
         summary="the same bytes read as another dtype; the last dimension scales with the element size",
-        dtypes=(*FLOATS, *INTS),
+        dtypes=(*FLOATS, *INTS, *FLOAT8),
         result=Result.OPERATOR,
         shape=Shape.OPERATOR,
         bound=Exact(signed_zero=True),

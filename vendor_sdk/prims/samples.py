@@ -194,9 +194,9 @@ MANTISSAS = 12
 
 
 def everywhere(context: SampleContext, part: Interval = LINE) -> torch.Tensor:
-    """Values all over a floating dtype, in random order: all 65,536 of float16 and bfloat16, all 256 of those of eight bits, some
-    of each exponent and sign of float32 and float64, or all of the context's part; NaN, infinities and subnormals are among
-    them. ``part`` leaves out what lies outside of it."""
+    """Values all over a floating dtype, in random order: all 65,536 of float16 and bfloat16, all 256 of eight bits, some of any
+    exponent and sign of float32 and float64, or all of the context's part; NaN, infinities and subnormals are among them.
+    ``part`` leaves out what lies outside of it."""
     if context.part is not None:
         number, of = context.part
         count = (1 << 32) // of
