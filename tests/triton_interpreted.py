@@ -35,8 +35,8 @@ from conformance.program import build
 from reference_backends.triton_gpu import emitter, launch, plugin
 from tests import triton_attention, triton_products
 from vendor_sdk import (
-    ALL,
     OPSET,
+    STORED,
     Backend,
     Effort,
     Kind,
@@ -58,6 +58,8 @@ THOROUGH = ("scatter*", "*_scatter", "index*", "gather", "gcd", "logical_*", "su
 """Prims that run with all their samples: empty and 0-d operands among them, where accesses may leave the buffers."""
 SMALLER = ("scatter_*", "index_put", "embedding_dense_backward")
 """Prims that run with these dtypes too, since their sums are kept in others."""
+EIGHT_BITS = ("_to_copy", "cat", "index_select", "constant_pad_nd")
+"""Prims that run with floats of eight bits too."""
 
 
 class OnCPU:
@@ -70,7 +72,7 @@ class OnCPU:
 
     @hookimpl
     def backend(self) -> Backend:
-        return Backend(name=self.name, version="0", dtypes=frozenset((*ALL, torch.int8)))
+        return Backend(name=self.name, version="0", dtypes=frozenset((*STORED, torch.int8)))
 
     @hookimpl
     def device(self) -> TorchDevice:
@@ -273,6 +275,7 @@ def dtypes(row: Prim) -> list[torch.dtype]:
 
     first = next((d for d in PREFERRED if d in row.dtypes), next(iter(row.dtypes), torch.float32))
     others = (torch.float64,) * named(row, IN_FLOAT64) + (torch.bfloat16, torch.uint8, torch.bool) * named(row, SMALLER)
+    others += vendor_sdk.FLOAT8 * named(row, EIGHT_BITS)
     return [first, *(d for d in others if d in row.dtypes)]
 
 

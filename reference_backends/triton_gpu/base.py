@@ -9,6 +9,7 @@ All take blocks or scalars of one dtype and broadcast. Imported by generated mod
 # Triton compiles these functions itself: their parameters are blocks, which Python's types cannot name; and where it knows a
 # condition, it needs the ``else`` to leave out the other branch.
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import libdevice
@@ -24,6 +25,61 @@ def some(condition):
         return condition
     else:
         return tl.max(condition.to(tl.int32)) > 0
+
+
+# Floats of eight bits, as their bits: exponents have other biases, and what is subnormal is a number of units
+
+
+E4M3_LAST = tl.constexpr(int(torch.tensor(1e9).to(torch.float8_e4m3fn).view(torch.uint8)))
+"""What is too large: the largest number or NaN, which depends on torch's version."""
+
+
+@triton.jit
+def signed(value, raw):
+    """``value``, which has no sign, with that of a byte."""
+    return (value.to(tl.int32, bitcast=True) | ((raw & 0x80) << 24)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def widen_e4m3(v):
+    raw = v.to(tl.int32)
+    rest = raw & 0x7F
+    normal = ((rest << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+    value = tl.where(rest < 8, rest.to(tl.float32) * 0.001953125, normal)
+    return signed(tl.where(rest == 0x7F, float("nan"), value), raw)
+
+
+@triton.jit
+def widen_e5m2(v):
+    raw = v.to(tl.int32)
+    rest = raw & 0x7F
+    normal = ((rest << 21) + (112 << 23)).to(tl.float32, bitcast=True)
+    value = tl.where(rest < 4, rest.to(tl.float32) * 0.0000152587890625, normal)
+    value = tl.where(rest == 0x7C, float("inf"), value)
+    return signed(tl.where(rest > 0x7C, float("nan"), value), raw)
+
+
+@triton.jit
+def narrow_byte(v, shift: tl.constexpr, bias: tl.constexpr, unit: tl.constexpr, last: tl.constexpr):
+    """To nearest, ties to even: the rounding carries into the exponent; subnormals are rounded by a sum with a number whose
+    last bit is theirs."""
+    bits = v.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    normal = (size - (bias << 23) + ((1 << (shift - 1)) - 1) + ((size >> shift) & 1)) >> shift
+    small = (size.to(tl.float32, bitcast=True) + unit).to(tl.int32, bitcast=True) & 0x7FFFFF
+    found = tl.where(size < ((bias + 1) << 23), small, tl.where(normal < last, normal, last))
+    found = tl.where(size > 0x7F800000, 0x7F, found)
+    return (found | ((bits >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def narrow_e4m3(v):
+    return narrow_byte(v, 20, 120, 16384.0, E4M3_LAST)
+
+
+@triton.jit
+def narrow_e5m2(v):
+    return narrow_byte(v, 21, 112, 128.0, 0x7C)
 
 
 # Index expressions

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.triton_gpu import attention, grouped
+from reference_backends.triton_gpu import attention, grouped, quantized
 from reference_backends.triton_gpu.library import LIBRARY
 from vendor_sdk import Kernel
 
@@ -74,5 +74,6 @@ KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
     "convolution_backward": Kernel(torch.ops.aten.convolution_backward.default, fresh=True, orders="channels_last"),
     **attention.KERNELS,
     grouped.NAME: grouped.grouped_mm,
+    **quantized.KERNELS,
 }
 """Prim to kernel; the presence of a key is the capability."""

@@ -18,6 +18,7 @@ import torch
 
 from reference_backends.triton_gpu.machine import Machine, machine
 from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of
+from reference_backends.triton_gpu.table import FLOAT8
 from vendor_sdk import split
 
 Kind = Literal[
@@ -304,6 +305,7 @@ class Launcher:
         for begun in self.compiling:
             begun.wait()
         self.compiling = []
+        arguments = tuple(each.view(torch.uint8) if getattr(each, "dtype", None) in FLOAT8 else each for each in arguments)
         try:
             return self.kernel[(plan.programs, 1, 1)](*arguments, **plan.settings)
         except Exception as error:

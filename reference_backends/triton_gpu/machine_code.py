@@ -28,6 +28,8 @@ SIGNATURE = {
     torch.int8: "*i8",
     torch.uint8: "*u8",
     torch.bool: "*u1",
+    torch.float8_e4m3fn: "*u8",
+    torch.float8_e5m2: "*u8",
 }
 
 

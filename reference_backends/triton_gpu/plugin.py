@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from reference_backends.triton_gpu import attention, compiler, grouped
+from reference_backends.triton_gpu import attention, compiler, grouped, quantized
 from reference_backends.triton_gpu.emitter import TritonEmitter
 from reference_backends.triton_gpu.graphs import CudaRecorder
 from reference_backends.triton_gpu.kernels import KERNELS
 from reference_backends.triton_gpu.library import COMPLEX, TAKES_COMPLEX
 from reference_backends.triton_gpu.machine import TARGETS, machine
 from vendor_sdk import (
-    ALL,
+    STORED,
     Backend,
     Decline,
     Emitter,
@@ -37,9 +37,9 @@ def backend() -> Backend:
     return Backend(
         name="triton_gpu",
         version="0.1.0",
-        dtypes=frozenset((*ALL, torch.int8, torch.int16, *COMPLEX)),
+        dtypes=frozenset((*STORED, torch.int8, torch.int16, *COMPLEX)),
         requires=compiler.requires,
-        composites=attention.COMPOSITE_NAMES | {grouped.NAME},
+        composites=attention.COMPOSITE_NAMES | {grouped.NAME} | quantized.NAMES,
         # Of tensor cores' operands: cuBLAS computes others' products several times slower.
         legalize=Legalization(row_alignment=16, channels_last=True),
         options={
@@ -59,6 +59,8 @@ def backend() -> Backend:
         deterministic=False,
         notes={
             "halves": "loaded and stored as such, computed in float32",
+            "floats of eight bits": "loaded and stored as their bits, converted by integer instructions, so on GPUs without "
+            "such types too; products with one scale for each factor, to bfloat16, are cuBLAS's where tensor cores have them",
             "sums": "in float32 or float64, one running sum a lane; scattered sums are atomic, in no fixed order",
             "index out of range": "stops the kernel, and with it the process's use of the GPU, as torch's own kernels do",
             "integer division by zero": "gives any number, as torch's own kernels do",
@@ -83,7 +85,8 @@ def supports(node: NodeContext, options: Mapping[str, Any]) -> Support | None:
     if any(t.dtype in COMPLEX for t in tensors) and node.prim not in TAKES_COMPLEX:
         return Decline("complex numbers are not computed with here")
     target = options.get("target")
-    return attention.declined(node) or grouped.declined(node, TARGETS[target] if target else machine())
+    gpu = TARGETS[target] if target else machine()
+    return attention.declined(node) or grouped.declined(node, gpu) or quantized.declined(node, gpu)
 
 
 @hookimpl

@@ -20,7 +20,12 @@ TYPES: Mapping[torch.dtype, str] = {
     torch.int8: "tl.int8",
     torch.uint8: "tl.uint8",
     torch.bool: "tl.int1",
+    # Their bits, since Triton has these types for some GPUs only; ``convert`` knows what they mean.
+    torch.float8_e4m3fn: "tl.uint8",
+    torch.float8_e5m2: "tl.uint8",
 }
+FLOAT8: Mapping[torch.dtype, str] = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+"""Floats of eight bits, and what functions of ``base`` call them."""
 HALVES = (torch.bfloat16, torch.float16)
 SMALL = (torch.int16, torch.int8, torch.uint8, torch.bool)
 
@@ -109,8 +114,13 @@ def constant(value: bool | int | float, dtype: torch.dtype, shape: str = "[]") -
 
 
 def convert(value: str, source: torch.dtype, target: torch.dtype) -> str:
-    """``value`` in another dtype, rounded as torch does: to halves by way of float32, to small integers by way of wide ones."""
+    """``value`` in another dtype, rounded as torch does: to what is narrower by way of float32, to small integers by way
+    of wide ones."""
     kind = TYPES[target]
+    if target in FLOAT8:
+        return f"base.narrow_{FLOAT8[target]}({convert(value, source, torch.float32)})"
+    if source in FLOAT8:
+        return convert(f"base.widen_{FLOAT8[source]}({value})", torch.float32, target)
     if target == torch.bool:
         return f"{value} != 0"
     if torch.float32 not in (source, target) and (source in HALVES or target in HALVES):

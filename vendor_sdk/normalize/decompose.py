@@ -19,7 +19,6 @@ from vendor_sdk.normalize.experts import LATE as LATE_EXPERTS
 from vendor_sdk.normalize.foreach import FOREACH
 from vendor_sdk.normalize.positions import POSITIONS
 from vendor_sdk.normalize.quantized import LATE as LATE_QUANTIZED
-from vendor_sdk.normalize.quantized import QUANTIZED
 from vendor_sdk.normalize.recurrent import RECURRENT
 from vendor_sdk.normalize.rules import Rule, aten, named
 from vendor_sdk.normalize.sampling import SAMPLING
@@ -101,8 +100,7 @@ def _rules() -> dict[OpOverload, Rule]:
     table = {key: rule for key, rule in torch_rules.items() if key not in BY_TARGET}
     for target, composite in COMPOSITE_BY_TARGET.items():
         table[target] = composite.targets[target]
-    ours = (VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING, ATTENTION, EXPERTS, QUANTIZED, RECURRENT)
-    for rules in (_derived(), *ours):
+    for rules in (_derived(), VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING, ATTENTION, EXPERTS, RECURRENT):
         table.update(rules)
     return table
 

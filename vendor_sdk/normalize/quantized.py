@@ -1,7 +1,7 @@
-"""Quantized products, and the operators that quantize and dequantize in graphs of torch's own quantization, to prims.
+"""The operators that quantize and dequantize in graphs of torch's own quantization, to prims.
 
-Those of ``quantized_decomposed`` are registered where somebody imports torch's quantization, hence ``LATE``. They mean what
-torch's implementations do: rounded to nearest, ties to even, in float32; then offset, cut off, and converted.
+They are registered where somebody imports torch's quantization, hence ``LATE``, and mean what torch's implementations do:
+rounded to nearest, ties to even, in float32; then offset, cut off, and converted.
 """
 
 from __future__ import annotations
@@ -11,17 +11,9 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.normalize.rules import Rule, Rules, aten, cast, computation_dtype
-
-QUANTIZED = Rules()
+from vendor_sdk.normalize.rules import Rule, aten, cast, computation_dtype
 
 Tensor = torch.Tensor
-
-
-@QUANTIZED.rule(aten._int_mm.default)
-def int_mm(self: Tensor, mat2: Tensor) -> Tensor:
-    """int8 factors, and the product of int32 numbers: no sum of fewer than 2^17 terms overflows."""
-    return aten.mm.default(cast(self, torch.int32), cast(mat2, torch.int32))  # type: ignore[no-any-return]
 
 
 def _quantized(x: Tensor, inverse: Any, zero: Any, low: Any, high: Any, dtype: torch.dtype) -> Tensor:

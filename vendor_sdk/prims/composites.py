@@ -17,10 +17,10 @@ from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp, apart
 from vendor_sdk.prims.grouped import GROUPED_ROWS
 from vendor_sdk.prims.loss import LOSS_ROWS
 from vendor_sdk.prims.normalization import NORMALIZATION_ROWS
+from vendor_sdk.prims.quantized import QUANTIZED_ROWS
 from vendor_sdk.prims.recognize import recognize_gelu, recognize_linear
 from vendor_sdk.prims.row import Composite, Sampler
 from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, draw, layouts, specials, tensor
-from vendor_sdk.prims.scaled import SCALED_ROWS
 from vendor_sdk.prims.widen import cast, computation_dtype, filled
 
 aten = torch.ops.aten
@@ -398,7 +398,7 @@ ROWS: tuple[Composite, ...] = (
         recognize=recognize_linear,
     ),
     *GROUPED_ROWS,
-    *SCALED_ROWS,
+    *QUANTIZED_ROWS,
     *ATTENTION_ROWS,
     *LOSS_ROWS,
     Composite(

@@ -1,7 +1,6 @@
-"""Matrix products of floats of eight bits with scales, as a composite.
+"""Matrix products of numbers of eight bits, as composites: a device that multiplies such numbers claims them.
 
-A device that multiplies such numbers claims it. Others convert both factors, multiply them in float32, which holds all their
-products, and scale what is summed.
+Others convert both factors to a dtype that holds all products, multiply them there, and scale what is summed.
 """
 
 from __future__ import annotations
@@ -11,13 +10,25 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.prims.bounds import Accumulated, apart
+from vendor_sdk.prims.bounds import Accumulated, Exact, apart
 from vendor_sdk.prims.row import FLOAT8, Composite
-from vendor_sdk.prims.samples import Interval, Sample, SampleContext, draw
+from vendor_sdk.prims.samples import COUNTS, Interval, Sample, SampleContext, draw
 from vendor_sdk.prims.widen import cast
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
+
+
+def int_mm(self: Tensor, mat2: Tensor) -> Tensor:
+    """int8 factors, and the product of int32 numbers: no sum of fewer than 2^17 terms overflows."""
+    return aten.mm.default(cast(self, torch.int32), cast(mat2, torch.int32))  # type: ignore[no-any-return]
+
+
+def _integers(context: SampleContext) -> Iterator[Sample]:
+    whole = Interval(-128.0, 127.0)
+    yield Sample((draw(context, (24, 64), whole, dtype=torch.int8), draw(context, (64, 48), whole, dtype=torch.int8)))
+    a, b = draw(context, (32, 40), COUNTS, dtype=torch.int8), draw(context, (16, 40), COUNTS, dtype=torch.int8)
+    yield Sample((a, b.t()), label="transposed")
 
 
 def _scales_results(self: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor) -> bool:
@@ -78,11 +89,21 @@ def _terms(self: Tensor, *_: Any, **__: Any) -> int:
     return self.shape[1]
 
 
-SCALED_ROWS: tuple[Composite, ...] = (
+QUANTIZED_ROWS: tuple[Composite, ...] = (
+    Composite(
+        name="int_mm",
+        summary="the product of int8 matrices, in int32",
+        targets={aten._int_mm.default: int_mm},
+        dtypes=(torch.int8,),
+        bound=Exact(),
+        samples=_integers,
+        source="exact by definition",
+    ),
     Composite(
         name="scaled_mm",
         summary="(self @ mat2) * scale_a * scale_b + bias of float8 factors; one scale each, or one for each row and column",
         targets={aten._scaled_mm.default: scaled_mm},
+        dtypes=FLOAT8,
         bound=Accumulated(terms=_terms, constant=2, shared=apart),
         samples=_samples,
         reference=_reference,
