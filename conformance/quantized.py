@@ -110,7 +110,8 @@ def _after(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
 def _dynamic(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
     scale = x.abs().amax(-1, keepdim=True) / 127
     q = torch.clamp(torch.round(x / scale), -128, 127).to(torch.int8)
-    return aten._int_mm(q, w.t()).to(torch.float32) * scale * s
+    sums: Tensor = aten._int_mm(q, w.t())
+    return sums.to(torch.float32) * scale * s
 
 
 def _quantizable(draw: Draw, rows: int, columns: int) -> Tensor:

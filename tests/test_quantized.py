@@ -61,12 +61,12 @@ NIBBLES_SWAPPED: Changes = {
 }
 
 
-def next_groups_scale(x: Tensor, y: Tensor) -> Tensor:
+def next_groups_scale(x: Tensor, y: Tensor) -> Any:
     """Where what is multiplied has a scale for each group."""
     return aten.mul.Tensor(x, y.roll(1, -2)) if y.dim() == 3 and y.shape[-1] == 1 and y.shape[-2] > 1 else aten.mul.Tensor(x, y)
 
 
-def sums_of_16_bits(a: Tensor, b: Tensor) -> Tensor:
+def sums_of_16_bits(a: Tensor, b: Tensor) -> Any:
     return aten._int_mm.default(a, b).clamp(-(1 << 15), (1 << 15) - 1)
 
 
@@ -106,7 +106,7 @@ def other_format(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(beside).view(torch.uint8).view(dtype)
 
 
-def without_second_scale(*given: Any, **rest: Any) -> Tensor:
+def without_second_scale(*given: Any, **rest: Any) -> Any:
     return aten._scaled_mm.default(*given[:3], torch.ones_like(given[3]), *given[4:], **rest)
 
 

@@ -19,7 +19,7 @@ import vendor_sdk
 from reference_backends.triton_gpu import launch, plugin
 from reference_backends.triton_gpu.analysis import late
 from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, divided, functions
-from vendor_sdk import ALL, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
+from vendor_sdk import ALL, STORED, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -50,7 +50,7 @@ class OnPaper:
 
     @hookimpl
     def backend(self) -> Backend:
-        return Backend(name=self.name, version="0", dtypes=frozenset(ALL))
+        return Backend(name=self.name, version="0", dtypes=frozenset(STORED))
 
     @hookimpl
     def device(self) -> TorchDevice:
@@ -489,6 +489,10 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         (torch.empty(1001, 33), torch.empty(768), torch.empty(512, 768)),
     ),
     "bfloat16": (lambda a: torch.sigmoid(a), (torch.empty(64, 1024, dtype=torch.bfloat16),)),
+    "floats of eight bits": (
+        lambda a, b: (a.to(torch.float32), b.to(torch.float8_e4m3fn), b.to(torch.float8_e5m2)),
+        (torch.empty(64, 1024, dtype=torch.float8_e4m3fn), torch.empty(64, 1024)),
+    ),
     "rows": (lambda a: a.sum(1), (torch.empty(64, 5000),)),
     "columns": (lambda a: a.amax(0), (torch.empty(5000, 64),)),
     "all": (lambda a: a.any(), (torch.empty(5000, 64, dtype=torch.bool),)),

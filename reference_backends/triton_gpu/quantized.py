@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
 
 from reference_backends.triton_gpu.machine import Machine
-from vendor_sdk import Decline, NodeContext, TensorInfo
+from vendor_sdk import Decline, Kernel, NodeContext, TensorInfo
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -57,4 +60,4 @@ def scaled_mm(self: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, *res
     return aten._scaled_mm.default(self.contiguous(), columns, *scales, *rest, **named)  # type: ignore[no-any-return]
 
 
-KERNELS = {INTEGERS: int_mm, SCALED: scaled_mm}
+KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {INTEGERS: int_mm, SCALED: scaled_mm}

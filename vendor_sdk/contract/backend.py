@@ -184,7 +184,8 @@ class Backend:
         version: of the plugin; part of every cache key.
         contract: contract version the plugin was written for, ``(major, minor)``.
         opset: opset version the plugin was written for.
-        dtypes: dtypes the device computes in; nodes with others go to the host, with that reason.
+        dtypes: dtypes the device computes in, and floats of eight bits that it stores and converts; nodes with others go to the
+            host, with that reason.
         legalize: what the SDK removes from graphs first.
         requires: called at load; returns ``""`` when the machine has what the backend needs, else what is missing and how to
             install it (``"no C++ compiler on PATH: install g++"``). ``vendor-sdk list --check`` shows it. A backend with a
