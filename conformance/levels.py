@@ -10,15 +10,18 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from conformance.cases import BEHAVIOUR, EXHAUSTIVE, FUSED, MODEL, PATTERN, PRIM, all_cases
+from conformance.cases import BEHAVIOUR, DTYPES, EXHAUSTIVE, FUSED, MODEL, PATTERN, PRIM, all_cases
 from conformance.expectations import RIGHT
 from conformance.profiles import FULL, PROFILES, dtypes, part_of, weights
+from vendor_sdk import FLOAT8
 
 LEVELS = ("runs", "accurate", "fast")
 NONE = "none"
 
 ON_CHIP = ("native", "view", "decomposed", "wrapper", "absent")
 """Placements by which the host computes nothing."""
+OPTIONAL = frozenset(name for name, dtype in DTYPES.items() if dtype in FLOAT8)
+"""Dtypes that the device need not have: what is stored in them may be moved and converted by the host, and must be right."""
 WITHOUT_EVIDENCE = ("no-samples", "empty")
 UNOBJECTIONABLE = ("pass", *WITHOUT_EVIDENCE)
 BROKEN = ("crash", "timeout", "error")
@@ -92,7 +95,8 @@ def _runs(profile: str, prims: Sequence[Mapping[str, Any]], models: Sequence[Map
     weight, seen = weights(profile), {e["prim"] for e in prims}
     missing = sorted(set(weight) - seen)
     tried = {e["prim"] for e in prims if e["verdict"] not in WITHOUT_EVIDENCE}
-    off_chip = {e["prim"] for e in prims if e["prim"] in tried and e["placement"] not in ON_CHIP}
+    placed = [e for e in prims if e["prim"] in tried and e["dtype"] not in OPTIONAL]
+    off_chip = {e["prim"] for e in placed if e["placement"] not in ON_CHIP}
     total = sum(weight[prim] for prim in tried)
     share = sum(weight[prim] for prim in tried - off_chip) / total if total else 0.0
     met: bool | None = share >= LEAST_ON_CHIP

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vendor_sdk
-from conformance import behaviour
+from conformance import behaviour, levels
 from conformance.outcome import Outcome
 from conformance.subject import TorchSubject
 from vendor_sdk import Effort
@@ -43,11 +43,11 @@ def planted(changes: Changes, group: str) -> Outcome:
     return behaviour.certify(Planted("eager"), group, effort=Effort.STANDARD, seed=1, device=torch.device("cpu"))
 
 
-def half_away(x: Tensor) -> Tensor:
+def half_away(x: Tensor) -> Any:
     return torch.trunc(x + torch.copysign(torch.tensor(0.5), x))
 
 
-def wrapped(x: Tensor, low: Any = None, high: Any = None) -> Tensor:
+def wrapped(x: Tensor, low: Any = None, high: Any = None) -> Any:
     return torch.remainder(x - low, high - low + 1) + low
 
 
@@ -133,6 +133,18 @@ def test_a_planted_bug_is_found(changes: Changes, group: str, kinds: set[str]) -
     outcome = planted(changes, group)
     assert outcome.verdict == "fail"
     assert kinds <= {failure.kind for failure in outcome.failures}
+
+
+def test_floats_of_eight_bits_may_be_left_to_the_host_and_must_be_right() -> None:
+    def said(verdict: str, placement: str, dtype: str) -> dict[str, str]:
+        entry = {"id": f"cat[{dtype}]", "kind": "prim", "prim": "cat", "dtype": dtype, "verdict": verdict}
+        run = levels.levels([{**entry, "placement": placement, "expectation": None}], None)
+        return {each["name"]: f"{each['state']}: {each['found']}" for each in run["full"]["criteria"]}
+
+    on_chip = "90% of the calls of prims, as its models make them, run on the device"
+    assert said("pass", "host", "float8_e5m2")[on_chip].startswith("not shown: 100.0%")
+    assert said("pass", "host", "float32")[on_chip].startswith("not shown: 0.0%")
+    assert any("cat[float8_e5m2]" in text for text in said("host-fail", "host", "float8_e5m2").values())
 
 
 # Operators of torch's quantization
