@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from vendor_sdk.capture.heads import share_heads
 from vendor_sdk.capture.masks import know_masks
 from vendor_sdk.ir.loop_ops import philox
 from vendor_sdk.pipeline import recording
+from vendor_sdk.prims import dropout
 from vendor_sdk.prims.dropout import BACKWARD_OPERATOR, OPERATOR, SEEDS, kept_factor, weight_factors, words_kept
 from vendor_sdk.prims.random import frequency_misfit
 from vendor_sdk.run.compiled import CompiledGraph
@@ -30,29 +32,49 @@ def drawn(*shape: int, **options: Any) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, **options)
 
 
-@pytest.mark.parametrize("keys", [1, 4, 11, 64])
-def test_words_are_those_of_the_loops_generator(keys: int) -> None:
-    """Counter (key // 4, line), word key % 4."""
-    query, key = torch.empty(2, 3, 5, 8), torch.empty(2, 3, keys, 8)
-    line, column = torch.arange(30)[:, None], torch.arange(keys)[None]
-    words = philox(SEED, (line << 32) + column // 4, column % 4)
-    factors = weight_factors(query, key, SEED, 0.3)
-    assert torch.equal(factors > 0, (words < words_kept(0.3)).reshape(2, 3, 5, keys))
-    torch.testing.assert_close(factors[factors > 0].unique(), torch.tensor([1 / 0.7]))
+def test_the_generator_is_philox_of_seven_rounds() -> None:
+    """Its authors' known answer for zeros (Random123, kat_vectors: ``philox4x32 7``)."""
+    zero = torch.zeros(1, dtype=torch.int64)
+    assert [int(word) for word in dropout.philox(zero, [zero, zero])] == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
+
+
+def test_the_generator_is_that_of_loops_but_for_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dropout, "ROUNDS", 10)
+    first, second = torch.arange(5), torch.arange(2**32 - 6, 2**32 - 1)
+    for word, found in enumerate(dropout.philox(SEED, [first, second])):
+        assert torch.equal(found, philox(SEED, (second << 32) + first, torch.tensor(word)))
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(5, 1), (16, 4), (17, 11), (40, 64)])
+def test_each_weight_has_half_a_word(rows: int, keys: int) -> None:
+    """As the definition has it, one by one."""
+    factors = weight_factors(torch.empty(2, 3, rows, 8), torch.empty(2, 3, keys, 8), SEED, 0.3)
+    squares = -(-rows // 16)
+    for matrix, row, key in itertools.product(range(6), range(rows), range(keys)):
+        counter = key // 16 * 4 + key % 8 // 2, (matrix * squares + row // 16) * 8 + row % 8
+        word = int(dropout.philox(SEED, [torch.tensor([n]) for n in counter])[row // 8 % 2 * 2 + key // 8 % 2])
+        half = word >> 16 if key % 2 else word & 0xFFFF
+        assert bool(factors.view(6, rows, keys)[matrix, row, key]) == (half < words_kept(0.3))
+    torch.testing.assert_close(factors[factors > 0].unique(), torch.tensor([kept_factor(0.3)]))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_what_is_kept_is_independent(p: float) -> None:
     """Of neighbours among keys, rows and heads, of the same place under the next seed."""
     torch.manual_seed(0)
-    query, key = torch.empty(2, 4, 64, 8), torch.empty(2, 4, 66, 8)
+    query, key = torch.empty(2, 4, 64, 8), torch.empty(2, 4, 96, 8)
     seeds = torch.randint(SEEDS, (1,))
     kept = weight_factors(query, key, seeds, p) > 0
     count = kept.numel()
     assert not frequency_misfit(int(kept.sum()), count, 1 - p, "a weight that is kept")
+    down, across = kept.unflatten(2, (4, 16)), kept.unflatten(3, (6, 16))
     others = {
         "key": (kept[..., 0::2], kept[..., 1::2]),
+        "word of keys": (across[..., :8], across[..., 8:]),
+        "square of keys": (across[..., 0::2, :], across[..., 1::2, :]),
         "row": (kept[:, :, 0::2], kept[:, :, 1::2]),
+        "word of rows": (down[:, :, :, :8], down[:, :, :, 8:]),
+        "square of rows": (down[:, :, 0::2], down[:, :, 1::2]),
         "head": (kept[:, 0::2], kept[:, 1::2]),
         "batch": (kept[0], kept[1]),
         "seed": (kept, weight_factors(query, key, seeds + 1, p) > 0),
@@ -64,8 +86,12 @@ def test_what_is_kept_is_independent(p: float) -> None:
 
 
 def test_probabilities() -> None:
-    assert (words_kept(0.0), words_kept(0.5), words_kept(1.0)) == (2**32, 2**31, 0)
+    assert (words_kept(0.0), words_kept(0.5), words_kept(1.0)) == (2**16, 2**15, 0)
     assert (kept_factor(0.0), kept_factor(0.5), kept_factor(1.0)) == (1.0, 2.0, 0.0)
+    for p in (0.1, 0.3, 1e-6, 1 - 1e-4):
+        assert kept_factor(p) * words_kept(p) == pytest.approx(2**16), "expectations stay"
+        assert abs(words_kept(p) / 2**16 - (1 - p)) <= 2**-17
+    assert kept_factor(1 - 1e-6) == 0, "the probability is 1 as it is rounded"
     query = torch.empty(1, 2, 5, 8)
     assert (weight_factors(query, query, SEED, 0.0) == 1).all()
     assert not weight_factors(query, query, SEED, 1.0).any()

@@ -124,10 +124,8 @@ template <class A, class T> static void forward_few(const Problem &p, const Resu
       t.peak[l] = peak;
       t.total[l] = t.total[l] * keep + sum_of<A>(total);
 #if DROPOUT
-      for (int64_t k = 0; k < count; ++k) {
-        const PhiloxWords<uint64_t> words = philox_words<uint64_t>(p.dropout.seed, (key + k) / 4, (batch * p.heads + t.head[l]) * p.rows + t.row[l], 0, 0);
-        w.scores[k] *= (uint32_t)words.word[k % 4] <= p.dropout.last ? (A)p.dropout.kept : 0;
-      }
+      const int64_t place = place_of(batch * p.heads + t.head[l], p.rows, t.row[l]);
+      for (int64_t k = 0; k < count; ++k) w.scores[k] *= factor_of<A>(p.dropout, place, is_upper(t.row[l]), key + k);
 #endif
       A *result = w.results + l * w.v_pitch;
       int64_t c = 0;

@@ -40,7 +40,7 @@ template <class T> INLINE const T *beginning(const void *buffer, const int64_t *
 
 // numbers: batch, heads, key heads, rows, keys, width, depth (width of values), mask kind, causal, scale (bits of a double), then of
 // query, key, value and mask each four strides (0 where the mask broadcasts) and where in its buffer it begins; with dropout, where in its
-// buffer the seed lies, the largest word that is kept, and what the weights are multiplied by that are (bits of a double).
+// buffer the seed lies, the largest word of 16 bits that is kept, and what the weights are multiplied by that are (bits of a double).
 template <class T> static Problem problem_of(const int64_t *n, const void *q, const void *k, const void *v, const void *mask, const void *seed) {
   Problem p{n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
   p.group = p.shared ? p.heads / p.shared : 0;
@@ -207,17 +207,26 @@ template <class A> LOCAL void online_softmax(Tile<A> &t, int64_t count, A *score
 }
 
 #if DROPOUT
-// The factors of a tile's weights of keys [key, key + count), a vector of lines at a time: use(first lane, place among keys x lines, factors).
+// The factors of a tile's weights of keys [key, key + count), of which the first begins a square, a vector of lines at a time:
+// use(first lane, place among keys x lines, factors).
 template <class A, class Use> INLINE void each_factor(const Problem &p, const Tile<A> &t, int64_t key, int64_t count, const Use &use) {
+  typedef typename Lanes<A>::whole Whole;
+  typedef typename Lanes<A>::wholes Wholes;
   enum { N = Lanes<A>::count };
   const int64_t pitch = t.pitch();
-  alignas(VECTOR_BYTES) typename Lanes<A>::whole line[Tile<A>::LINES];
-  for (int64_t l = 0; l < pitch; ++l) line[l] = (typename Lanes<A>::whole)((t.batch * p.heads + t.head[l]) * p.rows + t.row[l]);
+  alignas(VECTOR_BYTES) Whole place[Tile<A>::LINES], upper[Tile<A>::LINES];
+  for (int64_t l = 0; l < pitch; ++l) {
+    place[l] = (Whole)place_of(t.batch * p.heads + t.head[l], p.rows, t.row[l]);
+    upper[l] = (Whole)is_upper(t.row[l]);
+  }
   for (int64_t v = 0; v < pitch; v += N)
-    for (int64_t k = 0; k < count; k += 4) {
+    for (int64_t k = 0; k < count; k += k % 8 < 6 ? 2 : 10) {
       Vector<A> factors[4];
-      factors_of<A>(p.dropout, (uint32_t)((key + k) / 4), *(const typename Lanes<A>::wholes *)(line + v), factors);
-      for (int64_t i = 0; i < min_int(4, count - k); ++i) use(v, (k + i) * pitch + v, factors[i]);
+      factors_of<A>(p.dropout, group_of(key + k), *(const Wholes *)(place + v), *(const Wholes *)(upper + v), factors);
+      for (int64_t i = 0; i < 4; ++i) {
+        const int64_t own = k + i % 2 + i / 2 * 8;
+        if (own < count) use(v, own * pitch + v, factors[i]);
+      }
     }
 }
 #endif

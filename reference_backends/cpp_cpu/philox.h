@@ -1,4 +1,4 @@
-// Philox 4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Follows base.h.
+// Philox 4x32: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Follows base.h.
 //
 // Words lie in numbers of 64 bits, or in vectors of such, of which the low halves count.
 
@@ -22,10 +22,10 @@ template <> SPECIALISED Words256 low_product(Words256 a, uint32_t b) {
 
 template <class C> struct PhiloxWords { C word[4]; };
 // The words of counter (c0, c1, c2, c3) under a key.
-template <class C> INLINE PhiloxWords<C> philox_words(int64_t key, C c0, C c1, C c2, C c3) {
+template <class C, int ROUNDS = 10> INLINE PhiloxWords<C> philox_words(int64_t key, C c0, C c1, C c2, C c3) {
   uint32_t k0 = (uint32_t)key, k1 = (uint32_t)((uint64_t)key >> 32);
 #pragma GCC unroll 10
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < ROUNDS; ++round) {
     const C p0 = low_product(c0, 0xD2511F53u), p1 = low_product(c2, 0xCD9E8D57u);
     c0 = (p1 >> 32) ^ c1 ^ (uint64_t)k0;
     c2 = (p0 >> 32) ^ c3 ^ (uint64_t)k1;

@@ -48,17 +48,49 @@ def masked(
 
 
 @triton.jit
-def kept(seed, line, start, LAST: tl.constexpr, KEYS: tl.constexpr):
-    """Whether the weights of ``KEYS`` keys from ``start`` on (a multiple of 4) are kept, as (lines, keys).
+def words(seed, first, second):
+    """The four words of Philox 4x32-7 of counters (first, second, 0, 0), as ``vendor_sdk/prims/dropout.py`` has them.
 
-    A counter of Philox gives the words of four keys beside each other. What takes its place among the scores is a bit, not a
-    factor: blocks of words lie otherwise than products do.
+    A product of 64 bits is one instruction, where the halves of it that Triton's own generator takes are two.
     """
-    group = start // 4 + tl.arange(0, KEYS // 4)
-    none = tl.zeros([1, 1], tl.uint32)
-    a, b, c, d = tl.philox(seed, group[None, :].to(tl.uint32), line[:, None].to(tl.uint32), none, none)
-    bits = tl.join(tl.join(a <= LAST, c <= LAST), tl.join(b <= LAST, d <= LAST))
-    return bits.reshape(line.shape[0], KEYS)
+    a, b = first.to(tl.uint32), second.to(tl.uint32)
+    c = tl.zeros_like(a)
+    d = c
+    low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    for _ in tl.static_range(7):
+        left, right = a.to(tl.uint64) * 0xD2511F53, c.to(tl.uint64) * 0xCD9E8D57
+        a = (right >> 32).to(tl.uint32) ^ b ^ low
+        c = (left >> 32).to(tl.uint32) ^ d ^ high
+        b, d = right.to(tl.uint32), left.to(tl.uint32)
+        low += 0x9E3779B9
+        high += 0xBB67AE85
+    return a, b, c, d
+
+
+@triton.jit
+def spread(word, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """Words of counters, (ROWS / 2, KEYS / 4), as (ROWS, KEYS): for each weight that some word of the counter is for."""
+    parts = word.reshape(ROWS // 16, 1, 8, KEYS // 16, 1, 4, 1)
+    return tl.broadcast_to(parts, [ROWS // 16, 2, 8, KEYS // 16, 2, 4, 2]).reshape(ROWS, KEYS)
+
+
+@triton.jit
+def kept(seed, line, start, LAST: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr):
+    """Whether weights are kept, of ``ROWS`` rows, whose first has the counter ``line``, and ``KEYS`` keys from ``start`` on (both
+    whole squares of 16), as (ROWS, KEYS).
+
+    A counter's weights are those of one thread wherever the product that gave the scores left them. Said so, with nothing
+    but elementwise functions of one layout, Triton has each thread draw what it needs, and nothing is exchanged: which word a
+    weight has is known when it compiles. (Joined words, or bits, it moves through shared memory.)
+    """
+    group, place = tl.broadcast((start // 4 + tl.arange(0, KEYS // 4))[None, :], (line + tl.arange(0, ROWS // 2))[:, None])
+    a, b, c, d = words(seed, group, place)
+    row, key = tl.arange(0, ROWS)[:, None], tl.arange(0, KEYS)[None, :]
+    lower = tl.where(key // 8 % 2 == 0, spread(a, ROWS, KEYS), spread(b, ROWS, KEYS))
+    upper = tl.where(key // 8 % 2 == 0, spread(c, ROWS, KEYS), spread(d, ROWS, KEYS))
+    word = tl.where(row // 8 % 2 == 0, lower, upper)
+    # Its half is compared where it is uppermost; what is below does not matter then.
+    return (word << (16 - key % 2 * 16).to(tl.uint32)) <= (LAST << 16 | 0xFFFF)
 
 
 @triton.jit
@@ -132,7 +164,7 @@ def keys_at(
     fade = tl.exp2(peak - base)
     weight = weight * fade + tl.sum(weights, 1)
     if LAST >= 0:
-        weights = tl.where(kept(seed, line, start, LAST, KEYS), weights, 0.0)
+        weights = tl.where(kept(seed, line, start, LAST, q.shape[0], KEYS), weights, 0.0)
     if EDGE:
         v = tl.load(v_at, mask=there[:, None] & ((deep < depth) | WHOLE)[None, :], other=0)
     elif WHOLE:
@@ -190,7 +222,7 @@ def forward(
     """Attention of one block of queries: ``out`` as (batch, rows, heads, depth), ``logsumexp`` as (batch, heads, rows).
 
     MASK: 0 none, 1 of bools (true: seen), 2 of numbers that are added; ALIKE: the same ones for all rows. FACTOR: of the
-    scores, times log2(e). LAST: the largest of the words whose weights are kept, times KEPT; -1 without dropout.
+    scores, times log2(e). LAST: the largest of the words of 16 bits whose weights are kept, times KEPT; -1 without dropout.
     WHOLE: whether width and depth are WIDTH and DEPTH.
     """
     blocks = tl.cdiv(rows, ROWS)
@@ -199,7 +231,8 @@ def forward(
     matrix = (tl.program_id(0) // blocks).to(tl.int64)
     batch, head = matrix // heads, matrix % heads
     own = head // (heads // shared)
-    row = block * ROWS + tl.arange(0, ROWS)
+    first = block * ROWS
+    row = first + tl.arange(0, ROWS)
     row_mask = row < rows
     across, deep = tl.arange(0, WIDTH), tl.arange(0, DEPTH)
     q_at = query + batch * q_batch + head * q_head + row[:, None] * q_row + across[None, :] * q_step
@@ -211,12 +244,12 @@ def forward(
     weight = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     drawn = tl.load(seed) if LAST >= 0 else 0
-    line = matrix * rows + row
+    line = matrix * (tl.cdiv(rows, 16) * 8) + first // 2
     full = keys // KEYS * KEYS
     end = keys
     if CAUSAL:
-        full = min(full, block * ROWS // KEYS * KEYS)
-        end = min(keys, block * ROWS + ROWS)
+        full = min(full, first // KEYS * KEYS)
+        end = min(keys, first + ROWS)
     for start in range(0, full, KEYS):
         total, weight, peak = keys_at(
             total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,

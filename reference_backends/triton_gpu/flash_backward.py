@@ -6,7 +6,7 @@ With weights ``p = exp2(s - logsumexp)`` and ``d = rowsum(grad * out)``, the gra
 ``by_query`` sums over the keys for a block of queries, and leaves ``d``. ``by_key`` sums over the queries, those of all heads
 that share it, for a block of keys; its scores lie as (keys, queries). So no program waits for another, and equal calls give
 equal bits. With dropout, the gradients of weights that are not kept (``flash.kept``) are zero, and so are these weights where
-they weigh values; ``d`` is what it is without. Operands and masks are as ``flash.forward`` takes them; gradients lie as (batch,
+they weigh values; what the others are multiplied by is left to the sums: ``d`` is divided by it. Operands and masks are as ``flash.forward`` takes them; gradients lie as (batch,
 rows, heads, width), ``d`` and ``logsumexp`` as (batch, heads, rows).
 """
 
@@ -84,7 +84,6 @@ def keys_at(
     ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
     LAST: tl.constexpr,
-    KEPT: tl.constexpr,
     EDGE: tl.constexpr,
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -101,7 +100,7 @@ def keys_at(
     weights = weights_of(scores, base[:, None], row[:, None], key, keys, CAUSAL, EDGE)
     of_weights = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
     if LAST >= 0:
-        of_weights = tl.where(kept(seed, line, start, LAST, KEYS), of_weights * KEPT, 0.0)
+        of_weights = tl.where(kept(seed, line, start, LAST, q.shape[0], KEYS), of_weights, 0.0)
     change = weights * (of_weights - inner[:, None])
     return tl.dot(change.to(k.dtype), k, total, input_precision=PRECISION)
 
@@ -161,7 +160,7 @@ def by_query(
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The gradient of one block of queries, and ``inner``: the product of each row of ``grad`` and ``out``."""
+    """The gradient of one block of queries, and ``inner``: the product of each row of ``grad`` and ``out``, over KEPT."""
     blocks = tl.cdiv(rows, ROWS)
     # Of a causal mask the longest blocks come first.
     block = blocks - 1 - tl.program_id(0) % blocks if CAUSAL else tl.program_id(0) % blocks
@@ -174,6 +173,8 @@ def by_query(
     g = block_of(grad + batch * g_batch + head * g_head, first, g_row, g_step, rows, depth, True, ROWS, DEPTH, WHOLE)
     o = block_of(out + batch * o_batch + head * o_head, first, o_row, o_step, rows, depth, True, ROWS, DEPTH, WHOLE)
     product = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
+    if LAST >= 0:
+        product = product * (1 / KEPT if KEPT > 0 else 0.0)
     tl.store(inner + matrix * rows + row, product, mask=row < rows)
     # Rows beyond the last weigh nothing.
     base = tl.load(logsumexp + matrix * rows + row, mask=row < rows, other=float("inf")) * LOG2E
@@ -182,7 +183,7 @@ def by_query(
     mask_first = mask + batch * mask_batch + head * mask_head
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     drawn = tl.load(seed) if LAST >= 0 else 0
-    line = matrix * rows + row
+    line = matrix * (tl.cdiv(rows, 16) * 8) + first // 2
     full = keys // KEYS * KEYS
     end = keys
     if CAUSAL:
@@ -192,17 +193,17 @@ def by_query(
         total = keys_at(
             total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
             k_row, k_step, v_row, v_step, mask_row, mask_column,
-            FACTOR, MASK, ALIKE, CAUSAL, LAST, KEPT, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
         )  # fmt: skip
     for start in range(full, end, KEYS):
         total = keys_at(
             total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
             k_row, k_step, v_row, v_step, mask_row, mask_column,
-            FACTOR, MASK, ALIKE, CAUSAL, LAST, KEPT, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
         )  # fmt: skip
     across = tl.arange(0, WIDTH)
     at = grad_query + ((batch * rows + row) * heads + head)[:, None] * width + across[None, :]
-    result = (total * (FACTOR * LN2)).to(grad_query.dtype.element_ty)
+    result = (total * (FACTOR * LN2 * (KEPT if LAST >= 0 else 1.0))).to(grad_query.dtype.element_ty)
     tl.store(at, result, mask=(row < rows)[:, None] & ((across < width) | WHOLE)[None, :])
 
 
@@ -237,7 +238,6 @@ def rows_at(
     ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
     LAST: tl.constexpr,
-    KEPT: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -258,8 +258,8 @@ def rows_at(
     weights = weights_of(scores, base[None, :], row[None, :], key, keys, CAUSAL, CAUSAL)
     of_weights = tl.dot(v, tl.trans(g), input_precision=PRECISION)
     if LAST >= 0:
-        remain = tl.trans(kept(seed, line + row, first, LAST, KEYS))
-        change = weights * (tl.where(remain, of_weights * KEPT, 0.0) - inner[None, :])
+        remain = tl.trans(kept(seed, line + start // 2, first, LAST, ROWS, KEYS))
+        change = weights * (tl.where(remain, of_weights, 0.0) - inner[None, :])
         weights = tl.where(remain, weights, 0.0)
     else:
         change = weights * (of_weights - inner[None, :])
@@ -338,14 +338,15 @@ def by_key(
         g_first = grad + batch * g_batch + head * g_head
         mask_first = mask + batch * mask_batch + head * mask_head
         place = (batch * heads + head) * rows
+        line = (batch * heads + head) * (tl.cdiv(rows, 16) * 8)
         for start in range(begin, rows, ROWS):
             by_k, by_v = rows_at(
-                by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, place,
+                by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, line,
                 along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, KEPT, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
             )  # fmt: skip
     if LAST >= 0:
-        by_v = by_v * KEPT
+        by_k, by_v = by_k * KEPT, by_v * KEPT
     across, deep = tl.arange(0, WIDTH), tl.arange(0, DEPTH)
     place = ((batch * keys + along) * shared + own)[:, None]
     there = (along < keys)[:, None]

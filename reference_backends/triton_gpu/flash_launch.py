@@ -173,7 +173,7 @@ def form_of(
     if dropout is None:
         return form
     # Where nothing is kept, what is multiplied by 0 may be any.
-    return form._replace(last=max(words_kept(dropout.probability) - 1, 0), kept=kept_factor(dropout.probability))
+    return form._replace(last=max(round((1-dropout.probability)*2**16) - 1, 0), kept=kept_factor(dropout.probability))
 
 
 def _sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ OPERATOR = torch.ops.vendor_sdk.dropout_attention.default
   dtype; ``heads`` is a multiple of ``shared``. ``attn_mask`` broadcasts to (batch, heads, rows, keys): bools, or numbers
   that are added to the scores.
 * seed: one int64, of shape (1,).
-* out (batch, heads, rows, depth): the softmax over all keys, of which each weight is multiplied by ``1 / (1 - dropout_p)`` or
+* out (batch, heads, rows, depth): the softmax over all keys, of which each weight is multiplied by ``kept_factor(dropout_p)`` or
   by 0 (``weight_factors``), times the values. Rows without a key that they see are zero.
 * logsumexp (batch, heads, rows): the logarithm of the sum of the exponentials of all scores, in float32 for halves.
 
@@ -44,27 +44,35 @@ Both results and the three gradients lie in memory as torch's attention on CPU h
 BACKWARD_OPERATOR = torch.ops.vendor_sdk.dropout_attention_backward.default
 """The gradients by query, key and value for the same seed."""
 
-WORDS = 4
-"""Words of 32 bits that one counter gives: for keys beside each other."""
 SEEDS = 2**63 - 1
 """Seeds are from 0 to this, without it."""
+ROUNDS = 7
+"""Of Philox 4x32: the fewest with which it passes all of BigCrush (Salmon and others, table 2)."""
+SQUARE = 16
+"""Rows and keys of the squares that weights are divided into."""
+_WORDS = 2**16
 _MASK = 0xFFFFFFFF
 _FACTORS = 0xD2511F53, 0xCD9E8D57
 _STEPS = 0x9E3779B9, 0xBB67AE85
 
 
 def words_kept(dropout_p: float) -> int:
-    """How many of the 2**32 words keep their weight: those below this number."""
-    return round((1 - dropout_p) * 2**32)
+    """How many of the 2**16 words of 16 bits keep their weight: those below this number.
+
+    So the probability is rounded to a multiple of 2**-16.
+    """
+    return round((1 - dropout_p) * _WORDS)
 
 
 def kept_factor(dropout_p: float) -> float:
-    """What the weights that are kept are multiplied by; 0 where none is."""
-    return 1 / (1 - dropout_p) if dropout_p < 1 else 0.0
+    """What the weights that are kept are multiplied by, 1 / (1 - p) for the probability as it is rounded, so that no weight's
+    expectation changes; 0 where none is kept."""
+    kept = words_kept(dropout_p)
+    return _WORDS / kept if kept else 0.0
 
 
 def philox(seed: Tensor, counter: Sequence[Tensor]) -> list[Tensor]:
-    """The four words of Philox 4x32-10, as int64 in [0, 2**32) (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy
+    """The four words of Philox 4x32-7, as int64 in [0, 2**32) (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy
     as 1, 2, 3", SC 2011).
 
     Args:
@@ -85,7 +93,7 @@ def philox(seed: Tensor, counter: Sequence[Tensor]) -> list[Tensor]:
 
     state = [*counter, constant(0), constant(0)]
     key = [below(seed), above(seed)]
-    for _ in range(10):
+    for _ in range(ROUNDS):
         # 64 bits of a product are all there, though int64 takes the uppermost for a sign.
         left, right = (aten.mul.Tensor(state[2 * i], constant(_FACTORS[i])) for i in range(2))
         first = aten.bitwise_xor.Tensor(aten.bitwise_xor.Tensor(above(right), state[1]), key[0])
@@ -98,20 +106,35 @@ def philox(seed: Tensor, counter: Sequence[Tensor]) -> list[Tensor]:
 def weight_factors(query: Tensor, key: Tensor, seed: Tensor, dropout_p: float) -> Tensor:
     """What each attention weight is multiplied by, (batch, heads, rows, keys) in the dtype that attention is computed in.
 
-    A weight of key ``k`` in line ``l = (batch * heads + head) * rows + row`` is kept if word ``k % 4`` of the counter
-    ``(k // 4, l % 2**32, 0, 0)``, with the seed as the key, is below ``words_kept(dropout_p)``.
+    Weights are divided into squares of 16 rows and 16 keys. In row ``r`` and key ``k`` of a square, half ``k % 2`` (0: the
+    lower) of word ``r // 8 * 2 + k // 8`` is the weight's, of the counter ``(K * 4 + k % 8 // 2, R * 8 + r % 8, 0, 0)``: square
+    ``K`` of the keys, square ``R`` of the rows of all batches and heads, modulo 2**29. The seed is the key. The weight is kept
+    if its half is below ``words_kept(dropout_p)``.
+
+    So the eight weights of a counter are among those that one thread has of a product on tensor cores (two rows eight apart,
+    pairs of keys), and half of them where rows and keys change places.
     """
     batch, heads, rows, _ = query.shape
     keys = key.shape[2]
     dtype, int64 = computation_dtype(query.dtype), torch.int64
-    groups = (keys + WORDS - 1) // WORDS
-    group = aten.unsqueeze.default(aten.arange.start_step(0, groups, 1, dtype=int64, device=query.device), 0)
-    line = aten.unsqueeze.default(aten.arange.start_step(0, batch * heads * rows, 1, dtype=int64, device=query.device), 1)
+    down, along = ((n + SQUARE - 1) // SQUARE for n in (rows, keys))
+    lines = batch * heads * down * 8
+    group = aten.unsqueeze.default(aten.arange.start_step(0, along * 4, 1, dtype=int64, device=query.device), 0)
+    line = aten.unsqueeze.default(aten.arange.start_step(0, lines, 1, dtype=int64, device=query.device), 1)
     counter = group, aten.bitwise_and.Tensor(line, number(_MASK, int64, query))
     words = philox(aten.reshape.default(seed, [1, 1]), counter)
-    bound = number(words_kept(dropout_p), int64, query)
-    kept = aten.cat.default([aten.unsqueeze.default(aten.lt.Tensor(word, bound), 2) for word in words], 2)
-    kept = aten.slice.Tensor(aten.reshape.default(kept, [batch * heads * rows, groups * WORDS]), 1, 0, keys)
+    bound, low = number(words_kept(dropout_p), int64, query), number(_WORDS - 1, int64, query)
+    width = number(16, int64, query)
+    halves = [
+        half
+        for word in words
+        for half in (aten.bitwise_and.Tensor(word, low), aten.bitwise_right_shift.Tensor(word, width))
+    ]
+    kept = aten.cat.default([aten.unsqueeze.default(aten.lt.Tensor(half, bound), 2) for half in halves], 2)
+    # (rows' square, row of 8, keys' square, pair of 4, upper row, upper key, half)
+    kept = aten.reshape.default(kept, [batch * heads * down, 8, along, 4, 2, 2, 2])
+    kept = aten.reshape.default(aten.permute.default(kept, [0, 4, 1, 2, 5, 3, 6]), [batch * heads, down * SQUARE, along * SQUARE])
+    kept = aten.slice.Tensor(aten.slice.Tensor(kept, 1, 0, rows), 2, 0, keys)
     factors = aten.where.self(kept, number(kept_factor(dropout_p), dtype, query), number(0, dtype, query))
     return aten.reshape.default(factors, [batch, heads, rows, keys])
 
