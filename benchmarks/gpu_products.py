@@ -5,9 +5,10 @@
 Products: TFLOP/s of the product alone, whatever is fused with it, so that figures of one row compare: ``cublas`` is the bare
 product, ``eager`` has its epilogue after it, ``fused`` is ``triton_gpu`` made to fuse, ``triton_gpu`` chooses. Attention:
 TFLOP/s counting half of the scores of a causal mask; ``generated``, ``cudnn``, ``flash`` and ``efficient`` are called alone,
-``sdpa`` is torch's choice and ``dispatch`` this backend's. With ``--tiles``, every size of tiles of both is timed too: what
-the constants of ``products.py`` and ``flash_launch.py`` stand for. Results are first compared with eager ones in float32.
-Short tables end it.
+``sdpa`` is torch's choice and ``dispatch`` this backend's. Attention with dropout: milliseconds of torch's function, in eager
+and compiled, forward and with its gradients. With ``--tiles``, every size of tiles of all is timed too: what the constants of
+``products.py`` and ``flash_launch.py`` stand for. Results are first compared with eager ones in float32, with dropout with the
+operator's definition. Short tables end it.
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ class Attention:
     causal: bool = True
     shared: int = 0
     mask: str = ""
+    dropout: float = 0.0
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         shared = self.shared or self.heads
@@ -148,6 +150,20 @@ ATTENTION: Mapping[str, Attention] = {
     "numbers added, d 64": Attention(4, 16, 2048, 64, False, mask="numbers"),
     "causal, d 128, 8 heads of keys": Attention(4, 32, 4096, 128, shared=8),
 }
+
+DROPOUT: Mapping[str, Attention] = {
+    "d 64, 1024 rows": Attention(8, 12, 1024, 64, False, dropout=0.1),
+    "causal, d 64, 1024 rows": Attention(8, 12, 1024, 64, dropout=0.1),
+    "d 128, 2048 rows": Attention(4, 16, 2048, 128, False, dropout=0.1),
+    "padding, d 64, 512 rows": Attention(32, 12, 512, 64, False, mask="padding", dropout=0.1),
+}
+
+DROPOUT_BLOCKS: Mapping[str, tuple[tuple[int, int, int, int], ...]] = {
+    "forward": ((128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3), (128, 128, 8, 2)),
+    "query": ((128, 64, 8, 2), (128, 32, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (128, 128, 8, 2), (128, 64, 8, 1)),
+    "key": ((32, 128, 8, 2), (64, 128, 8, 2), (64, 128, 8, 1), (32, 64, 4, 2), (64, 64, 4, 1), (32, 128, 8, 1)),
+}
+"""Rows, keys, warps and stages of the functions of attention with dropout, by how ``flash_launch`` names them."""
 
 
 def measure(calls: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -331,11 +347,76 @@ def _blocked(blocks: tuple[int, int, int, int], a: Attention, given: Sequence[An
     return call
 
 
-def table(title: str, rows: Mapping[str, Mapping[str, Any]], first: Sequence[str]) -> list[str]:
-    """Lines of a table of TFLOP/s."""
+def dropped(a: Attention, peers: Sequence[str], rounds: int, tiles: bool) -> dict[str, dict[str, Any]]:
+    """Milliseconds by contestant, by direction; with ``tiles``, of each function with blocks of each size."""
+    from reference_backends.triton_gpu import flash_launch
+
+    # As projections leave them: rows outside of heads.
+    *operands, mask = a.inputs()
+    leaves = [t.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in operands if t is not None]
+    grad = torch.randn_like(leaves[0])
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, mask, dropout_p=a.dropout, is_causal=a.causal)
+
+    fault = _definition_missed(a, [t.detach() for t in leaves], mask)
+    found: dict[str, dict[str, Any]] = {"forward": {}, "with gradients": {}}
+    forward: dict[str, Callable[[], Any]] = {}
+    both: dict[str, Callable[[], Any]] = {}
+    for name in (*peers, "triton_gpu"):
+        if name == "triton_gpu" and fault:
+            found["forward"][name] = found["with gradients"][name] = fault
+            continue
+        forward[name] = (lambda: attend(*leaves)) if name == "eager" else compiled(attend, name, leaves)
+        both[name] = functools.partial(lambda call: torch.autograd.grad(call(), leaves, grad), forward[name])
+    for direction, calls in (("forward", forward), ("with gradients", both)):
+        found[direction] |= {name: 1e3 * time for name, time in measure(calls, rounds).items()}
+    if tiles:
+        query, key, value = (t.detach() for t in leaves)
+        seed = torch.full((1,), 5, device="cuda")
+        rest = a.causal, mask, None, flash_launch.Dropout(seed, a.dropout)
+        out, saved = flash_launch.forward(query, key, value, *rest)
+        for at, (name, candidates) in enumerate(DROPOUT_BLOCKS.items()):
+            functions: dict[str, Callable[[], Any]] = {}
+            for blocks in candidates:
+                own_launchers = flash_launch.forward_launcher, flash_launch.backward_launchers
+                for each in own_launchers:
+                    each.cache_clear()
+                with mock.patch.object(flash_launch, f"{name}_blocks", lambda *_, blocks=blocks: blocks):
+                    calls_ = flash_launch.forward_calls(query, key, value, *rest)[1]
+                    calls_ += flash_launch.backward_calls(grad, query, key, value, out, saved, *rest)[1]
+                    calls_[at].launch()
+                functions[f"{blocks[0]}x{blocks[1]} {blocks[2]}w {blocks[3]}s"] = calls_[at].launch
+            for each in own_launchers:
+                each.cache_clear()
+            found[f"{name} alone"] = {what: 1e3 * time for what, time in measure(functions, rounds).items()}
+    return found
+
+
+def _definition_missed(a: Attention, operands: Sequence[Tensor], mask: Tensor | None) -> str:
+    """What is wrong with the operator's results and gradients by its definition; the empty string when nothing is."""
+    from reference_backends.triton_gpu import attention as own
+
+    seed = torch.full((1,), 5, device="cuda")
+    few = [t[:1] for t in operands]
+    own_mask = mask[:1] if mask is not None else None
+    rest = seed, a.dropout, a.causal, own_mask
+    grad = torch.randn_like(few[0])
+    found = own.KERNELS[own.DROPOUT_FORWARD].call(*few, *rest)
+    found += own.KERNELS[own.DROPOUT_BACKWARD].call(grad, *few, *found, *rest)
+    with mock.patch.object(own, "ways", return_value=("scores",)):
+        exact = own.KERNELS[own.DROPOUT_FORWARD].call(*(t.float() for t in few), *rest)
+        exact += own.KERNELS[own.DROPOUT_BACKWARD].call(grad.float(), *(t.float() for t in few), *exact, *rest)
+    return wrong(found, exact)
+
+
+def table(title: str, rows: Mapping[str, Mapping[str, Any]], first: Sequence[str], digits: int = 0) -> list[str]:
+    """Lines of a table of TFLOP/s, or of what has so many digits behind the point."""
     lines = [f"{title:34} " + " ".join(f"{name[:12]:>12}" for name in first)]
     for what, row in rows.items():
-        cells = (f"{v:.0f}" if isinstance(v := row.get(name), float) else str(v or "-").split(":")[0][:12] for name in first)
+        cells = (
+            f"{v:.{digits}f}" if isinstance(v := row.get(name), float) else str(v or "-").split(":")[0][:12] for name in first
+        )
         lines.append(f"{what:34} " + " ".join(f"{cell:>12}" for cell in cells))
     return lines
 
@@ -355,7 +436,9 @@ def ratios(rows: Mapping[str, Mapping[str, Any]], name: str, others: Sequence[st
 
 
 @click.command()
-@click.option("--only", default=["*"], multiple=True, help="Names or globs: 'product: NAME', 'attention: NAME'.")
+@click.option(
+    "--only", default=["*"], multiple=True, help="Names or globs: 'product: NAME', 'attention: NAME', 'dropout: NAME'."
+)
 @click.option("--peers", default="eager,inductor", help="eager, and compilers as NAME or NAME:MODE.")
 @click.option("--rounds", default=5)
 @click.option("--tiles", is_flag=True, help="Time every size of tiles too.")
@@ -365,14 +448,14 @@ def main(only: tuple[str, ...], peers: str, rounds: int, tiles: bool, json_path:
     if not torch.cuda.is_available():
         raise click.ClickException("no CUDA device: this benchmark times kernels on one")
     others = [p for p in peers.split(",") if p]
-    results: dict[str, dict[str, dict[str, Any]]] = {"products": {}, "forward": {}, "backward": {}}
+    results: dict[str, dict[str, dict[str, Any]]] = {"products": {}, "forward": {}, "backward": {}, "dropout": {}}
 
     def wanted(name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, glob) for glob in only)
 
     def tell(kind: str, what: str) -> None:
         row = results[kind][what]
-        cells = (f"{n} {v:.0f}" if isinstance(v, float) else f"{n} {v}" for n, v in row.items())
+        cells = (f"{n} {v:.{3 * (kind == 'dropout')}f}" if isinstance(v, float) else f"{n} {v}" for n, v in row.items())
         print(f"{kind} {what}: {'  '.join(cells)}", flush=True)
 
     with torch.no_grad():
@@ -387,12 +470,20 @@ def main(only: tuple[str, ...], peers: str, rounds: int, tiles: bool, json_path:
             tell("forward", what)
             tell("backward", what)
             torch.cuda.empty_cache()
+    for what, a in DROPOUT.items():
+        if wanted(f"dropout: {what}"):
+            for direction, row in dropped(a, others, rounds, tiles).items():
+                results["dropout"][f"{what}, {direction}"] = row
+                tell("dropout", f"{what}, {direction}")
+            torch.cuda.empty_cache()
     if json_path:
         json_path.write_text(json.dumps({**environment(), "rounds": rounds, **results}, indent=1) + "\n")
     libraries = ("sdpa", "cudnn", "flash", "efficient")
     lines = table("products, TFLOP/s", results["products"], ("cublas", *others, "fused", "triton_gpu"))
     lines += table("attention forward, TFLOP/s", results["forward"], (*libraries, "generated", "dispatch"))
     lines += table("attention backward, TFLOP/s", results["backward"], (*libraries, "generated", "dispatch"))
+    alone = {what: row for what, row in results["dropout"].items() if not what.endswith("alone")}
+    lines += table("attention with dropout, ms", alone, (*others, "triton_gpu"), 3)
     lines += [
         ratios(results["products"], "triton_gpu", others),
         ratios(results["products"], "triton_gpu", ("cublas",)),

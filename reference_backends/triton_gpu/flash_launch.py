@@ -22,6 +22,9 @@ WIDEST = 256
 """Width of a head up to which a program has room for a block of rows."""
 ROOM = 200 * 1024
 """Shared memory from which the tensor cores read their operands there (compute capability 9.0): registers are left for more."""
+TWICE = 128
+"""Registers of a thread with which 16 warps fit on a multiprocessor. Rounds of the generator wait for each other: that other
+programs fill."""
 _MASKS = {None: 0, torch.bool: 1}
 
 
@@ -31,7 +34,7 @@ class Form(NamedTuple):
     Attributes:
         mask: 0 none, 1 of bools, 2 of numbers.
         alike: whether the mask is the same for all rows.
-        last: the largest of the words whose weights dropout keeps, -1 without dropout.
+        last: the largest of the words of 16 bits whose weights dropout keeps, -1 without dropout.
         kept: what it multiplies them by.
     """
 
@@ -47,7 +50,10 @@ class Form(NamedTuple):
 
     @property
     def drops(self) -> bool:
-        """Whether there is dropout. Words of its generator take registers: more warps share a block then, or a smaller one."""
+        """Whether there is dropout. Words of its generator take registers: more warps share a block then, or a smaller one.
+
+        Multiples of 16 in all blocks are whole squares (``vendor_sdk/prims/dropout.py``).
+        """
         return self.last >= 0
 
     @property
@@ -92,7 +98,10 @@ class FlashLauncher(Launcher):
             f.powers == (f.width, f.depth),
             precision,
         )
-        return Plan(leads * -(-count // sizes[self.along]), values, {"num_warps": warps, "num_stages": stages})
+        settings = {"num_warps": warps, "num_stages": stages}
+        if f.drops and self.kernel.__name__ == "forward" and max(f.powers) <= 64 and math.prod(sizes) <= 1024 * warps:
+            settings["maxnreg"] = TWICE
+        return Plan(leads * -(-count // sizes[self.along]), values, settings)
 
 
 def forward_blocks(f: Form, rows: int, shared: int) -> Blocks:
@@ -173,7 +182,7 @@ def form_of(
     if dropout is None:
         return form
     # Where nothing is kept, what is multiplied by 0 may be any.
-    return form._replace(last=max(round((1-dropout.probability)*2**16) - 1, 0), kept=kept_factor(dropout.probability))
+    return form._replace(last=max(words_kept(dropout.probability) - 1, 0), kept=kept_factor(dropout.probability))
 
 
 def _sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:

@@ -126,14 +126,14 @@ def weight_factors(query: Tensor, key: Tensor, seed: Tensor, dropout_p: float) -
     bound, low = number(words_kept(dropout_p), int64, query), number(_WORDS - 1, int64, query)
     width = number(16, int64, query)
     halves = [
-        half
-        for word in words
-        for half in (aten.bitwise_and.Tensor(word, low), aten.bitwise_right_shift.Tensor(word, width))
+        half for word in words for half in (aten.bitwise_and.Tensor(word, low), aten.bitwise_right_shift.Tensor(word, width))
     ]
     kept = aten.cat.default([aten.unsqueeze.default(aten.lt.Tensor(half, bound), 2) for half in halves], 2)
     # (rows' square, row of 8, keys' square, pair of 4, upper row, upper key, half)
     kept = aten.reshape.default(kept, [batch * heads * down, 8, along, 4, 2, 2, 2])
-    kept = aten.reshape.default(aten.permute.default(kept, [0, 4, 1, 2, 5, 3, 6]), [batch * heads, down * SQUARE, along * SQUARE])
+    kept = aten.reshape.default(
+        aten.permute.default(kept, [0, 4, 1, 2, 5, 3, 6]), [batch * heads, down * SQUARE, along * SQUARE]
+    )
     kept = aten.slice.Tensor(aten.slice.Tensor(kept, 1, 0, rows), 2, 0, keys)
     factors = aten.where.self(kept, number(kept_factor(dropout_p), dtype, query), number(0, dtype, query))
     return aten.reshape.default(factors, [batch, heads, rows, keys])
