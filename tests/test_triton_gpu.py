@@ -626,6 +626,33 @@ def test_a_store_over_what_was_loaded_waits_unless_it_stores_what_follows_from_i
 
 @needs_triton
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
+def test_what_dropout_keeps_is_drawn_by_the_thread_that_has_the_weight(target: str) -> None:
+    """No words go through shared memory, which holds what it holds without dropout; and registers suffice."""
+    from reference_backends.triton_gpu import flash_launch
+    from reference_backends.triton_gpu.machine import TARGETS
+    from reference_backends.triton_gpu.machine_code import binary
+
+    def drawn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    x, saved = drawn(8, 12, 1024, 64), drawn(8, 12, 1024, dtype=torch.float32)
+    dropped = flash_launch.Dropout(drawn(1, dtype=torch.int64), 0.1)
+    found = []
+    for dropout in (None, dropped):
+        rest = False, None, None, dropout
+        calls = flash_launch.forward_calls(x, x, x, *rest)[1] + flash_launch.backward_calls(x, x, x, x, x, saved, *rest)[1]
+        for call, blocks in zip(calls, ((128, 64, 8, 2), (128, 64, 8, 2), (32, 128, 8, 2)), strict=True):
+            call.launcher.blocks = lambda *_, blocks=blocks: blocks
+        begun = [call.ahead(TARGETS[target]) for call in calls]
+        found.append([binary(each.result()) for each in begun if each is not None])
+    for plain, own in zip(*found, strict=True):
+        assert own.shared_bytes == plain.shared_bytes
+        assert own.stack_bytes == 0
+    assert (found[1][0].registers <= flash_launch.TWICE) == (target == "cuda:90")
+
+
+@needs_triton
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_compile_for_gpus_that_are_not_here(
     name: str,

@@ -76,8 +76,8 @@ def spread(word, ROWS: tl.constexpr, KEYS: tl.constexpr):
 
 @triton.jit
 def kept(seed, line, start, LAST: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """Whether weights are kept, of ``ROWS`` rows, whose first has the counter ``line``, and ``KEYS`` keys from ``start`` on (both
-    whole squares of 16), as (ROWS, KEYS).
+    """Whether weights are kept, of ``ROWS`` rows, whose first has the counter ``line``, and ``KEYS`` keys from ``start`` on, as
+    (ROWS, KEYS). Both are whole squares of 16.
 
     A counter's weights are those of one thread wherever the product that gave the scores left them. Said so, with nothing
     but elementwise functions of one layout, Triton has each thread draw what it needs, and nothing is exchanged: which word a

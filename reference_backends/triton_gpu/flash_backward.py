@@ -6,8 +6,9 @@ With weights ``p = exp2(s - logsumexp)`` and ``d = rowsum(grad * out)``, the gra
 ``by_query`` sums over the keys for a block of queries, and leaves ``d``. ``by_key`` sums over the queries, those of all heads
 that share it, for a block of keys; its scores lie as (keys, queries). So no program waits for another, and equal calls give
 equal bits. With dropout, the gradients of weights that are not kept (``flash.kept``) are zero, and so are these weights where
-they weigh values; what the others are multiplied by is left to the sums: ``d`` is divided by it. Operands and masks are as ``flash.forward`` takes them; gradients lie as (batch,
-rows, heads, width), ``d`` and ``logsumexp`` as (batch, heads, rows).
+they weigh values; what the others are multiplied by is left to the sums, and ``d`` is divided by it. Each pass draws again what
+is kept: a bit for each weight, written by the first, would take memory with the square of the rows. Operands and masks are as
+``flash.forward`` takes them; gradients lie as (batch, rows, heads, width), ``d`` and ``logsumexp`` as (batch, heads, rows).
 """
 
 # ruff: noqa: RET505

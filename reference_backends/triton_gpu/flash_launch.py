@@ -99,8 +99,8 @@ class FlashLauncher(Launcher):
             precision,
         )
         settings = {"num_warps": warps, "num_stages": stages}
-        if f.drops and self.kernel.__name__ == "forward" and max(f.powers) <= 64 and math.prod(sizes) <= 1024 * warps:
-            settings["maxnreg"] = TWICE
+        if f.drops and self.kernel.__name__ == "forward" and gpu.shared >= ROOM and math.prod(sizes) <= 1024 * warps:
+            settings |= {"maxnreg": TWICE} if max(f.powers) <= 64 else {}
         return Plan(leads * -(-count // sizes[self.along]), values, settings)
 
 

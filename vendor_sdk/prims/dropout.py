@@ -35,8 +35,8 @@ OPERATOR = torch.ops.vendor_sdk.dropout_attention.default
   dtype; ``heads`` is a multiple of ``shared``. ``attn_mask`` broadcasts to (batch, heads, rows, keys): bools, or numbers
   that are added to the scores.
 * seed: one int64, of shape (1,).
-* out (batch, heads, rows, depth): the softmax over all keys, of which each weight is multiplied by ``kept_factor(dropout_p)`` or
-  by 0 (``weight_factors``), times the values. Rows without a key that they see are zero.
+* out (batch, heads, rows, depth): the softmax over all keys, of which each weight is multiplied by ``kept_factor(dropout_p)``
+  or by 0 (``weight_factors``), times the values. Rows without a key that they see are zero.
 * logsumexp (batch, heads, rows): the logarithm of the sum of the exponentials of all scores, in float32 for halves.
 
 Both results and the three gradients lie in memory as torch's attention on CPU has them: rows outside of heads.
