@@ -67,7 +67,7 @@ def test_what_is_kept_is_independent(p: float) -> None:
     kept = weight_factors(query, key, seeds, p) > 0
     count = kept.numel()
     assert not frequency_misfit(int(kept.sum()), count, 1 - p, "a weight that is kept")
-    down, across = kept.unflatten(2, (4, 16)), kept.unflatten(3, (6, 16))
+    down, across = kept.view(2, 4, 4, 16, 96), kept.view(2, 4, 64, 6, 16)
     others = {
         "key": (kept[..., 0::2], kept[..., 1::2]),
         "word of keys": (across[..., :8], across[..., 8:]),

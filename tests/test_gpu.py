@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import vendor_sdk
+from reference_backends.triton_gpu.kernels import KERNELS
 from tests import test_channels, triton_attention, triton_products
+from vendor_sdk import Kernel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -294,6 +296,20 @@ def test_images_go_through_convolutions_as_in_float64(name: str, trained: bool) 
 def test_products_in_generated_triton() -> None:
     with mock.patch("reference_backends.triton_gpu.products.takes_over", return_value=vendor_sdk.Supported()):
         assert not triton_products.wrong(BACKEND, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("batch", "terms"), [((), 4096), ((3,), 4096), ((), 67)])
+def test_what_is_added_to_products_of_halves_is_rounded_once(batch: tuple[int, ...], terms: int, dtype: torch.dtype) -> None:
+    a, b, c = (torch.randn(*batch, *shape, device="cuda").to(dtype) for shape in ((64, terms), (terms, 48), (64, 48)))
+    name = "baddbmm" if batch else "addmm"
+    out = torch.empty_like(c)
+    kernel = KERNELS[name]
+    assert isinstance(kernel, Kernel)
+    kernel.call(out, 16 * c, a, b, beta=0.5, alpha=2)
+    exact = 8 * c.double() + 2 * (a.double() @ b.double())
+    spacing = torch.finfo(dtype).eps * exact.abs().max()
+    assert float((out.double() - exact).abs().max()) <= 0.51 * float(spacing)
 
 
 def test_attention_by_whoever_takes_it() -> None:

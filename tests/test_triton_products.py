@@ -16,6 +16,7 @@ import torch.nn.functional as F
 import vendor_sdk
 from reference_backends.triton_gpu import attention, flash_launch, machine_code, plugin, products, tuning
 from reference_backends.triton_gpu.emitter import Elsewhere, TritonEmitter
+from reference_backends.triton_gpu.kernels import rounded_once
 from reference_backends.triton_gpu.machine import TARGETS, machine
 from tests.test_triton_gpu import OnPaper
 from vendor_sdk import ALL, COMPOSITES, Backend, Decline, Kernel, Supported, hookimpl
@@ -142,6 +143,18 @@ def test_products_fill_what_was_planned() -> None:
     assert isinstance(mm, Kernel)
     mm.call(result, whole, whole.t())
     assert result.tolist() == (whole @ whole.t()).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_is_added_to_a_product_of_halves_is_rounded_with_it(dtype: torch.dtype) -> None:
+    """The product, 1, is below what the dtype tells from the one before the sum; the sum's rounding is the only one."""
+    digits = 8 if dtype == torch.bfloat16 else 11
+    product = torch.full((2, 3), 1 + 2.0**-digits)
+    out = torch.empty(2, 3, dtype=dtype)
+    rounded_once(out, torch.full((2, 1), 2.0**-digits, dtype=dtype), product, 1, 1)
+    assert (out == 1 + 2.0 ** (1 - digits)).all()
+    rounded_once(out, torch.full((1, 3), 1.0, dtype=dtype), product, -4, 4)
+    assert (out == 2.0 ** (2 - digits)).all()
 
 
 # The model of time

@@ -16,6 +16,7 @@ from reference_backends.triton_gpu.library import LIBRARY
 from vendor_sdk import Kernel
 
 Tensor = torch.Tensor
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def _whole(*tensors: Tensor) -> bool:
@@ -40,12 +41,30 @@ def _multiply(library: Callable[..., Tensor]) -> Kernel:
     return _yielding(call)
 
 
-def _multiply_add(library: Callable[..., Tensor]) -> Kernel:
+def rounded_once(out: Tensor, c: Tensor, product: Tensor, beta: float, alpha: float) -> None:
+    """``beta * c + alpha * product`` of a product in float32, which this overwrites, in the halves of ``out``."""
+    torch.add(product if alpha == 1 else product.mul_(alpha), c, alpha=beta, out=out)
+
+
+def _in_float32(out: Tensor, c: Tensor, a: Tensor, beta: float) -> bool:
+    """Whether a product in float32, to which a second launch adds, takes the place of the library's call.
+
+    cuBLAS, told to store halves, may round a product, or parts of its sum, before it adds to them. What is not one row for all
+    torch copies to ``out`` first, and has cuBLAS add to that: two launches as well. A row is added by the product's own epilogue,
+    where a launch of its own would cost more; there parts of sums are added as torch's
+    ``allow_bf16_reduced_precision_reduction`` says, as in eager.
+    """
+    return out.is_cuda and a.dtype in HALVES and beta != 0 and c.dim() > 1 and min(*a.shape, *out.shape) > 0
+
+
+def _multiply_add(library: Callable[..., Tensor], product: Callable[..., Tensor]) -> Kernel:
     """``addmm`` or ``baddbmm``."""
 
     def call(out: Tensor, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> None:
         if _whole(c, a, b):
             out.copy_((beta * c if beta else 0) + alpha * _product(a, b))
+        elif _in_float32(out, c, a, beta):
+            rounded_once(out, c, product(a, b, out_dtype=torch.float32), beta, alpha)
         else:
             library(c, a, b, beta=beta, alpha=alpha, out=out)
 
@@ -68,8 +87,8 @@ KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
     **LIBRARY,
     "mm": _multiply(torch.mm),
     "bmm": _multiply(torch.bmm),
-    "addmm": _multiply_add(torch.addmm),
-    "baddbmm": _multiply_add(torch.baddbmm),
+    "addmm": _multiply_add(torch.addmm, torch.mm),
+    "baddbmm": _multiply_add(torch.baddbmm, torch.bmm),
     "convolution": Kernel(torch.convolution, fresh=True, orders="channels_last"),
     "convolution_backward": Kernel(torch.ops.aten.convolution_backward.default, fresh=True, orders="channels_last"),
     **attention.KERNELS,
