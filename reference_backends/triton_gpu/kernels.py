@@ -50,8 +50,8 @@ def _in_float32(out: Tensor, c: Tensor, a: Tensor, beta: float) -> bool:
     """Whether a product in float32, to which a second launch adds, takes the place of the library's call.
 
     cuBLAS, told to store halves, may round a product, or parts of its sum, before it adds to them. What is not one row for all
-    torch copies to ``out`` first, and has cuBLAS add to that: two launches as well. A row is added by the product's own epilogue,
-    where a launch of its own would cost more; there parts of sums are added as torch's
+    torch copies to ``out`` first, and has cuBLAS add to that: two launches as well. A row is added by the product's own
+    epilogue, where a launch of its own would cost more; there parts of sums are added as torch's
     ``allow_bf16_reduced_precision_reduction`` says, as in eager.
     """
     return out.is_cuda and a.dtype in HALVES and beta != 0 and c.dim() > 1 and min(*a.shape, *out.shape) > 0
