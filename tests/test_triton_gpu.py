@@ -422,6 +422,25 @@ def test_launches_of_fixed_sizes_are_those_of_the_launcher() -> None:
 
 
 @needs_triton
+def test_hooks_are_called_where_somebody_listens() -> None:
+    """Triton's launcher calls chains of no hooks, too."""
+    from triton.knobs import HookChain
+
+    function, launcher = counted("along")
+    chain: Any = HookChain()
+    launcher.settings.launch_enter_hook = chain
+    launch_ = launcher.fixed(1, 1024, (), 1024)
+    for _ in range(3):
+        launch_((torch.empty(64),), ())
+    assert function.launched
+    assert not any(chain in arguments for arguments in function.launched)
+    chain.add(print)
+    for call in (lambda: launch_((torch.empty(64),), ()), lambda: launcher((torch.empty(64),), (), 1, 1024, (), 1024)):
+        call()
+        assert chain in function.launched[-1]
+
+
+@needs_triton
 def test_no_iterations_launch_nothing() -> None:
     function, launcher = counted("spread")
     for leads, count, length in ((0, 5, 5), (5, 0, 5), (5, 5, 0)):

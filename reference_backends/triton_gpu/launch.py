@@ -351,11 +351,17 @@ class _Compiled:
         self.flags = (runner.launch_cooperative_grid, runner.launch_pdl, None, None) if known else ()
 
     def launch(self, programs: int, stream: int, hooks: Any, arguments: tuple[Any, ...]) -> None:
-        ends = self.metadata, None, hooks.launch_enter_hook, hooks.launch_exit_hook
+        ends = self.metadata, None, *_listening(hooks)
         if self.direct is not None:
             self.direct(programs, 1, 1, stream, self.function, *self.flags, *ends, *arguments)
         else:
             self.run(programs, 1, 1, stream, self.function, *ends, *arguments)
+
+
+def _listening(settings: Any) -> tuple[Any, Any]:
+    """What is called around a launch; None for chains of functions that have none, which are called all the same."""
+    begin, end = settings.launch_enter_hook, settings.launch_exit_hook
+    return begin if getattr(begin, "calls", True) else None, end if getattr(end, "calls", True) else None
 
 
 class Fixed:
@@ -390,9 +396,8 @@ class Fixed:
         device = driver.get_current_device()
         if device != self.device:
             return False
-        hooks, stream = self.launcher.settings, driver.get_current_stream(device)
-        ends = hooks.launch_enter_hook, hooks.launch_exit_hook
-        self.direct(*self.grid, stream, *self.function, *ends, *pointers, *self.constants)
+        stream = driver.get_current_stream(device)
+        self.direct(*self.grid, stream, *self.function, *_listening(self.launcher.settings), *pointers, *self.constants)
         return True
 
     def first(self, buffers: Sequence[Any], bits: int) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +72,16 @@ def channels_lie_last(image: torch.Tensor) -> bool:
 def inverse(order: Sequence[int]) -> list[int]:
     """The permutation that undoes ``order``."""
     return sorted(range(len(order)), key=order.__getitem__)
+
+
+@functools.lru_cache(4096)
+def dense_strides(shape: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Those of a tensor that is dense in memory with its dimensions in ``order`` (``None``: row-major), as torch makes it."""
+    strides, step = [0] * len(shape), 1
+    for dim in reversed(range(len(shape)) if order is None else order):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
 
 
 def laid(value: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:

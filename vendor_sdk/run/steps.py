@@ -12,7 +12,7 @@ import torch
 from vendor_sdk import torch_private
 from vendor_sdk.contract.device import DeviceTensor
 from vendor_sdk.errors import KernelError
-from vendor_sdk.ir.orders import laid
+from vendor_sdk.ir.orders import dense_strides, laid
 from vendor_sdk.run.blocks import shaped, warm_empty
 from vendor_sdk.run.kept import kept
 from vendor_sdk.run.memory import DeviceMemory
@@ -128,7 +128,8 @@ class TorchRuntime:
                 why=f"the prim's result here is {dtype} {shape} on {self.device}",
                 fix="return exactly that shape, dtype and device",
             )
-        return laid(value, order)
+        # Most lie so, and moved views of them are several times as expensive as this.
+        return value if value.stride() == dense_strides(shape, order) else laid(value, order)
 
     def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> tuple[Any, ...]:
         return _checked_several(self.checked, values, expected)
