@@ -66,6 +66,7 @@ CASES: Mapping[str, Case] = {
     "dropout, shared heads, causal": Case((2, 1, 70, 70, 32, 32), causal=True, dropout=0.25),
     "dropout, an odd number of keys": Case((2, 2, 40, 71, 16, 24), torch.float32, dropout=0.1),
     "dropout, some rows see nothing": Case((2, 1, 40, 150, 64, 64), torch.float16, mask=_seen, dropout=0.5),
+    "dropout, several blocks": Case((2, 2, 150, 150, 16, 16), causal=True, dropout=0.3),
     "dropout, one row": Case((1, 1, 1, 70, 64, 64), dropout=0.5),
     "nothing is kept": Case((1, 1, 20, 33, 16, 16), dropout=1.0),
 }
