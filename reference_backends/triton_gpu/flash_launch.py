@@ -99,8 +99,9 @@ class FlashLauncher(Launcher):
             precision,
         )
         settings = {"num_warps": warps, "num_stages": stages}
-        if f.drops and self.kernel.__name__ == "forward" and gpu.shared >= ROOM and math.prod(sizes) <= 1024 * warps:
-            settings |= {"maxnreg": TWICE} if max(f.powers) <= 64 else {}
+        narrow = f.dtype in HALVES and max(f.powers) <= 64 and math.prod(sizes) <= 1024 * warps
+        if f.drops and narrow and gpu.shared >= ROOM and self.kernel.__name__ == "forward":
+            settings["maxnreg"] = TWICE
         return Plan(leads * -(-count // sizes[self.along]), values, settings)
 
 
