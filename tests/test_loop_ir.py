@@ -27,6 +27,7 @@ M = ix.symbol("m", 2)
 I = ix.variable("i", N)  # noqa: E741
 J = ix.variable("j", M)
 K = ix.variable("k", 8)
+L = ix.variable("l", 8 * N * M)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,11 @@ K = ix.variable("k", 8)
         ((J * 8 + K) // 8, J),
         ((J * 8 + K) % 8, K),
         (K // 2 // 2, K // 4),
+        (L // N // M, L // (N * M)),
+        (L % N + N * (L // N), L),
+        (L % N + N * (L // N % M) + N * M * (L // N // M), L),
+        ((K * N * M + L) // (N * M) % 64, K + L // (N * M)),
+        (ix.minimum(L // N % M, M), L // N % M),
         ((N * M) // M, N),
         ((K * 2) % 4, (K % 2) * 2),
         (ix.minimum(I, N), I),
@@ -82,6 +88,8 @@ def test_index_expressions_keep_their_value() -> None:
                         (ix.maximum(left, right), max(x, y)),
                         (left // s, x // variables["s"]),
                         (left % s, x % variables["s"]),
+                        (left // s * s + left % s, x),
+                        (left // s // (s + c), x // variables["s"] // (variables["s"] + c)),
                     ]
                 )
             )

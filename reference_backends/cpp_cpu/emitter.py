@@ -98,6 +98,7 @@ class CppEmitter(Emitter):
         nests=512,
         copies=4,
         interleaves=True,
+        affine=8,
     )
 
     def foresee(self, prims: Mapping[str, frozenset[torch.dtype]]) -> None:

@@ -16,6 +16,10 @@ from vendor_sdk import index, loop
 
 BLOCK = 1024
 """Elements of one block of a sum: at most a few dozen additions in each lane before float64 takes over."""
+TURNS = 32
+"""Additions in each lane of a block that several runs of a short inner loop make."""
+LIGHT = 32
+"""Iterations of which a run makes one addition in each lane of two chains of 16."""
 LAST = "0x7fffffffffffffffLL"
 """Worse than any position, so that the first element is taken even when it equals the identity."""
 
@@ -95,28 +99,44 @@ class Reductions(Vectors):
                 self.out(f"Chains<vec<{kind}>, {chains}> {to}_c(vec<{kind}>(({kind}){first}));")
             if blocked(a):
                 self.out(f"vec<double> {a.to[0]}_d(0.0);")
-        for r in outer:
+        sums = [a for a in s.accumulators if blocked(a)]
+        turns = self.turns(inner) if sums and outer else 1
+        for r in outer[:-1] if turns > 1 else outer:
             self.open_loop(r, *bounds[r.var])
+        block = self.fresh("block") if sums else ""
+        if turns > 1:
+            first, last = bounds[outer[-1].var]
+            self.out.open(f"for (int64_t {block} = {first}; {block} < {last}; {block} += {turns})")
+            self.open_loop(outer[-1], block, f"min_int({block} + {turns}, {last})")
         start, end = bounds[inner.var]
         inside = self.prepare(inner, s.body, start, end, {})
         step = self.step(inner, inside, {}, lambda: self.accumulate(s.accumulators), ", const int chain")
         run = f"run_chains<{0 if len(s.body) > MANY else chains}>({{}}, {{}}, {step});"
-        sums = [a for a in s.accumulators if blocked(a)]
-        if sums:
-            block = self.fresh("block")
+        if sums and turns == 1:
             self.out.open(f"for (int64_t {block} = {start}; {block} < {end}; {block} += {BLOCK})")
             self.out(run.format(block, f"min_int({block} + {BLOCK}, {end})"))
-            for a in sums:
-                to = a.to[0]
-                self.out(f"{to}_d = {to}_d + convert<double>({to}_c.joined({join('sum')}));")
-                self.out(f"{to}_c = Chains<vec<float>, {chains}>(vec<float>(0.0f));")
+            self.end_block(sums, chains)
             self.out.close()
         else:
             self.out(run.format(start, end))
         self.finish()
+        if turns > 1:
+            self.out.close()
+            self.end_block(sums, chains)
         self.out.close(len(outer))
         for a in s.accumulators:
             self.gather_lanes(a, running)
+
+    def turns(self, inner: loop.Range) -> int:
+        """How often a short inner loop runs in one block of a sum."""
+        size = inner.size.value
+        return max(1, min(TURNS, TURNS * LIGHT // max(size, 1))) if size is not None else 1
+
+    def end_block(self, sums: Sequence[loop.Accumulator], chains: int) -> None:
+        for a in sums:
+            to = a.to[0]
+            self.out(f"{to}_d = {to}_d + convert<double>({to}_c.joined({join('sum')}));")
+            self.out(f"{to}_c = Chains<vec<float>, {chains}>(vec<float>(0.0f));")
 
     def lane_kinds(self, a: loop.Accumulator) -> list[str]:
         """Element types of the vectors that an accumulator runs in."""

@@ -57,6 +57,9 @@ class Limits:
             input (a table of angles that all heads share). 1: never.
         interleaves: whether loops that walk along memory are written out too, by two: stores of every second element stand in
             pairs then, which an emitter does as one.
+        affine: iterations of a loop from which on it may be the inner one of two that stand for one loop whose indices hold
+            quotients and remainders of its variable (the channel of an element of a group): vectors load along it then, where
+            they would gather. 0: such loops stay one.
         chunk_apart: whether the rows of a chunk lie as far apart as there are chunks, a multiple of 16: then all begin at the
             same place within a vector, whatever their length, and iterations that run at once read neighbouring rows.
     """
@@ -76,6 +79,7 @@ class Limits:
     copies: int = 1
     sharing: int = 1
     interleaves: bool = False
+    affine: int = 0
     chunk_apart: bool = False
 
 

@@ -271,18 +271,20 @@ def _sort_key(atom: Atom) -> tuple[int, str]:
 
 def _sum(terms: dict[Atom, int], constant: int) -> Int:
     kept = {atom: c for atom, c in terms.items() if c}
-    for atom in kept:
-        if isinstance(atom, Mod):
-            # x // c * c + x % c is x; where x is a quotient itself, x // c has one divisor.
-            numerator: Int = atom.key[0]
-            denominator: Int = atom.key[1]
-            whole = floordiv(numerator, denominator) * denominator
+    for atom, c in kept.items():
+        for factor in atom.factors:
+            if not isinstance(factor, Mod):
+                continue
+            # x // c * c + x % c is x, each of them times something; where x is a quotient itself, x // c has one divisor.
+            numerator: Int = factor.key[0]
+            denominator: Int = factor.key[1]
+            others = _without(atom, factor)
+            whole = floordiv(numerator, denominator) * denominator * others
             if len(whole.terms) == 1 and not whole.constant:
                 (whole_atom, scale) = whole.terms[0]
-                if kept.get(whole_atom) == kept[atom] * scale:
-                    factor = kept[atom]
-                    rest = {a: c for a, c in kept.items() if a not in (atom, whole_atom)}
-                    return _sum(rest, constant) + numerator * factor
+                if kept.get(whole_atom) == c * scale:
+                    rest = {a: k for a, k in kept.items() if a not in (atom, whole_atom)}
+                    return _sum(rest, constant) + numerator * others * c
     if len(kept) > 1:
         return Int(tuple(sorted(kept.items(), key=lambda item: _sort_key(item[0]))), constant)
     return Int(tuple(kept.items()), constant)
@@ -330,11 +332,14 @@ def nonnegative(expression: Int, _depth: int = 6) -> bool:
             return nonnegative(substitute(expression, {factor.name: extreme}), _depth - 1)
     for atom, coefficient in expression.terms:
         for factor in atom.factors:
-            if not isinstance(factor, Div) or (d := factor.key[1].value) is None:
+            if not isinstance(factor, Div | Mod):
                 continue
-            others = _others(atom, factor)
-            if others is None:
+            d, others = factor.key[1], _others(atom, factor)
+            if others is None or not nonnegative(d - 1, _depth - 1):
                 continue
+            if isinstance(factor, Mod):
+                rest = expression - wrap_atom(atom) * coefficient
+                return nonnegative(rest + (d - 1) * others * coefficient if coefficient < 0 else rest, _depth - 1)
             # d * (n // d) lies in [n - d + 1, n], and an integer is not negative when d times it is above -d.
             worst = factor.key[0] if coefficient < 0 else factor.key[0] - (d - 1)
             rest = expression - wrap_atom(atom) * coefficient
@@ -342,13 +347,18 @@ def nonnegative(expression: Int, _depth: int = 6) -> bool:
     return _grows(expression)
 
 
-def _others(atom: Atom, factor: Atom) -> Int | None:
-    """The product of an atom's factors but one, where none of them is negative or depends on that one."""
+def _without(atom: Atom, factor: Atom) -> Int:
+    """The product of an atom's factors but one."""
     others = list(atom.factors)
     others.remove(factor)
-    if any((low := f.bounds()[0]) is None or low < 0 for f in others):
+    return _product(others) if others else ONE
+
+
+def _others(atom: Atom, factor: Atom) -> Int | None:
+    """The product of an atom's factors but one, where none of them is negative or depends on that one."""
+    rest = _without(atom, factor)
+    if any((low := f.bounds()[0]) is None or low < 0 for a, _ in rest.terms for f in a.factors):
         return None
-    rest = _product(others) if others else ONE
     return None if isinstance(factor, Symbol) and factor.name in symbols(rest) else rest
 
 
@@ -420,10 +430,10 @@ def floordiv(numerator: Int, denominator: Int) -> Int:
         if common > 1:
             reduced = _sum({a: c // common for a, c in rest.terms}, rest.constant // common)
             return quotient + floordiv(reduced, wrap(d // common))
-        if len(rest.terms) == 1 and rest.terms[0][1] == 1 and not rest.constant and isinstance(rest.terms[0][0], Div):
-            inner, divisor = rest.terms[0][0].key
-            if divisor.value is not None and divisor.value > 0:
-                return quotient + floordiv(inner, divisor * d)
+    if len(rest.terms) == 1 and rest.terms[0][1] == 1 and not rest.constant and isinstance(rest.terms[0][0], Div):
+        inner, divisor = rest.terms[0][0].key
+        if nonnegative(divisor - 1) and nonnegative(denominator - 1):
+            return quotient + floordiv(inner, divisor * denominator)
     return quotient + wrap_atom(Div((rest, denominator)))
 
 

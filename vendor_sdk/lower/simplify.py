@@ -29,6 +29,7 @@ from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.ir.ranges import merge
 from vendor_sdk.lower.build import TRAPS, Lowered
 from vendor_sdk.lower.picks import picked
+from vendor_sdk.lower.quotients import affine
 from vendor_sdk.lower.strides import strided
 
 REPORTS = TRAPS | {"wrap_index"}
@@ -37,7 +38,8 @@ REPORTS = TRAPS | {"wrap_index"}
 
 def simplify(lowered: Lowered, limits: Limits) -> Lowered:
     kernel = lowered.kernel
-    body = tuple(nest for nest in map(_nest, live(strided(picked(kernel.body), limits), set())) if isinstance(nest, Nest))
+    changed = strided(affine(live(picked(kernel.body), set()), limits), limits)
+    body = tuple(nest for nest in map(_nest, live(changed, set())) if isinstance(nest, Nest))
     return replace(lowered, kernel=replace(kernel, body=body))
 
 

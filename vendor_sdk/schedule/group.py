@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -147,7 +147,7 @@ def _fit_map(
         values = _solve_map(group, summary, read, place, own, after)
         if values is None or not _covers(group, summary, values):
             continue
-        used = names(list(values.values()))
+        used = _varying(group, list(values.values()))
         domain, where = _domain(group, used, after)
         margin = ix.product(summary.shape) - domain
         if margin != 0 and not (pads and where == "element" and _is_margin(margin, domain)):
@@ -166,8 +166,13 @@ def _covers(group: Group, summary: Summary, values: Solution) -> bool:
     sizes = zip((*summary.variables, *summary.reduced), (*summary.shape, *summary.sizes), strict=True)
     known = {name: size for v, size in sizes if (name := plain(v))}
     return all(ix.nonnegative(v) and ix.less(v, known[n]) for n, v in values.items()) and (
-        names(list(values.values())) <= {*group.rows, *group.columns}
+        _varying(group, list(values.values())) <= {*group.rows, *group.columns}
     )
+
+
+def _varying(group: Group, values: Sequence[Int]) -> set[str]:
+    """Names in expressions, but for those of sizes: loop variables of the group, in the first place."""
+    return names(values) - names([*group.rows.values(), *group.columns.values()])
 
 
 def _domain(group: Group, used: set[str], after: bool) -> tuple[Int, Where]:
@@ -254,14 +259,14 @@ def _fit_reduction(group: Group, summary: Summary, anchors: list[tuple[Index, In
             values = _rows_by_position(group, summary, read, place)
         if values is None or not _covers(group, summary, values):
             continue
-        over = names([values[a] for a in across])
-        kept = names([v for n, v in values.items() if n not in across])
+        over = _varying(group, [values[a] for a in across])
+        kept = _varying(group, [v for n, v in values.items() if n not in across])
         if over == group.columns.keys() and kept <= group.rows.keys() and _once(summary.sizes, group.columns):
             return Joined(values, "row")
         results = count(group.columns) if kept else ix.ONE
         whole = _once(summary.sizes, group.rows) and ix.product(summary.shape) == results
         if over and over == group.rows.keys() and kept <= group.columns.keys() and whole and _steps(summary):
-            inner = names([place[-1]])
+            inner = _varying(group, [place[-1]])
             if kept and inner and inner <= group.rows.keys():
                 return "it sums rows, of which the loops are over columns"
             return Joined(values, "column", _reduced(summary, values))
@@ -360,7 +365,7 @@ def absorb(into: Group, other: Group, read: Read, node: fx.Node) -> Solution | s
     values = solve(other.members[node], read.index, unknown)
     if values is None or unknown - values.keys():
         return "the two do not run in step"
-    rows, columns = names([values[n] for n in other.rows]), names([values[n] for n in other.columns])
+    rows, columns = (_varying(into, [values[n] for n in loops]) for loops in (other.rows, other.columns))
     if other.shape == "pointwise":
         whole = rows == {*into.rows, *into.columns} and count(other.rows) == count(into.rows) * count(into.columns)
         by_row = rows == into.rows.keys() and count(other.rows) == count(into.rows)
