@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp, Verdict, violations
+from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp, Verdict, ulp, violations
 from vendor_sdk.prims.opset import BY_TARGET, OPSET
 from vendor_sdk.prims.reference import Expected, reference
 from vendor_sdk.prims.row import FLOAT8, Family, Prim
@@ -220,6 +220,49 @@ def test_half_precision_is_rejected_for_float32(row: Prim) -> None:
         for sample, expected in zip(samples(row.name, dtype), expectations(row.name, dtype), strict=True)
         if not sample.special
     )
+
+
+OPENCL = {
+    "acos": 4, "acosh": 4, "asin": 4, "asinh": 4, "atan": 5, "atan2": 6, "atanh": 5, "cos": 4, "cosh": 4, "div": 2.5, "erf": 16,
+    "erfc": 16, "exp": 3, "exp2": 3, "expm1": 3, "hypot": 4, "log": 3, "log10": 3, "log1p": 2, "log2": 3, "pow": 16,
+    "reciprocal": 2.5, "rsqrt": 2, "sin": 4, "sinh": 4, "sqrt": 3, "tan": 5, "tanh": 5,
+}  # fmt: skip
+"""Units of OpenCL C 3.0's full profile in float32, section 7.4."""
+TOSA = {"erf": 5, "exp": 1, "log": 5, "pow": 2, "reciprocal": 1, "rsqrt": 2, "sigmoid": 2}
+"""Units that Arm's TOSA 1.0 allows in float32; the fewest where they depend on operands. Its sine and cosine have 12 bits."""
+EXACT = {"add", "sub", "mul", "fmod", "abs", "neg", "ceil", "floor", "round", "trunc", "fmax", "fmin", "copysign", "nextafter"}
+
+
+@pytest.mark.parametrize("name", [*OPENCL, *EXACT])
+def test_no_bound_is_wider_than_opencls(name: str) -> None:
+    bound = OPSET[name].bound
+    assert isinstance(bound, Exact) if name in EXACT else isinstance(bound, Ulp) and bound.units <= OPENCL[name]
+    if name in OPENCL:
+        assert "OpenCL" in OPSET[name].source
+
+
+@pytest.mark.parametrize("name", TOSA)
+def test_a_bound_wider_than_tosas_says_why(name: str) -> None:
+    row = OPSET[name]
+    assert isinstance(row.bound, Ulp)
+    assert row.bound.units <= TOSA[name] or "TOSA" in row.source
+
+
+@pytest.mark.parametrize(("name", "units"), [("div", 1.25), ("sqrt", 1.25), ("exp", 2.75), ("erf", 11.0), ("pow", 9.0)])
+def test_a_function_with_the_errors_that_opencl_allows_is_not_accurate_enough(name: str, units: float) -> None:
+    """Planted: as many units too many as the row no longer allows, and OpenCL does."""
+    row = OPSET[name]
+    assert units < OPENCL[name]
+
+    def off(expected: Expected, by: float) -> torch.Tensor:
+        unit = ulp(expected.value, torch.float32)
+        return torch.where(expected.value.isfinite(), expected.value + by * unit, expected.value).float()
+
+    pairs = list(zip(samples(name, torch.float32), expectations(name, torch.float32), strict=True))
+    assert any(not violations(row.bound, row, sample, off(exact, units), (exact,)).ok for sample, (exact,) in pairs)
+    assert isinstance(row.bound, Ulp)
+    allowed = row.bound.units - 1  # which rounding makes up to one more, above a power of two
+    assert all(violations(row.bound, row, sample, off(exact, allowed), (exact,)).ok for sample, (exact,) in pairs)
 
 
 def toward_zero(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
