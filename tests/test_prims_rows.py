@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -14,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp, Verdict, ulp, violations
-from vendor_sdk.prims.opset import BY_TARGET, OPSET
+from vendor_sdk.prims.derived import DERIVED
+from vendor_sdk.prims.opset import BY_TARGET, COMPOSITES, OPSET
 from vendor_sdk.prims.reference import Expected, reference
-from vendor_sdk.prims.row import FLOAT8, Family, Prim
+from vendor_sdk.prims.row import FLOAT8, Composite, Family, Prim
 from vendor_sdk.prims.rules import result_dtype, result_shape
 from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, draw
 
@@ -93,7 +95,6 @@ def test_size() -> None:
 @every_row
 def test_samples(row: Prim) -> None:
     assert row.summary
-    assert row.source or not isinstance(row.bound, Ulp), f"{row.name} does not say where its bound comes from"
     for dtype in row.dtypes:
         drawn = samples(row.name, dtype)
         if not drawn:
@@ -220,6 +221,17 @@ def test_half_precision_is_rejected_for_float32(row: Prim) -> None:
         for sample, expected in zip(samples(row.name, dtype), expectations(row.name, dtype), strict=True)
         if not sample.special
     )
+
+
+DESCRIBED = {**OPSET, **{row.name: row for row in DERIVED.values()}, **COMPOSITES}
+
+
+@pytest.mark.parametrize("row", DESCRIBED.values(), ids=DESCRIBED.keys())
+def test_every_bound_has_its_source_or_derivation(row: Prim | Composite) -> None:
+    """A work with its place, a year or a version; or how the bound follows from the definition or from other bounds."""
+    cited = re.search(r"\b(19|20)\d\d\b|\d\.\d|section|theorem|Euclid|Python", row.source)
+    derived = re.search(r"by definition|added|rounding|product|quotient|no standard|exactly", row.source)
+    assert cited or derived, f"{row.name} does not say where its bound comes from: {row.source!r}"
 
 
 OPENCL = {

@@ -126,6 +126,19 @@ class Property:
     """Called with (result, sample); returns what is wrong, or None."""
 
 
+BY_DEFINITION = "exact by definition"
+"""``source`` of a row that moves, compares or counts."""
+HIGHAM = "Higham, Accuracy and Stability of Numerical Algorithms (2002), "
+"""Begins the ``source`` of a row whose results are sums or products of many terms, or factors of matrices."""
+OF_SUMS = HIGHAM + "section 4.2"
+"""``source`` of sums; the probabilistic part of ``Accumulated`` is Higham and Mary's for all of them."""
+OF_EXPONENTIALS = OF_SUMS + ", and Blanchard, Higham and Higham, IMA J. Numer. Anal. 41 (2021)"
+"""``source`` of sums of exponentials and what is made of them."""
+OF_VARIANCES = "Chan, Golub and LeVeque, Algorithms for computing the sample variance (1983)"
+"""``source`` of variances and what is made of them."""
+OF_PRODUCTS = HIGHAM + "section 3.1"
+"""``source`` of sums of products."""
+
 Bound = Exact | Ulp | Accumulated | Distribution | Property
 """What a prim's results must meet: one of these."""
 

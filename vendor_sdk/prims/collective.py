@@ -10,13 +10,20 @@ import functools
 
 from vendor_sdk import torch_private
 from vendor_sdk.prims import draw
-from vendor_sdk.prims.bounds import Accumulated, Exact
+from vendor_sdk.prims.bounds import BY_DEFINITION, OF_SUMS, Accumulated, Exact
 from vendor_sdk.prims.row import ALL, NUMBERS, Family, Prim, Result, Shape
 
 c10d = torch_private.functional_collectives()
 
 _row = functools.partial(
-    Prim, family=Family.COLLECTIVE, dtypes=ALL, result=Result.SAME, shape=Shape.OPERATOR, bound=Exact(), samples=draw.no_samples
+    Prim,
+    family=Family.COLLECTIVE,
+    dtypes=ALL,
+    result=Result.SAME,
+    shape=Shape.OPERATOR,
+    bound=Exact(),
+    samples=draw.no_samples,
+    source=BY_DEFINITION,
 )
 # The number of ranks that are added is not among the arguments of all_reduce; 2**10 covers the groups one host can test.
 _REDUCED = Accumulated(terms=lambda *args, **kwargs: 1024)
@@ -29,6 +36,7 @@ ROWS: tuple[Prim, ...] = (
         dtypes=NUMBERS,
         shape=Shape.SAME,
         bound=_REDUCED,
+        source=OF_SUMS + ", a term a rank, in any order",
     ),
     _row(
         name="all_gather_into_tensor",
@@ -41,6 +49,7 @@ ROWS: tuple[Prim, ...] = (
         summary="inputs combined over all ranks by reduce_op, of which each rank keeps its part of the first dimension",
         dtypes=NUMBERS,
         bound=_REDUCED,
+        source=OF_SUMS + ", a term a rank, in any order",
     ),
     _row(
         name="all_to_all_single",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims import elementary
-from vendor_sdk.prims.bounds import Exact
+from vendor_sdk.prims.bounds import BY_DEFINITION, Exact
 from vendor_sdk.prims.row import ALL, BOOL, INTS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, Sampler, binary, draw, unary
 
@@ -29,7 +29,7 @@ def _row(
     result: Result = Result.BOOL,
     shape: Shape = Shape.BROADCAST,
     by: Callable[..., Any] | None = None,
-    source: str = "exact by definition",
+    source: str = BY_DEFINITION,
 ) -> Prim:
     return Prim(
         name=name,

@@ -13,7 +13,17 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims.attention import ATTENTION_ROWS
-from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp, apart, in_float32
+from vendor_sdk.prims.bounds import (
+    BY_DEFINITION,
+    OF_EXPONENTIALS,
+    OF_PRODUCTS,
+    Accumulated,
+    Distribution,
+    Exact,
+    Ulp,
+    apart,
+    in_float32,
+)
 from vendor_sdk.prims.grouped import GROUPED_ROWS
 from vendor_sdk.prims.loss import LOSS_ROWS
 from vendor_sdk.prims.normalization import NORMALIZATION_ROWS
@@ -325,6 +335,7 @@ ROWS: tuple[Composite, ...] = (
         summary="exp(x - max) / sum(exp(x - max)) along dim",
         targets={aten._softmax.default: softmax},
         bound=Accumulated(terms=lambda x, dim, _: _length(x, dim), magnitude=_softmax_magnitude, constant=4, shared=_line),
+        source=OF_EXPONENTIALS,
         samples=_softmax_samples,
     ),
     Composite(
@@ -337,6 +348,7 @@ ROWS: tuple[Composite, ...] = (
             constant=4,
             shared=_line_of_gradient,
         ),
+        source=OF_PRODUCTS + ", a sum along dim; a product and a difference more",
         samples=_softmax_backward_samples(torch.softmax),
     ),
     Composite(
@@ -344,6 +356,7 @@ ROWS: tuple[Composite, ...] = (
         summary="x - max - log(sum(exp(x - max))) along dim",
         targets={aten._log_softmax.default: log_softmax},
         bound=Accumulated(terms=lambda x, dim, _: _length(x, dim), magnitude=_log_softmax_magnitude, constant=4, shared=_line),
+        source=OF_EXPONENTIALS,
         samples=_softmax_samples,
     ),
     Composite(
@@ -356,6 +369,7 @@ ROWS: tuple[Composite, ...] = (
             constant=4,
             shared=_line_of_gradient,
         ),
+        source=OF_PRODUCTS + ", a sum along dim; a product and a difference more",
         samples=_softmax_backward_samples(torch.log_softmax),
     ),
     *NORMALIZATION_ROWS,
@@ -366,13 +380,14 @@ ROWS: tuple[Composite, ...] = (
         bound=Accumulated(terms=lambda *_, **__: 1, magnitude=_gelu_magnitude, constant=8),
         samples=_activation_samples(grad=False, approximate=True),
         recognize=recognize_gelu,
-        source="Hendrycks and Gimpel, Gaussian Error Linear Units, 2016",
+        source="Hendrycks and Gimpel, Gaussian Error Linear Units, 2016; errors of erf or tanh and of two products added",
     ),
     Composite(
         name="gelu_backward",
         summary="grad * (Phi(x) + x * phi(x)), or the derivative of the tanh approximation",
         targets={aten.gelu_backward.default: gelu_backward},
         bound=Accumulated(terms=lambda *_, **__: 1, magnitude=_gelu_backward_magnitude, constant=8),
+        source="errors of erf or tanh, exp and of four products added, relative to the sum of the parts' sizes",
         samples=_activation_samples(grad=True, approximate=True),
     ),
     Composite(
@@ -380,6 +395,7 @@ ROWS: tuple[Composite, ...] = (
         summary="x * sigmoid(x)",
         targets={aten.silu.default: silu},
         bound=in_float32(8),
+        source="sigmoid (3.75 of its row's 5 ulp where the product's last place is half of its) and a rounding",
         samples=_activation_samples(grad=False, approximate=False),
     ),
     Composite(
@@ -387,6 +403,7 @@ ROWS: tuple[Composite, ...] = (
         summary="grad * sigmoid(x) * (1 + x * (1 - sigmoid(x)))",
         targets={aten.silu_backward.default: silu_backward},
         bound=Accumulated(terms=lambda *_, **__: 1, magnitude=_silu_backward_magnitude, constant=8),
+        source="errors of sigmoid (5 ulp) and of three products and sums added, relative to the sum of the parts' sizes",
         samples=_activation_samples(grad=True, approximate=False),
     ),
     Composite(
@@ -394,6 +411,7 @@ ROWS: tuple[Composite, ...] = (
         summary="x @ weight.T + bias",
         targets={aten.linear.default: linear},
         bound=Accumulated(terms=_linear_terms, shared=apart),
+        source=OF_PRODUCTS,
         samples=_linear_samples,
         recognize=recognize_linear,
     ),
@@ -406,6 +424,7 @@ ROWS: tuple[Composite, ...] = (
         summary="x * mask / (1 - p) with P(mask) = 1 - p, and the mask",
         targets={aten.native_dropout.default: dropout},
         bound=Distribution(_dropout_check),
+        source="binomial frequencies by the central limit theorem",
         samples=_dropout_samples,
     ),
     Composite(
@@ -413,6 +432,7 @@ ROWS: tuple[Composite, ...] = (
         summary="grad * mask * scale",
         targets={aten.native_dropout_backward.default: dropout_backward},
         bound=Ulp(1),
+        source="two products, one rounding each",
         samples=_dropout_backward_samples,
     ),
     Composite(
@@ -420,6 +440,7 @@ ROWS: tuple[Composite, ...] = (
         summary="rows of weight by index",
         targets={aten.embedding.default: embedding},
         bound=Exact(),
+        source=BY_DEFINITION,
         samples=_embedding_samples,
     ),
 )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims import draw
-from vendor_sdk.prims.bounds import Accumulated, apart
+from vendor_sdk.prims.bounds import OF_PRODUCTS, Accumulated, apart
 from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums
 from vendor_sdk.prims.row import NUMBERS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
@@ -281,6 +281,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten.mm.default,
         summary="matrix product (n, k) x (k, m): out[i, j] = sum_k self[i, k] * mat2[k, j]",
         bound=Accumulated(terms=lambda a, b: max(1, a.shape[-1]), magnitude=_abs_mm, shared=apart),
+        source=OF_PRODUCTS,
         samples=_mm,
         along={0: 1, 1: 0},
         long=((3, LONG), (LONG, 5)),
@@ -290,6 +291,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten.bmm.default,
         summary="matrix product of each pair in two batches (b, n, k) x (b, k, m)",
         bound=Accumulated(terms=lambda a, b: max(1, a.shape[-1]), magnitude=_abs_mm, shared=apart),
+        source=OF_PRODUCTS,
         samples=_bmm,
         along={0: 2, 1: 1},
         long=((2, 3, LONG), (2, LONG, 5)),
@@ -299,6 +301,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten.addmm.default,
         summary="beta * self + alpha * (mat1 @ mat2), self broadcast; self is not read when beta is 0",
         bound=Accumulated(terms=lambda s, a, b, **kw: a.shape[-1] + 3, magnitude=_abs_add, shared=apart),
+        source=OF_PRODUCTS + "; two products and a sum more",
         samples=_addmm,
         along={1: 1, 2: 0},
         long=((5,), (3, LONG), (LONG, 5)),
@@ -310,6 +313,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten.baddbmm.default,
         summary="beta * self + alpha * (batch1 @ batch2), self broadcast; self is not read when beta is 0",
         bound=Accumulated(terms=lambda s, a, b, **kw: a.shape[-1] + 3, magnitude=_abs_add, shared=apart),
+        source=OF_PRODUCTS + "; two products and a sum more",
         samples=_baddbmm,
         along={1: 2, 2: 1},
         long=((2, 3, 5), (2, 3, LONG), (2, LONG, 5)),
@@ -321,6 +325,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten._cdist_forward.default,
         summary="p-norm distance between every row of x1 and every row of x2, batched",
         bound=Accumulated(terms=lambda a, b, *rest: a.shape[-1] + 4, magnitude=_abs_cdist, constant=4.0),
+        source=OF_PRODUCTS + "; differences are relative to |x| + |y|; a power, a root and two roundings a term, 4 units",
         samples=_cdist,
         decomposition=decompose_cdist,
     ),
@@ -331,6 +336,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         bound=Accumulated(
             terms=lambda grad, x1, x2, *rest: x1.shape[-1] + x2.shape[-2] + 4, magnitude=_abs_cdist_backward, constant=4.0
         ),
+        source=OF_PRODUCTS + "; the slope |d|**(p - 1) is off by (p - 1) times the relative error of d",
         samples=_cdist_backward,
         operands=(0,),  # the distances were saved for the other operands
         decomposition=decompose_cdist_backward,
@@ -340,6 +346,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten._pdist_forward.default,
         summary="p-norm distance between rows i < j of self, in row-major order of (i, j)",
         bound=Accumulated(terms=lambda a, *rest: a.shape[-1] + 4, magnitude=_abs_pdist, constant=4.0),
+        source=OF_PRODUCTS + "; differences are relative to |x| + |y|; a power, a root and two roundings a term, 4 units",
         samples=_pdist,
         decomposition=decompose_pdist,
     ),
@@ -348,6 +355,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         target=aten._pdist_backward.default,
         summary="gradient of _pdist_forward",
         bound=Accumulated(terms=lambda grad, a, *rest: sum(a.shape) + 4, magnitude=_abs_pdist_backward, constant=4.0),
+        source=OF_PRODUCTS + "; the slope |d|**(p - 1) is off by (p - 1) times the relative error of d",
         samples=_pdist_backward,
         operands=(0,),
         decomposition=decompose_pdist_backward,

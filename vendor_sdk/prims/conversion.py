@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from vendor_sdk.prims.bounds import Exact
+from vendor_sdk.prims.bounds import BY_DEFINITION, Exact
 from vendor_sdk.prims.reference import OwnDtype
 from vendor_sdk.prims.row import ALL, FLOAT8, FLOATS, HALVES, INTS, STORED, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import (
@@ -181,7 +181,7 @@ ROWS = (
         bound=Exact(signed_zero=True),
         samples=_bit_patterns,
         reference=OwnDtype(aten.view.dtype),
-        source="exact by definition; bytes in little-endian order",
+        source=BY_DEFINITION + "; bytes in little-endian order",
     ),
     Prim(
         name="complex",
@@ -193,7 +193,7 @@ ROWS = (
         shape=Shape.BROADCAST,
         bound=Exact(signed_zero=True),
         samples=_parts,
-        source="exact by definition",
+        source=BY_DEFINITION,
     ),
     Prim(
         name="_conj_physical",
@@ -206,7 +206,7 @@ ROWS = (
         bound=Exact(signed_zero=True),
         samples=_complex_values,
         decomposition=_conjugate,
-        source="exact by definition",
+        source=BY_DEFINITION,
     ),
 )
 """The conversion prims; ``view_as_real`` and ``view_as_complex`` are views."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims import draw
-from vendor_sdk.prims.bounds import Accumulated, apart
+from vendor_sdk.prims.bounds import OF_PRODUCTS, Accumulated, apart
 from vendor_sdk.prims.data_sets import labelled, sparse, with_specials, with_sums
 from vendor_sdk.prims.row import FLOATS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext
@@ -111,6 +111,7 @@ ROWS: tuple[Prim, ...] = (
         summary="cross-correlation of input (n, c, ...) with weight (o, c / groups, ...) plus bias; or its transpose",
         result=Result.SAME,
         bound=Accumulated(terms=_terms, magnitude=_magnitude, shared=apart),
+        source=OF_PRODUCTS,
         samples=with_specials(with_specials(_sums(_convolution, _terms, long=_long), sparse, (0, 2)), sparse, None, UNPADDED),
     ),
     _row(
@@ -119,6 +120,7 @@ ROWS: tuple[Prim, ...] = (
         summary="gradients of convolution with respect to input, weight and bias, those asked for by output_mask",
         result=Result.OPERATOR,
         bound=Accumulated(terms=_backward_terms, magnitude=_backward_magnitude, shared=apart),
+        source=OF_PRODUCTS + ", with as many terms as the longest of the three sums",
         samples=with_specials(_convolution_backward, sparse, None, UNPADDED),
     ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims import draw
-from vendor_sdk.prims.bounds import Property
+from vendor_sdk.prims.bounds import HIGHAM, Property
 from vendor_sdk.prims.data_sets import with_specials
 from vendor_sdk.prims.row import Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
@@ -82,7 +82,12 @@ def _c2r(ctx: SampleContext) -> Iterator[Sample]:
 
 
 _prim = functools.partial(
-    Prim, family=Family.FFT, dtypes=(torch.float32, torch.float64), result=Result.OPERATOR, shape=Shape.OPERATOR
+    Prim,
+    family=Family.FFT,
+    dtypes=(torch.float32, torch.float64),
+    result=Result.OPERATOR,
+    shape=Shape.OPERATOR,
+    source=HIGHAM + "theorem 24.2, with the 1-norm of a line in place of its 2-norm",
 )
 
 

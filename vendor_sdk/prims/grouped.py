@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vendor_sdk import torch_private
-from vendor_sdk.prims.bounds import Accumulated, apart
+from vendor_sdk.prims.bounds import OF_PRODUCTS, Accumulated, apart
 from vendor_sdk.prims.row import Composite
 from vendor_sdk.prims.samples import Effort, Sample, SampleContext, draw
 from vendor_sdk.prims.widen import cast, number
@@ -130,6 +130,6 @@ GROUPED_ROWS: tuple[Composite, ...] = (
         targets={OPERATOR: grouped_mm},
         bound=Accumulated(terms=_terms, shared=apart),
         samples=_samples,
-        source="Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1",
+        source=OF_PRODUCTS,
     ),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims import draw
-from vendor_sdk.prims.bounds import Accumulated, Bound, Exact, Property
+from vendor_sdk.prims.bounds import BY_DEFINITION, OF_PRODUCTS, OF_SUMS, Accumulated, Bound, Exact, Property
 from vendor_sdk.prims.data_sets import ONE, many, scattered, sparse, with_specials
 from vendor_sdk.prims.row import ALL, FLOATS, HALVES, INTS, NUMBERS, STORED, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
@@ -677,8 +677,11 @@ def _row(
     dtypes: tuple[torch.dtype, ...] = ALL,
     **rest: Any,
 ) -> Prim:
-    """A row with special values in ``operands`` (all of a floating dtype by default) of some of its samples."""
+    """A row with special values in ``operands`` (all of a floating dtype by default) of some of its samples; what it moves is
+    exact."""
     put = scattered if isinstance(bound, Exact) else sparse
+    if isinstance(bound, Exact):
+        rest.setdefault("source", BY_DEFINITION)
     return _prim(samples=with_specials(samples, put, operands, of), bound=bound, dtypes=dtypes, **rest)
 
 
@@ -700,6 +703,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             magnitude=_magnitude(aten.index_put.default, (0, 2)),
             own_dtype=HALVES,
         ),
+        source=OF_SUMS + ", a term for each value that meets in one element, in any order",
         samples=_index_put,
         of=many(2),
     ),
@@ -743,6 +747,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             magnitude=_magnitude(aten.scatter_add.default, (0, 3)),
             own_dtype=HALVES,
         ),
+        source=OF_SUMS + ", a term for each value that meets in one element, in any order",
         samples=_scatter_add,
         decomposition=decompose_scatter_add,
     ),
@@ -756,6 +761,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             magnitude=_magnitude(aten.scatter_reduce.two, (0, 3)),
             own_dtype=HALVES,
         ),
+        source=OF_SUMS + " (products: 3.1), a term for each value that meets in one element; a mean rounds once more",
         samples=_scatter_reduce,
         of=many(5),
     ),
@@ -797,6 +803,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             magnitude=_magnitude(aten.index_reduce.default, (0, 3)),
             own_dtype=HALVES,
         ),
+        source=OF_SUMS + " (products: 3.1), a term for each value that meets in one element; a mean rounds once more",
         samples=_index_reduce,
         of=many(4),
         decomposition=decompose_index_reduce,
@@ -860,6 +867,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             magnitude=_magnitude(aten.embedding_dense_backward.default, (0,)),
             own_dtype=HALVES,
         ),
+        source=OF_SUMS + ", a term for each value that meets in one element, in any order",
         samples=_embedding_dense_backward,
         decomposition=decompose_embedding_dense_backward,
     ),
@@ -871,6 +879,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         result=Result.OPERATOR,
         shape=Shape.OPERATOR,
         bound=Property(_check_bag),
+        source=OF_SUMS + ", a term a row of the bag (products with weights: 3.1); a maximum is exact",
         samples=_embedding_bag,
         reference=_bag_values,
         of=_adding,
@@ -882,6 +891,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         dtypes=FLOATS,
         shape=Shape.OPERATOR,
         bound=Accumulated(terms=_bag_terms, magnitude=_magnitude(_bag_gradient, (0, 10)), own_dtype=HALVES),
+        source=OF_PRODUCTS + ", a term for each bag that a row is in",
         samples=_embedding_bag_backward,
         of=_adding,
         # torch's CPU kernel divides by the frequencies of other rows (2.11 to 2.13).
@@ -897,6 +907,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             terms=lambda grad, *rest: max(1, grad.shape[1]),
             magnitude=_magnitude(aten._embedding_bag_per_sample_weights_backward.default, (0, 1)),
         ),
+        source=OF_PRODUCTS,
         samples=_embedding_bag_weights_backward,
     ),
     _row(
@@ -906,6 +917,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         dtypes=FLOATS,
         shape=Shape.OPERATOR,
         bound=Exact(),
+        source=BY_DEFINITION + ": no sample lies at an edge that is rounded",
         samples=_histc,
     ),
     _row(
@@ -929,6 +941,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             magnitude=_magnitude(aten.segment_reduce.default, (0,)),
             own_dtype=HALVES,
         ),
+        source=OF_SUMS + " (products: 3.1), a term for each value that meets in one element; a mean rounds once more",
         samples=_segment_reduce,
         of=many(5),
     ),
@@ -943,6 +956,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             magnitude=_magnitude(aten._segment_reduce_backward.default, (0,)),
             own_dtype=HALVES,
         ),
+        source=OF_PRODUCTS + ", with at most as many roundings as the segment has elements",
         samples=_segment_reduce_backward,
         operands=(0,),  # the output was saved for the data
     ),

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims import draw
-from vendor_sdk.prims.bounds import Exact, Property
+from vendor_sdk.prims.bounds import BY_DEFINITION, HIGHAM, Exact, Property
 from vendor_sdk.prims.data_sets import scattered, with_specials
 from vendor_sdk.prims.row import Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext
@@ -29,6 +29,7 @@ aten = torch.ops.aten
 
 Tensor = torch.Tensor
 
+GOLUB = "Golub and Van Loan, Matrix Computations (2013), "
 CONSTANT = 16.0
 """Allowance over n * u: the theorems' small constants, and norms by largest row sums instead of 2-norms."""
 
@@ -593,6 +594,7 @@ def _row(
     samples: Callable[[SampleContext], Iterator[Sample]],
     summary: str,
     *,
+    source: str,
     results: int = 1,
     decomposition: Callable[..., Any] | None = None,
 ) -> Prim:
@@ -608,6 +610,7 @@ def _row(
         bound=Property(_checked(target, examine, results)),
         samples=samples,
         decomposition=decomposition,
+        source=source,
     )
 
 
@@ -618,6 +621,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         _cholesky,
         "L with A = L L' (or U with A = U' U), reading one triangle; info is 0 or the order of the minor that is not definite",
         results=2,
+        source=HIGHAM + "theorem 10.3",
     ),
     _row(
         aten.cholesky_inverse.default,
@@ -625,6 +629,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         _cholesky_inverse,
         "inverse of L L' (or U' U)",
         decomposition=decompose_cholesky_inverse,
+        source=HIGHAM + "theorem 10.4, of the columns of the identity",
     ),
     _row(
         aten.cholesky_solve.default,
@@ -632,12 +637,14 @@ _CANDIDATES: tuple[Prim, ...] = (
         _cholesky_solve,
         "X with L L' X = B (or U' U X = B)",
         decomposition=decompose_cholesky_solve,
+        source=HIGHAM + "theorem 10.4",
     ),
     _row(
         aten.linalg_solve_triangular.default,
         _examine_triangular,
         _triangular,
         "X with A X = B (or X A = B if not left) for triangular A; the diagonal is taken as ones if unitriangular",
+        source=HIGHAM + "theorem 8.5",
     ),
     _row(
         aten.linalg_lu_factor_ex.default,
@@ -645,12 +652,14 @@ _CANDIDATES: tuple[Prim, ...] = (
         _lu_factor,
         "L (unit, below the diagonal) and U packed in one matrix, with row pivots counted from 1, and info",
         results=3,
+        source=HIGHAM + "theorem 9.3",
     ),
     _row(
         aten.linalg_lu_solve.default,
         _examine_lu_solve,
         _lu_solve,
         "X with A X = B (or X A = B if not left; A' if adjoint) from the factors of A",
+        source=HIGHAM + "theorem 9.4",
     ),
     Prim(
         name="lu_unpack",
@@ -662,6 +671,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         shape=Shape.OPERATOR,
         bound=Exact(),
         samples=with_specials(_lu_unpack, scattered, operands=(0,)),
+        source=BY_DEFINITION,
     ),
     _row(
         aten.linalg_qr.default,
@@ -669,6 +679,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         _qr,
         "Q with orthonormal columns and upper triangular R, A = Q R; mode reduced, complete or r",
         results=2,
+        source=HIGHAM + "theorem 19.4",
     ),
     _row(
         aten._linalg_svd.default,
@@ -676,6 +687,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         _svd,
         "U, S and V' with A = U diag(S) V', S descending; S alone if not compute_uv",
         results=3,
+        source=GOLUB + "section 8.6",
     ),
     _row(
         aten._linalg_eigh.default,
@@ -683,9 +695,15 @@ _CANDIDATES: tuple[Prim, ...] = (
         _eigh,
         "ascending eigenvalues and orthonormal eigenvectors of a symmetric matrix, of which one triangle is read",
         results=2,
+        source=GOLUB + "section 8.3",
     ),
     _row(
-        aten.linalg_eig.default, _examine_eig, _eig, "complex eigenvalues and unit eigenvectors of a square matrix", results=2
+        aten.linalg_eig.default,
+        _examine_eig,
+        _eig,
+        "complex eigenvalues and unit eigenvectors of a square matrix",
+        results=2,
+        source=GOLUB + "section 7.5",
     ),
     _row(
         aten.linalg_inv_ex.default,
@@ -694,6 +712,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         "inverse, and info (0, or where U has a zero on its diagonal)",
         results=2,
         decomposition=decompose_inverse,
+        source=HIGHAM + "section 14.3",
     ),
     _row(
         aten._linalg_solve_ex.default,
@@ -702,6 +721,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         "X with A X = B (or X A = B if not left), and A's factors for the backward",
         results=4,
         decomposition=decompose_solve,
+        source=HIGHAM + "theorem 9.4",
     ),
     _row(
         aten._linalg_det.default,
@@ -710,6 +730,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         "determinant, and the factors for the backward",
         results=3,
         decomposition=decompose_det,
+        source=HIGHAM + "theorem 9.3 and section 14.6",
     ),
     _row(
         aten._linalg_slogdet.default,
@@ -718,6 +739,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         "sign and logarithm of the absolute value of the determinant, and the factors",
         results=4,
         decomposition=decompose_slogdet,
+        source=HIGHAM + "theorem 9.3 and section 14.6; as many logarithms as rows",
     ),
     _row(
         aten.linalg_ldl_factor_ex.default,
@@ -725,24 +747,44 @@ _CANDIDATES: tuple[Prim, ...] = (
         _ldl,
         "L and block diagonal D packed in one matrix with A = L D L' for symmetric A, pivots as LAPACK's sytrf, info",
         results=3,
+        source=HIGHAM + "theorem 11.3",
     ),
-    _row(aten.linalg_ldl_solve.default, _examine_ldl_solve, _ldl_solve, "X with A X = B from the L D L' factors of A"),
+    _row(
+        aten.linalg_ldl_solve.default,
+        _examine_ldl_solve,
+        _ldl_solve,
+        "X with A X = B from the L D L' factors of A",
+        source=HIGHAM + "theorem 11.3",
+    ),
     _row(
         aten.linalg_householder_product.default,
         _examine_householder,
         _householder,
         "the first columns of the product of reflectors I - tau v v'",
+        source=HIGHAM + "lemma 19.3",
     ),
     _row(
         aten.ormqr.default,
         _examine_ormqr,
         _ormqr,
         "Q C (or C Q if not left; Q' if transpose) for Q a product of reflectors",
+        source=HIGHAM + "lemma 19.3",
     ),
     _row(
-        aten.geqrf.default, _examine_geqrf, _geqrf, "R and the reflectors of A = Q R packed in one matrix, and tau", results=2
+        aten.geqrf.default,
+        _examine_geqrf,
+        _geqrf,
+        "R and the reflectors of A = Q R packed in one matrix, and tau",
+        results=2,
+        source=HIGHAM + "theorem 19.4",
     ),
-    _row(aten.linalg_matrix_exp.default, _examine_exp, _exp, "matrix exponential, the sum of A^k / k!"),
+    _row(
+        aten.linalg_matrix_exp.default,
+        _examine_exp,
+        _exp,
+        "matrix exponential, the sum of A^k / k!",
+        source="Higham, Functions of Matrices (2008), section 10.3; the condition of exp is about the norm",
+    ),
 )
 
 _DERIVED_NAMES = frozenset(

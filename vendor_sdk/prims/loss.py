@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.prims.bounds import Accumulated
+from vendor_sdk.prims.bounds import OF_SUMS, Accumulated
 from vendor_sdk.prims.recognize import recognize_cross_entropy
 from vendor_sdk.prims.row import Composite
 from vendor_sdk.prims.samples import Effort, Sample, SampleContext, draw
@@ -145,6 +145,7 @@ LOSS_ROWS: tuple[Composite, ...] = (
         summary="the weighted mean or sum of -x[i, target[i]]; also the total weight",
         targets={aten.nll_loss_forward.default: nll_loss},
         bound=Accumulated(terms=_terms, magnitude=_nll_magnitude, constant=4),
+        source=OF_SUMS + ", a term an example; a product with its weight and a quotient more",
         samples=_nll_samples,
     ),
     Composite(
@@ -152,6 +153,7 @@ LOSS_ROWS: tuple[Composite, ...] = (
         summary="gradient of nll_loss by its input",
         targets={aten.nll_loss_backward.default: nll_loss_backward},
         bound=Accumulated(terms=lambda *_: 1, magnitude=_nll_backward_magnitude, constant=4),
+        source="a product and a quotient, and the rounding of the total weight",
         samples=_nll_backward_samples,
     ),
     Composite(
@@ -159,6 +161,7 @@ LOSS_ROWS: tuple[Composite, ...] = (
         summary="nll_loss of log_softmax, for classes given by number",
         targets={aten.cross_entropy_loss.default: cross_entropy},
         bound=Accumulated(terms=_terms, magnitude=_cross_entropy_magnitude, constant=4),
+        source=OF_SUMS + "; each logarithm as log_softmax's",
         samples=_cross_entropy_samples,
         recognize=recognize_cross_entropy,
         made_of=frozenset({"log_softmax", "nll_loss"}),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.prims.bounds import Accumulated
+from vendor_sdk.prims.bounds import OF_PRODUCTS, OF_VARIANCES, Accumulated
 from vendor_sdk.prims.recognize import recognize_rms_norm
 from vendor_sdk.prims.row import Composite
 from vendor_sdk.prims.samples import Effort, Sample, SampleContext, draw
@@ -524,6 +524,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         bound=Accumulated(
             terms=lambda x, shape, *_: math.prod(shape), magnitude=_layer_norm_magnitude, constant=4, shared=_rows
         ),
+        source=OF_VARIANCES + "; a reciprocal root, a product and a sum more",
         samples=_layer_norm_samples,
     ),
     Composite(
@@ -536,6 +537,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
             constant=8,
             shared=_rows_of_gradient,
         ),
+        source=OF_PRODUCTS + ", two sums over the row or the batch; their products with what was saved added",
         samples=_layer_norm_backward_samples,
     ),
     Composite(
@@ -543,6 +545,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         summary="x * rsqrt(mean(x^2) + eps) * weight over the last dimensions; also the reciprocal root",
         targets={aten._fused_rms_norm.default: rms_norm},
         bound=Accumulated(terms=lambda x, shape, *_: math.prod(shape), magnitude=_rms_norm_magnitude, constant=4, shared=_rows),
+        source=OF_PRODUCTS + "; a reciprocal root and two products more",
         samples=_rms_norm_samples,
         recognize=recognize_rms_norm,
     ),
@@ -556,6 +559,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
             constant=8,
             shared=_rows_of_gradient,
         ),
+        source=OF_PRODUCTS + ", two sums over the row or the batch; their products with what was saved added",
         samples=_rms_norm_backward_samples,
         reference=rms_norm_backward,  # torch has no CPU kernel for it; the gradients are tested against autograd's
     ),
@@ -569,6 +573,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
             constant=4,
             shared=_groups,
         ),
+        source=OF_VARIANCES + "; a reciprocal root, a product and a sum more",
         samples=_group_norm_samples,
     ),
     Composite(
@@ -578,6 +583,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         bound=Accumulated(
             terms=lambda g, x, *_: x.numel(), magnitude=_group_norm_backward_magnitude, constant=8, shared=_groups
         ),
+        source=OF_PRODUCTS + ", two sums over the row or the batch; their products with what was saved added",
         samples=_group_norm_backward_samples,
     ),
     Composite(
@@ -585,6 +591,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         summary="(x - mean) * rstd * weight + bias over the batch; also mean, rstd and the new running statistics",
         targets={aten._native_batch_norm_legit_functional.default: batch_norm},
         bound=Accumulated(terms=lambda x, *_: _per_channel(x), magnitude=_batch_norm_magnitude, constant=4, shared=_channels),
+        source=OF_VARIANCES + "; a reciprocal root, a product and a sum more",
         samples=_batch_norm_samples,
     ),
     Composite(
@@ -592,6 +599,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         summary="(x - running_mean) * rsqrt(running_var + eps) * weight + bias",
         targets={aten._native_batch_norm_legit_no_training.default: batch_norm_inference},
         bound=Accumulated(terms=lambda *_: 1, magnitude=_inference_magnitude, constant=8, shared=_channels),
+        source="rsqrt (2 ulp), two differences and two products, errors added",
         samples=_inference_samples,
     ),
     Composite(
@@ -601,6 +609,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         bound=Accumulated(
             terms=lambda g, x, *_: _per_channel(x), magnitude=_batch_norm_backward_magnitude, constant=8, shared=_channels
         ),
+        source=OF_PRODUCTS + ", two sums over the row or the batch; their products with what was saved added",
         samples=_batch_norm_backward_samples,
     ),
 )

@@ -24,7 +24,7 @@ import torch
 from scipy import special
 
 from vendor_sdk.prims import elementary
-from vendor_sdk.prims.bounds import Bound, Exact, in_float32
+from vendor_sdk.prims.bounds import BY_DEFINITION, Bound, Exact, in_float32
 from vendor_sdk.prims.reference import OwnDtype
 from vendor_sdk.prims.row import ALL, FLOATS, INTS, NUMBERS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import (
@@ -678,7 +678,7 @@ ROWS = (
         dtypes=NUMBERS,
         result=Result.SAME,
         by=elementary.relu,
-        source="exact by definition",
+        source=BY_DEFINITION,
     ),
     _row(
         "remainder",
@@ -729,7 +729,7 @@ ROWS = (
         unary(),
         result=Result.SAME,
         by=elementary.sign,
-        source="exact by definition",
+        source=BY_DEFINITION,
     ),
     _unary(
         "signbit",
@@ -815,7 +815,7 @@ ROWS = (
         in_float32(8),
         unary(Interval(-3.0, 20.0)),
         dtypes=SINGLES,
-        source="as erfc, whose bound is the same",
+        source=OPENCL + " (erfc), with the bound of erfc",
     ),
     _unary(
         "special_i0e",
@@ -974,7 +974,7 @@ ROWS = (
         SIGNED_ZERO,
         _where_samples,
         result=Result.PROMOTE,
-        source="exact by definition",
+        source=BY_DEFINITION,
     ),
 )
 """The pointwise prims."""

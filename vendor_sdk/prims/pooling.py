@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims import draw
-from vendor_sdk.prims.bounds import Accumulated, Property
+from vendor_sdk.prims.bounds import BY_DEFINITION, OF_PRODUCTS, OF_SUMS, Accumulated, Property
 from vendor_sdk.prims.data_sets import NAN, sparse, with_specials, with_sums
 from vendor_sdk.prims.reference import upcast
 from vendor_sdk.prims.row import FLOATS, HALVES, Family, Prim, Result, Shape
@@ -604,6 +604,7 @@ def _average(
         bound=Accumulated(terms=terms, magnitude=_first_absolute(target), constant=2.0, own_dtype=own_dtype),
         samples=with_specials(with_sums(samples, terms, {0: -1}), sparse, _FIRST),
         decomposition=decomposition,
+        source=OF_SUMS + ", a term an element of the window, or a window of the element; a rounded weight doubles the unit",
     )
 
 
@@ -620,6 +621,7 @@ def _maximum(
         shape=Shape.OPERATOR,
         bound=Property(_check_maxima(target, dims, windows)),
         samples=with_specials(samples, sparse, _FIRST),
+        source=BY_DEFINITION + "; which of several equal elements an index names is free",
     )
 
 
@@ -801,6 +803,7 @@ _CANDIDATES: tuple[Prim, ...] = (
                 dtypes=_SINGLE_AND_DOUBLE,
                 summary="input read at the positions of grid (in -1..1), interpolated: 0 linear, 1 nearest, 2 bicubic",
                 bound=Accumulated(terms=lambda *args: 16, magnitude=_grid_magnitude, constant=2.0),
+                source=OF_PRODUCTS + "; a position that is off by a unit of the image's size moves its weights by their slope",
                 samples=with_specials(_grid_sampler(dims), sparse, _FIRST),
             ),
             _gradient(
@@ -810,6 +813,7 @@ _CANDIDATES: tuple[Prim, ...] = (
                 summary=f"gradients of grid_sampler_{dims}d with respect to input and grid",
                 result=Result.OPERATOR,
                 bound=Accumulated(terms=_grid_backward_terms, magnitude=_grid_backward_magnitude, constant=2.0),
+                source=OF_PRODUCTS + "; a position that is off by a unit of the image's size moves weights and slopes",
                 samples=with_specials(_grid_sampler_backward(dims), NAN, _FIRST),
             ),
         )
@@ -821,6 +825,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         dtypes=_SINGLE_AND_DOUBLE,
         summary="linear resampling whose triangle filter widens when shrinking (antialiasing)",
         bound=Accumulated(terms=lambda *args: 16, magnitude=_antialias_magnitude, constant=2.0),
+        source=OF_PRODUCTS + "; a window's centre that is off by a unit of the image's size moves its weights by their slope",
         samples=_antialias,
     ),
     _gradient(
@@ -829,6 +834,7 @@ _CANDIDATES: tuple[Prim, ...] = (
         dtypes=_SINGLE_AND_DOUBLE,
         summary="gradient of _upsample_bilinear2d_aa",
         bound=Accumulated(terms=_antialias_backward_terms, magnitude=_antialias_backward_magnitude, constant=2.0),
+        source=OF_PRODUCTS + "; a window's centre that is off by a unit of the image's size moves its weights by their slope",
         samples=_antialias_backward,
     ),
 )

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.prims.bounds import Accumulated, Bound, Exact, apart
+from vendor_sdk.prims.bounds import BY_DEFINITION, OF_PRODUCTS, OF_SUMS, OF_VARIANCES, Accumulated, Bound, Exact, apart
 from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums
 from vendor_sdk.prims.elementary import cast, number
 from vendor_sdk.prims.row import ALL, FLOATS, NUMBERS, Family, Prim, Result, Shape
@@ -25,8 +25,6 @@ from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, Sa
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-
-HIGHAM = "Higham, Accuracy and Stability of Numerical Algorithms (2002), "
 
 
 def count(x: Tensor, dim: int | Sequence[int] | None = None, *_: Any, **__: Any) -> int:
@@ -184,7 +182,7 @@ def _row(
     result: Result,
     by: Callable[..., Any] | None = None,
     cost: str = "",
-    source: str = "exact by definition",
+    source: str = BY_DEFINITION,
 ) -> Prim:
     return Prim(
         name=name,
@@ -214,7 +212,7 @@ ROWS = (
         with_sums(reduction(_several, identity=True), count, _ALONG),
         dtypes=ALL,
         result=Result.SUM,
-        source=HIGHAM + "section 4.2",
+        source=OF_SUMS,
     ),
     _row(
         "prod",
@@ -224,7 +222,7 @@ ROWS = (
         reduction(_one, Interval(-1.5, 1.5), single=True, identity=True),
         dtypes=ALL,
         result=Result.SUM,
-        source=HIGHAM + "section 3.1",
+        source=OF_PRODUCTS,
     ),
     _row(
         "amax",
@@ -253,7 +251,7 @@ ROWS = (
         dtypes=FLOATS,
         result=Result.SAME,
         by=_mean,
-        source=HIGHAM + "section 4.2; one division more, or the reciprocal of the count, which is rounded once for all",
+        source=OF_SUMS + "; one division more, or the reciprocal of the count, which is rounded once for all",
     ),
     _row(
         "var",
@@ -264,7 +262,7 @@ ROWS = (
         dtypes=FLOATS,
         result=Result.SAME,
         by=_var,
-        source="Chan, Golub and LeVeque, Algorithms for computing the sample variance (1983), Welford's update",
+        source=OF_VARIANCES + ", Welford's update",
     ),
     _row(
         "any",
@@ -325,7 +323,7 @@ ROWS = (
         result=Result.SAME,
         by=_norm,
         cost="sums of squares overflow above the square root of the largest finite value",
-        source=HIGHAM + "section 4.2; powers as in OpenCL C 3.0, section 7.4 (pow, 16 ulp)",
+        source=OF_SUMS + "; powers as in OpenCL C 3.0, section 7.4 (pow, 16 ulp)",
     ),
 )
 """The reduction prims."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.prims.bounds import Accumulated, Bound, Exact
+from vendor_sdk.prims.bounds import BY_DEFINITION, OF_EXPONENTIALS, OF_PRODUCTS, OF_SUMS, Accumulated, Bound, Exact
 from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums
-from vendor_sdk.prims.reduction import HIGHAM, count
+from vendor_sdk.prims.reduction import count
 from vendor_sdk.prims.row import ALL, FLOATS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import COUNTS, Interval, Sample, Sampler, reduction
 
@@ -56,8 +56,6 @@ def _row(
     )
 
 
-_EXACT = "exact by definition"
-
 ROWS = (
     _row(
         "cumsum",
@@ -67,7 +65,7 @@ ROWS = (
         with_sums(_along(), count, {0: -1}),
         ALL,
         Result.SUM,
-        HIGHAM + "section 4.2",
+        OF_SUMS,
     ),
     _row(
         "cumprod",
@@ -77,7 +75,7 @@ ROWS = (
         _along(Interval(-1.5, 1.5)),
         ALL,
         Result.SUM,
-        HIGHAM + "section 3.1",
+        OF_PRODUCTS,
     ),
     _row(
         "cummax",
@@ -87,7 +85,7 @@ ROWS = (
         _along(),
         ALL,
         Result.OPERATOR,
-        _EXACT,
+        BY_DEFINITION,
     ),
     _row(
         "cummin",
@@ -97,7 +95,7 @@ ROWS = (
         _along(),
         ALL,
         Result.OPERATOR,
-        _EXACT,
+        BY_DEFINITION,
     ),
     _row(
         "logcumsumexp",
@@ -107,7 +105,7 @@ ROWS = (
         _along(),
         FLOATS,
         Result.SAME,
-        HIGHAM + "section 4.2, and Blanchard, Higham and Higham, IMA J. Numer. Anal. 41 (2021)",
+        OF_EXPONENTIALS,
     ),
 )
 """The scan prims."""

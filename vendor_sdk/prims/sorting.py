@@ -205,7 +205,14 @@ def _mode(ctx: SampleContext) -> Iterator[Sample]:
     yield Sample((draw.expanded(ctx, 4, 5), 0), label="all equal")
 
 
-_prim = functools.partial(Prim, family=Family.SORTING, dtypes=NUMBERS, result=Result.OPERATOR, shape=Shape.OPERATOR)
+_prim = functools.partial(
+    Prim,
+    family=Family.SORTING,
+    dtypes=NUMBERS,
+    result=Result.OPERATOR,
+    shape=Shape.OPERATOR,
+    source="values exact by definition; which of several equal elements an index names is free",
+)
 
 
 def _row(*, samples: Sampler, **rest: Any) -> Prim:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims import draw
-from vendor_sdk.prims.bounds import Exact
+from vendor_sdk.prims.bounds import BY_DEFINITION, Exact
 from vendor_sdk.prims.data_sets import scattered, with_specials
 from vendor_sdk.prims.row import ALL, STORED, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
@@ -285,7 +285,14 @@ def _to_real(ctx: SampleContext) -> Iterator[Sample]:
         yield Sample((torch.view_as_complex(sample.args[0]),), label=sample.label)
 
 
-_prim = functools.partial(Prim, family=Family.VIEW, result=Result.SAME, shape=Shape.OPERATOR, bound=Exact(signed_zero=True))
+_prim = functools.partial(
+    Prim,
+    family=Family.VIEW,
+    result=Result.SAME,
+    shape=Shape.OPERATOR,
+    bound=Exact(signed_zero=True),
+    source=BY_DEFINITION,
+)
 
 
 def _row(*, samples: Sampler, dtypes: tuple[torch.dtype, ...] = ALL, **rest: Any) -> Prim:
