@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -511,6 +512,50 @@ class SeedAlone(Chip):
         return self._numbers(torch.initial_seed(), size, dtype or torch.float32)
 
 
+class OneLongStream(Chip):
+    """Each call begins one number after the one before: all have their numbers from one stream."""
+
+    def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+        start = drawn_since_seeding()
+        values = self._numbers(torch.initial_seed(), [start + math.prod(size)], dtype or torch.float32)
+        return values[start:].reshape(size)
+
+
+class SeedsShareAStream(Chip):
+    """The seed says where in one stream to begin."""
+
+    def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+        start = torch.initial_seed() % 2**16
+        key = 7 + drawn_since_seeding()
+        return self._numbers(key, [start + math.prod(size)], dtype or torch.float32)[start:].reshape(size)
+
+
+class SixteenBitsOfSeed(Chip):
+    """The high bits of the seed do not count."""
+
+    def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+        return self._numbers(torch.initial_seed() % 2**16 + 2**16 * drawn_since_seeding(), size, dtype or torch.float32)
+
+
+class ShortPeriod(Chip):
+    """A generator of 2**14 numbers, which then repeat."""
+
+    def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+        values = super().rand([2**14], dtype=dtype)
+        return values.repeat(-(-math.prod(size) // 2**14))[: math.prod(size)].reshape(size)
+
+
+def drawn_since_seeding() -> int:
+    """How many numbers torch's generator has given since its seed; one more afterwards."""
+    now, again = torch.get_rng_state(), torch.Generator().manual_seed(torch.initial_seed())
+    count = 0
+    while not torch.equal(again.get_state(), now):
+        torch.empty((), dtype=torch.int64).random_(generator=again)
+        count += 1
+    torch.empty((), dtype=torch.int64).random_()
+    return count
+
+
 class IgnoresTheSeed(Chip):
     def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
         return self._numbers(time.perf_counter_ns(), size, dtype or torch.float32)
@@ -599,6 +644,10 @@ PLANTED: list[tuple[type[Chip], str, str, str]] = [
     (Leaks, "sqrt[float32]", "leak", ""),
     (OneStream, "rand[float32]", "seed", ""),
     (SeedAlone, "rand[float32]", "seed", ""),
+    (OneLongStream, "rand[float32]", "seed", ""),
+    (SeedsShareAStream, "rand[float32]", "seed", ""),
+    (SixteenBitsOfSeed, "rand[float32]", "seed", ""),
+    (ShortPeriod, "rand[float32]", "seed", ""),
     (IgnoresTheSeed, "rand[float32]", "nondeterministic", ""),
     (CorrelatedNeighbours, "rand[float32]", "value", ""),
     (Disguise, "add[float32]", "disguised", ""),

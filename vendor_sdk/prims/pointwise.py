@@ -690,7 +690,7 @@ ROWS = (
         result=Result.PROMOTE,
         reference=_with_c_library(np.remainder, aten.remainder.Tensor),
         by=elementary.remainder,
-        source="fmod is exact; adding the divisor rounds once",
+        source="fmod is exact by definition; adding the divisor is one rounding",
     ),
     _unary(
         "round",
