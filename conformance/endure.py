@@ -186,14 +186,14 @@ def independent(
     # What differs in one thing only; of the last seed, the first call.
     some = [each for each in drawn if each[0] < len(SEEDS) - 1 or each[1] == 0]
     pairs = [
-        (one, other)
-        for (one, mine), (other, theirs) in combinations(enumerate(some), 2)
-        if sum(x != y for x, y in zip(mine, theirs, strict=True)) == 1
+        (first, second)
+        for (first, draw), (second, another) in combinations(enumerate(some), 2)
+        if sum(x != y for x, y in zip(draw, another, strict=True)) == 1
     ]
     for index in random:
-        for one, other, shift in streams.overlapping([drawn[each][index] for each in some], pairs):
-            numbers = f"the random numbers of {_said(some[one])}"
-            whose = "themselves" if one == other else f"those of {_said(some[other])}"
+        for first, second, shift in streams.overlapping([drawn[each][index] for each in some], pairs):
+            numbers = f"the random numbers of {_said(some[first])}"
+            whose = "themselves" if first == second else f"those of {_said(some[second])}"
             return Problem(None, "seed", f"{numbers} depend on {whose}, {abs(shift)} places apart")
     return None
 

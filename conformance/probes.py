@@ -10,11 +10,12 @@ import itertools
 import math
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+from torch.nn import functional
 
 from conformance import subnormals
 from conformance.program import Program, to_device
@@ -28,6 +29,8 @@ ORDERED = 1024
 """Terms of the sums whose order is measured."""
 COLUMNS = 8
 REPEATS = 10
+KEYS = 256
+"""Terms of those of attention and of scattered ones."""
 
 Tensor = torch.Tensor
 
@@ -54,6 +57,7 @@ class _Question:
     target: Callable[..., Any]
     args: tuple[Any, ...]
     read: Callable[[Tensor], Sequence[Finding]]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 def datasheet(subject: Subject, device: torch.device) -> list[Finding]:
@@ -68,7 +72,12 @@ def datasheet(subject: Subject, device: torch.device) -> list[Finding]:
                 traceback.print_exc()
                 found.append(Finding(name, "unknown", f"{type(error).__name__}: {error}".splitlines()[0][:200]))
         found.append(_subnormals_of_all(dtype, found))
-    for name, probe in {"mul+add float32 contraction": _contraction, "float32 determinism": _determinism}.items():
+    probes = {
+        "attention float32": _attention,
+        "mul+add float32 contraction": _contraction,
+        "float32 determinism": _determinism,
+    }
+    for name, probe in probes.items():
         try:
             found += probe(subject, device)
         except Exception as error:
@@ -110,8 +119,8 @@ def _asked(subject: Subject, questions: Sequence[_Question], device: torch.devic
                 inputs.append(to_device(arg, device))
             else:
                 args.append(arg)
-        nodes.append((question.target, tuple(args)))
-    graph.output(tuple(graph.call_function(target, args) for target, args in nodes))
+        nodes.append((question.target, tuple(args), dict(question.kwargs)))
+    graph.output(tuple(graph.call_function(*node) for node in nodes))
     return _called(subject, graph, inputs)[0]
 
 
@@ -123,29 +132,126 @@ def _called(subject: Subject, graph: fx.Graph, inputs: list[Tensor], times: int 
 
 def _questions(dtype: torch.dtype) -> dict[str, list[_Question]]:
     name = str(dtype).removeprefix("torch.")
-    terms, scale = _width_terms(dtype)
-    ones = torch.ones(3, COLUMNS, dtype=dtype)
-    shown = {
-        f"mm {name} accumulator": [_Question(aten.mm.default, (terms, ones), lambda r: [_width(f"mm {name}", r[:, 0], scale)])],
-        f"sum {name} accumulator": [_Question(aten.sum.dim_IntList, (terms, [1]), lambda r: [_width(f"sum {name}", r, scale)])],
-        f"add {name} rounding": [_Question(aten.add.Tensor, _ties(dtype), lambda r: [_rounding(name, r, dtype)])],
+    shown = {f"{operation} {name} accumulator": [_width_of(operation, call, dtype)] for operation, call in SUMS.items()}
+    shown |= {
+        f"add {name} rounding": [_Question(aten.add.Tensor, _ties(dtype), lambda r: [_rounding(f"add {name}", r, dtype)])],
         f"mul {name} subnormals": [_Question(aten.mul.Tensor, _factors(dtype), lambda r: [_subnormals("mul", name, r)])],
         f"add {name} subnormals": [_Question(aten.add.Tensor, _addends(dtype), lambda r: [_subnormals("add", name, r)])],
         f"exp {name} subnormals": [_Question(aten.exp.default, (_exponents(dtype),), lambda r: [_written("exp", name, r)])],
     }
-    if dtype == torch.float32:
-        bits = 1 + 2.0 ** -torch.arange(1, 24, dtype=torch.float64)
-        factors = bits.to(dtype)[:, None].expand(-1, 4).contiguous()
-        first = torch.zeros(4, COLUMNS)
-        first[0] = 1.0
-        shown["mm float32 operands"] = [_Question(aten.mm.default, (factors, first), lambda r: [_operands(r[:, 0])])]
-        masked = torch.ones(ORDERED - 1, ORDERED)
-        masked[:, 0] = 2.0**100
-        masked[torch.arange(ORDERED - 1), torch.arange(1, ORDERED)] = -(2.0**100)
-        dense = torch.ones(ORDERED, COLUMNS)
-        shown["mm float32 order"] = [_Question(aten.mm.default, (masked, dense), lambda r: [_order("mm", r[:, 0])])]
-        shown["sum float32 order"] = [_Question(aten.sum.dim_IntList, (masked, [1]), lambda r: [_order("sum", r)])]
+    families = {**SUMS, **MORE_WITH_SUBNORMALS}
+    shown |= {f"{operation} {name} subnormals": [_small_of(operation, call, dtype)] for operation, call in families.items()}
+    if dtype != torch.float32:
+        shown[f"float32 to {name} rounding"] = [_converted(torch.float32, dtype)]
+        shown[f"float64 to {name} rounding"] = [_converted(torch.float64, dtype)]
+        return shown
+    bits = 1 + 2.0 ** -torch.arange(1, 24, dtype=torch.float64)
+    factors = bits.to(dtype)[:, None].expand(-1, 4).contiguous()
+    first = torch.zeros(4, COLUMNS)
+    first[0] = 1.0
+    shown["mm float32 operands"] = [_Question(aten.mm.default, (factors, first), lambda r: [_operands(r[:, 0])])]
+    shown |= {f"{operation} float32 order": [_order_of(operation, call)] for operation, call in SUMS.items()}
     return shown
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A prim that adds up the rows of a matrix.
+
+    Attributes:
+        target: the prim.
+        args: of the matrix (rows, terms).
+        sums: of its result, a sum a row.
+        over: what it divides such a sum of so many terms by.
+        kwargs: of the prim.
+        ordered: terms of the sums whose order is measured.
+    """
+
+    target: Callable[..., Any]
+    args: Callable[[Tensor], tuple[Any, ...]]
+    sums: Callable[[Tensor], Tensor] = lambda result: result
+    over: Callable[[int], int] = lambda terms: 1
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    ordered: int = ORDERED
+
+
+def _width_of(operation: str, call: _Sum, dtype: torch.dtype) -> _Question:
+    terms, depth = _width_terms(dtype)
+    name = f"{operation} {str(dtype).removeprefix('torch.')}"
+    return _Question(call.target, call.args(terms), lambda r: [_width(name, call.sums(r), depth)], call.kwargs)
+
+
+def _order_of(operation: str, call: _Sum) -> _Question:
+    def read(result: Tensor) -> list[Finding]:
+        return [_order(operation, call.sums(result) * call.over(call.ordered), call.ordered)]
+
+    return _Question(call.target, call.args(_masked(call.ordered)), read, call.kwargs)
+
+
+def _small_of(operation: str, call: _Sum, dtype: torch.dtype) -> _Question:
+    """Of four subnormals, whose sum is one too."""
+    small = torch.full((3, 4), torch.finfo(dtype).smallest_normal / 8).to(dtype)
+    name = str(dtype).removeprefix("torch.")
+    return _Question(call.target, call.args(small), lambda r: [_written(operation, name, call.sums(r))], call.kwargs)
+
+
+def _ones(terms: Tensor) -> Tensor:
+    return torch.ones(terms.shape[1], COLUMNS, dtype=terms.dtype)
+
+
+def _window(terms: Tensor) -> tuple[Any, ...]:
+    """Channels of images of one pixel."""
+    weight = torch.ones(COLUMNS, terms.shape[1], 1, 1, dtype=terms.dtype)
+    return (terms[:, :, None, None].contiguous(), weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+
+
+def _rows_of(terms: Tensor) -> tuple[Any, ...]:
+    """All terms of a row into its one element."""
+    rows, count = terms.shape
+    return torch.zeros(rows, 1, dtype=terms.dtype), 1, torch.zeros(rows, count, dtype=torch.int64), terms
+
+
+SUMS: Mapping[str, _Sum] = {
+    "mm": _Sum(aten.mm.default, lambda terms: (terms, _ones(terms)), lambda r: r[:, 0]),
+    "bmm": _Sum(aten.bmm.default, lambda terms: (terms[None], _ones(terms)[None]), lambda r: r[0, :, 0]),
+    "convolution": _Sum(aten.convolution.default, _window, lambda r: r[:, 0, 0, 0]),
+    "sum": _Sum(aten.sum.dim_IntList, lambda terms: (terms, [1])),
+    "mean": _Sum(aten.mean.dim, lambda terms: (terms, [1]), over=lambda terms: terms),
+    "scatter_add": _Sum(aten.scatter_add.default, _rows_of, lambda r: r[:, 0], ordered=KEYS),
+}
+"""Prims whose accumulators and order are measured."""
+MORE_WITH_SUBNORMALS: Mapping[str, _Sum] = {
+    "cumsum": _Sum(aten.cumsum.default, lambda terms: (terms, 1), lambda r: r[:, -1]),
+    "amax": _Sum(aten.amax.default, lambda terms: (terms, [1])),
+    "gt": _Sum(aten.gt.Tensor, lambda terms: (terms, torch.zeros_like(terms)), lambda r: r[:, 0]),
+    "to float64": _Sum(aten._to_copy.default, lambda terms: (terms,), lambda r: r[:, 0], kwargs={"dtype": torch.float64}),
+}
+"""Further prims whose operands below the normal range are looked at: a family each."""
+
+
+def _masked(terms: int) -> Tensor:
+    """(terms - 1, terms): ones, but M at 0 and -M at j in row j - 1."""
+    masked = torch.ones(terms - 1, terms)
+    masked[:, 0] = 2.0**100
+    masked[torch.arange(terms - 1), torch.arange(1, terms)] = -(2.0**100)
+    return masked
+
+
+def _converted(source: torch.dtype, dtype: torch.dtype) -> _Question:
+    """Ties and quarters, and of float64 a number so little above a tie that float32 does not see it."""
+    name = str(dtype).removeprefix("torch.")
+    operation, eps = f"{str(source).removeprefix('torch.')} to {name}", torch.finfo(dtype).eps
+    steps = torch.tensor([0.5, 1.5, 0.75, 0.25], dtype=torch.float64)
+    values = torch.cat([1 + steps * eps, -1 - steps * eps, torch.tensor([1 + 0.5 * eps + 2.0**-40], dtype=torch.float64)])
+
+    def read(result: Tensor) -> list[Finding]:
+        found = _rounding(operation, result[:8], dtype)
+        if source != torch.float64 or found.value != "nearest, ties to even":
+            return [found]
+        how = "at once" if float(result[8]) > 1 else "through float32"
+        return [Finding(found.probe, f"{found.value}, {how}", found.detail)]
+
+    return _Question(aten._to_copy.default, (values.to(source),), read, {"dtype": dtype})
 
 
 def _width_terms(dtype: torch.dtype) -> tuple[Tensor, int]:
@@ -171,16 +277,16 @@ def _operands(products: Tensor) -> Finding:
     return Finding("mm float32 operands", names.get(bits, f"{bits} bits"), f"{bits} bits of each factor count")
 
 
-def _order(operation: str, sums: Tensor) -> Finding:
+def _order(operation: str, sums: Tensor, terms: int = ORDERED) -> Finding:
     """``sums[j - 1]``: with M at 0 and -M at j. Terms that had met by the time 0 met j are the ones that did not survive."""
     probe = f"{operation} float32 order"
-    together = (ORDERED - sums.double()).tolist()
-    if not all(float(size).is_integer() and 2 <= size <= ORDERED for size in together):
+    together = (terms - sums.double()).tolist()
+    if not all(float(size).is_integer() and 2 <= size <= terms for size in together):
         return Finding(probe, "unknown", "terms are neither kept nor lost as a tree of additions would")
     partners = [j + 1 for j, size in enumerate(together) if size == min(together)]
-    if together == [j + 1.0 for j in range(1, ORDERED)]:
+    if together == [j + 1.0 for j in range(1, terms)]:
         return Finding(probe, "sequential", "one after the other")
-    if together == [2.0 ** (j.bit_length()) for j in range(1, ORDERED)]:
+    if together == [2.0 ** (j.bit_length()) for j in range(1, terms)]:
         return Finding(probe, "pairwise", "a balanced tree")
     sizes = ", ".join(f"{size:g}" for size in sorted(set(together))[:6])
     detail = f"the first term meets term {partners[0]} first; groups of {sizes}, ..."
@@ -197,7 +303,7 @@ def _ties(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return left.contiguous(), right.contiguous()
 
 
-def _rounding(name: str, sums: Tensor, dtype: torch.dtype) -> Finding:
+def _rounding(operation: str, sums: Tensor, dtype: torch.dtype) -> Finding:
     """Steps above one, of: a tie below an even neighbour, a tie above one, three quarters, one quarter; then the negatives."""
     steps = tuple(int(x) for x in ((sums.double().abs() - 1) / torch.finfo(dtype).eps).tolist())
     modes: Mapping[tuple[int, ...], str] = {
@@ -207,7 +313,7 @@ def _rounding(name: str, sums: Tensor, dtype: torch.dtype) -> Finding:
         (1, 2, 1, 1, 0, 1, 0, 0): "upward",
         (0, 1, 0, 0, 1, 2, 1, 1): "downward",
     }
-    return Finding(f"add {name} rounding", modes.get(steps, "other"), f"steps {steps}")
+    return Finding(f"{operation} rounding", modes.get(steps, "other"), f"steps {steps}")
 
 
 def _factors(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -280,27 +386,106 @@ def _contraction(subject: Subject, device: torch.device) -> list[Finding]:
     return [Finding("mul+add float32 contraction", value, "a product and a sum in one rounding")]
 
 
-def _determinism(subject: Subject, device: torch.device) -> list[Finding]:
-    generator = torch.Generator().manual_seed(1)
-    a, b = (torch.randn(shape, generator=generator) for shape in ((64, 1000), (1000, 32)))
-    inputs = [to_device(x, device) for x in (a, b, a[:1].contiguous())]
-    graph = fx.Graph()
-    x, y, row = (graph.placeholder(name) for name in ("a", "b", "row"))
-    graph.output(
-        tuple(
-            graph.call_function(target, args)
-            for target, args in (
-                (aten.mm.default, (x, y)),
-                (aten.mm.default, (row, y)),
-                (aten.sum.dim_IntList, (x, [1])),
-                (aten.sum.dim_IntList, (row, [1])),
-            )
-        )
-    )
-    runs = _called(subject, graph, inputs, REPEATS)
+def _attention(subject: Subject, device: torch.device) -> list[Finding]:
+    """Equal weights, which are a power of two: a sum of values. Each row of the matrix is a head's."""
+    terms, scale = _width_terms(torch.float32)
     found = []
-    for operation, whole, alone in (("mm", 0, 1), ("sum", 2, 3)):
-        repeats = all(torch.equal(run[part], runs[0][part]) for run in runs for part in (whole, alone))
-        value = "across batch sizes" if torch.equal(runs[0][whole][:1], runs[0][alone]) else "run to run"
+    padded = torch.cat([terms, torch.zeros(len(terms), 1)], 1)
+    for matrix in (padded, _masked(KEYS)):
+        rows, count = matrix.shape
+        query, key = torch.zeros(rows, 1, 1, 2 * COLUMNS), torch.zeros(rows, 1, count, 2 * COLUMNS)
+        value = matrix[:, None, :, None].expand(key.shape).contiguous()
+        inputs = [to_device(each, device) for each in (query, key, value)]
+        compiled = subject.prepare(_attended, inputs)
+        sums = compiled.call(*inputs)[0].detach().cpu()[:, 0, 0, 0] * count
+        found.append(_width("attention float32", sums, scale) if matrix is padded else _order("attention", sums, KEYS))
+    return found
+
+
+def _attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor]:
+    return (functional.scaled_dot_product_attention(query, key, value),)
+
+
+def _bags(places: Tensor, table: Tensor) -> Tensor:
+    return functional.embedding_bag(places, table, mode="sum")
+
+
+def _gathered(places: Tensor, values: Tensor) -> Tensor:
+    return torch.zeros(ROWS, values.shape[1], device=values.device).scatter_add(0, places, values)
+
+
+ROWS = 16
+"""Of a batch whose first row is computed alone too."""
+
+
+def _batches() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    """By operation: a function, its operands, and those of the first row (of ``scatter_add``, column) alone."""
+    generator = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    a, b, heads, image, kernel = (
+        normal(64, 1000),
+        normal(1000, 32),
+        normal(ROWS, 2, 96, 32),
+        normal(ROWS, 8, 9, 9),
+        normal(8, 8, 3, 3),
+    )
+    batch, others, weight = normal(ROWS, 24, 200), normal(ROWS, 200, 24), normal(1000)
+    places, table = torch.randint(50, (ROWS, 300), generator=generator), normal(50, 32)
+    targets, sources = torch.randint(ROWS, (4096, 8), generator=generator), normal(4096, 8)
+    column = targets[:, :1].contiguous(), sources[:, :1].contiguous()
+    return {
+        "mm": (torch.mm, (a, b), (a[:1], b)),
+        "bmm": (torch.bmm, (batch, others), (batch[:1], others[:1])),
+        "convolution": (functional.conv2d, (image, kernel), (image[:1], kernel)),
+        "sum": (lambda x: x.sum(1), (a,), (a[:1],)),
+        "mean": (lambda x: x.mean(1), (a,), (a[:1],)),
+        "softmax": (lambda x: x.softmax(1), (a,), (a[:1],)),
+        "layer_norm": (lambda x, w: functional.layer_norm(x, w.shape, w), (a, weight), (a[:1], weight)),
+        "attention": (lambda x: functional.scaled_dot_product_attention(x, x, x), (heads,), (heads[:1],)),
+        "embedding_bag": (_bags, (places, table), (places[:1], table)),
+        "scatter_add": (_gathered, (targets, sources), column),
+    }
+
+
+def _determinism(subject: Subject, device: torch.device) -> list[Finding]:
+    """Equal bits from call to call, and of a part of a batch alone. All in one program, or one a program where that fails."""
+    batches = _batches()
+    try:
+        return _repeated(subject, device, batches)
+    except Exception:
+        traceback.print_exc()
+    found = []
+    for operation, batch in batches.items():
+        try:
+            found += _repeated(subject, device, {operation: batch})
+        except Exception as error:
+            found.append(
+                Finding(f"{operation} float32 determinism", "unknown", f"{type(error).__name__}: {error}".splitlines()[0][:200])
+            )
+    return found
+
+
+def _repeated(subject: Subject, device: torch.device, batches: Mapping[str, Any]) -> list[Finding]:
+    inputs: list[Tensor] = []
+    calls: list[tuple[Callable[..., Tensor], slice]] = []
+    for function, whole, alone in batches.values():
+        for operands in (whole, alone):
+            calls.append((function, slice(len(inputs), len(inputs) + len(operands))))
+            inputs += [to_device(each.contiguous(), device) for each in operands]
+
+    def all_of_them(*given: Tensor) -> tuple[Tensor, ...]:
+        return tuple(function(*given[operands]) for function, operands in calls)
+
+    compiled = subject.prepare(all_of_them, inputs)
+    runs = [[each.detach().cpu().clone() for each in compiled.call(*inputs)] for _ in range(REPEATS)]
+    found = []
+    for number, operation in enumerate(batches):
+        whole, alone = runs[0][2 * number], runs[0][2 * number + 1]
+        repeats = all(torch.equal(run[part], runs[0][part]) for run in runs for part in (2 * number, 2 * number + 1))
+        first = whole[:, :1] if operation == "scatter_add" else whole[:1]
+        value = "across batch sizes" if torch.equal(first, alone) else "run to run"
         found.append(Finding(f"{operation} float32 determinism", value if repeats else "none", f"{REPEATS} runs, a row alone"))
     return found

@@ -3,9 +3,9 @@
 All shifts of two streams against each other are tried, and of a stream against itself: where streams overlap, or one has a
 period, their numbers are correlated at some shift. Numbers are replaced by their ranks, so that whatever the distribution the
 terms of sums of products are bounded: of ``n`` terms of variance one a sum exceeds ``DEVIATIONS sqrt(n)`` with a probability of
-at most ``2 exp(-DEVIATIONS**2 / 2)`` (as a normal deviate; ranks are nearly uniform, whose moments are below the normal ones, and
-sums of few terms are left out). A row draws at most 20 streams, each eleven times, which are 26 comparisons at fewer than 20,000
-shifts: a right one fails with a probability below 1e-6.
+at most ``2 exp(-DEVIATIONS**2 / 2)`` (as a normal deviate; ranks are nearly uniform, whose moments are below the normal ones,
+and sums of few terms are left out). A row draws at most 20 streams, each eleven times, which are 26 comparisons at fewer than
+20,000 shifts: a right one fails with a probability below 1e-6.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def _ranks(values: Tensor) -> Tensor:
     """Equal numbers share the middle of their ranks."""
     _, place, counts = torch.unique(values.double(), return_inverse=True, return_counts=True)
     last = counts.cumsum(0)
-    return (last - (counts - 1) / 2).double()[place]
+    ranks: Tensor = (last - (counts - 1) / 2).double()[place]
+    return ranks
 
 
 def shift_of(one: Tensor, other: Tensor, length: int) -> int | None:

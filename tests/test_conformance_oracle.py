@@ -821,6 +821,56 @@ def test_probes_read_odd_arithmetic() -> None:
     ]
 
 
+class OddElsewhere(Chip):
+    """Batched products in halves, scattered sums in any order, conversions that truncate, a row's mean otherwise alone,
+    the largest subnormal number zero."""
+
+    @vendor_sdk.hookimpl
+    def kernels(self) -> Mapping[str, Callable[..., Any]]:
+        return {**super().kernels(), **{name: getattr(self, name) for name in ("bmm", "mean", "amax", "_to_copy")}}
+
+    def bmm(self, x: Tensor, y: Tensor) -> Tensor:
+        total = torch.zeros(x.shape[0], x.shape[1], y.shape[2], dtype=torch.bfloat16)
+        for k in range(x.shape[2]):
+            total = (total.float() + x[:, :, k : k + 1].float() * y[:, k : k + 1].float()).bfloat16()
+        return total.to(x.dtype)
+
+    def scatter_add(self, x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+        order = torch.from_numpy(np.random.default_rng().permutation(index.shape[dim]))
+        return x.scatter_add(dim, index.index_select(dim, order), src.index_select(dim, order))
+
+    def mean(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        if x.shape[0] == 1:
+            return x.flip(1).sum(dim, keepdim) * (1 / x.shape[1])
+        return x.mean(dim, keepdim)
+
+    def amax(self, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+        found = x.amax(dim, keepdim)
+        return torch.where(found.abs() < torch.finfo(x.dtype).smallest_normal, 0, found) if x.is_floating_point() else found
+
+    def _to_copy(self, x: Tensor, *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
+        if dtype != torch.bfloat16:
+            return x.to(dtype)
+        return (x.float().view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)
+
+
+def test_probes_look_at_further_operations() -> None:
+    right, odd = sheet(Chip()), sheet(OddElsewhere())
+    wanted = {
+        "bmm float32 accumulator": ("float32", "bfloat16"),
+        "scatter_add float32 determinism": ("across batch sizes", "none"),
+        "float32 to bfloat16 rounding": ("nearest, ties to even", "toward zero"),
+        "float32 to float16 rounding": ("nearest, ties to even", "nearest, ties to even"),
+        "mean float32 determinism": ("across batch sizes", "run to run"),
+        "amax float32 subnormals": ("kept", "flushed"),
+        "gt float32 subnormals": ("kept", "kept"),
+        "softmax float32 determinism": ("across batch sizes", "across batch sizes"),
+        "attention float32 accumulator": ("float32", "bfloat16"),
+    }
+    assert {probe: (right[probe], odd[probe]) for probe in wanted} == wanted
+    assert not [probe for probe, value in right.items() if value in ("unknown", "other")]
+
+
 def test_guard_zones_keep_layout_and_see_a_write_beside() -> None:
     base = torch.arange(24.0)
     row, column, lone = base[4:12].view(2, 4).t(), base[1::5], torch.tensor(7, dtype=torch.int32)

@@ -45,15 +45,21 @@ def backend() -> Backend:
             "mm float32 operands": "float32",
             "sum float32 accumulator": "float64",
             "sum bfloat16 accumulator": "float64",
+            **{f"{name} float32 accumulator": "float32" for name in ("bmm", "convolution", "scatter_add", "attention")},
+            **{f"mean {dtype} accumulator": "float64" for dtype in ("float32", "bfloat16")},
+            **{f"float32 to {dtype} rounding": "nearest, ties to even" for dtype in ("float16", "bfloat16")},
+            **{f"float64 to {dtype} rounding": "nearest, ties to even, through float32" for dtype in ("float16", "bfloat16")},
+            **{f"{name} float32 subnormals": "kept" for name in ("mm", "convolution", "sum", "cumsum", "amax", "gt")},
             "mul+add float32 contraction": "never",
-            "sum float32 determinism": "across batch sizes",
+            **{f"{name} float32 determinism": "across batch sizes" for name in ("sum", "mean", "scatter_add", "embedding_bag")},
         },
         notes={
             "halves": "loaded and stored as such, computed in float32",
             "floats of eight bits": "loaded and stored as such, converted by way of float32",
             "sums": "float32 within blocks, float64 across them; the result does not depend on the number of threads",
             "attention": "blocked, float32 within blocks (float64 for float64); no scores in memory",
-            "matrix products": "blocked, sums in float32 (float64 for float64) of at most 256 terms each; convolutions too",
+            "matrix products": "blocked, sums in float32 (float64 for float64) of at most 256 terms each; convolutions too. Of "
+            "bfloat16, where the processor multiplies it (AVX512-BF16), with subnormals taken for zero",
             "3x3 convolutions": "float32: minimal filtering with tiles of 2x2, and plain sums where its results are not finite",
         },
     )

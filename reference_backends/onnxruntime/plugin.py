@@ -31,6 +31,9 @@ def _composites() -> frozenset[str]:
     return CLAIMED
 
 
+HALVES_AND_SINGLE = ("float32", "float16", "bfloat16")
+
+
 @hookimpl
 def backend() -> Backend:
     return Backend(
@@ -50,6 +53,19 @@ def backend() -> Backend:
             "session_options": Option(
                 default={}, help="attributes (intra_op_num_threads) and configuration keys (they have a dot) of SessionOptions"
             ),
+        },
+        # Of ONNX Runtime's CPU provider.
+        numerics={
+            **{f"add {dtype} rounding": "nearest, ties to even" for dtype in HALVES_AND_SINGLE},
+            **{f"{dtype} subnormals": "kept" for dtype in HALVES_AND_SINGLE},
+            **{
+                f"{name} {dtype} accumulator": "float32" for name in ("mm", "bmm", "convolution") for dtype in HALVES_AND_SINGLE
+            },
+            **{f"{name} float32 accumulator": "float32" for name in ("sum", "mean", "scatter_add", "attention")},
+            **{f"float32 to {dtype} rounding": "nearest, ties to even" for dtype in ("float16", "bfloat16")},
+            **{f"{name} float32 subnormals": "kept" for name in ("mm", "convolution", "sum", "cumsum", "amax", "gt")},
+            "mm float32 operands": "float32",
+            "mul+add float32 contraction": "never",
         },
         notes={
             "bfloat16": "as far as the provider has kernels: ONNX Runtime's CPU provider moves, converts and sums it, and "
