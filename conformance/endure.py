@@ -14,7 +14,7 @@ from itertools import combinations
 
 import torch
 
-from conformance import streams, witness
+from conformance import independence, witness
 from conformance.guards import Guarded, overwrite, same_bits
 from conformance.judge import Expectation
 from conformance.program import build
@@ -191,7 +191,7 @@ def independent(
         if sum(x != y for x, y in zip(draw, another, strict=True)) == 1
     ]
     for index in random:
-        for first, second, shift in streams.overlapping([drawn[each][index] for each in some], pairs):
+        for first, second, shift in independence.overlapping([drawn[each][index] for each in some], pairs):
             numbers = f"the random numbers of {_said(some[first])}"
             whose = "themselves" if first == second else f"those of {_said(some[second])}"
             return Problem(None, "seed", f"{numbers} depend on {whose}, {abs(shift)} places apart")
