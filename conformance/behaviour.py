@@ -1,5 +1,5 @@
 """Whether programs behave under ``torch.compile`` as they do without: what they change and alias, what their gradients are, and
-what quantized ones compute.
+what quantized ones compute, and what happens at the limits of size and memory.
 
 Each program of a group is compiled by itself and called twice, with other values. What eager does is right; for gradients, what
 it does in float64 with room for its own error in float32; for quantized programs, what the operation is in float64.
@@ -16,12 +16,13 @@ from typing import Any
 import torch
 
 import vendor_sdk
-from conformance import derivatives, quantized, roofline
+from conformance import derivatives, limits, quantized, roofline
 from conformance.closeness import LIMITS, error
 from conformance.derivatives import Differentiable
 from conformance.draw import Draw
 from conformance.guards import storage_bytes
-from conformance.outcome import MESSAGE_LIMIT, Failure, Outcome
+from conformance.limits import Exhausting, Large, NoRoom, Resized
+from conformance.outcome import MESSAGE_LIMIT, Failure, Misbehaved, Outcome
 from conformance.placements import weakest
 from conformance.quantized import Quantized, Right
 from conformance.semantics import ACTS, Act
@@ -31,22 +32,17 @@ from vendor_sdk import Effort
 
 Tensor = torch.Tensor
 
-GROUPS: dict[str, Sequence[Act | Differentiable | Quantized]] = {
+GROUPS: dict[str, Sequence[Act | Differentiable | Quantized | Large | Exhausting | Resized]] = {
     **{f"semantics/{group}": acts for group, acts in ACTS.items()},
     **{f"gradients/{group}": programs for group, programs in derivatives.GROUPS.items()},
     **{f"quantized/{group}": programs for group, programs in quantized.GROUPS.items()},
+    **{f"limits/{group}": programs for group, programs in limits.GROUPS.items()},
 }
 """Programs by the name of their case."""
 QUICK = 2
 """Programs of each group that are run with effort quick."""
 TIMES_EAGER = 4.0
 """An error may be so many times that of eager float32, beside what ``closeness.LIMITS`` allows."""
-
-
-class _Wrong(Exception):
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
 
 
 def certify(
@@ -59,12 +55,17 @@ def certify(
     only: int | None = None,
     apart: bool = False,
     announce: Callable[[int], None] = lambda index: None,
+    memory: int | None = None,
 ) -> Outcome:
-    """Runs the programs of a group; the arguments are those for the cases of prims, and a program takes a sample's place."""
+    """Runs the programs of a group; the arguments are those for the cases of prims, and a program takes a sample's place.
+
+    Args:
+        memory: bytes that this process may hold; None: as many as there are.
+    """
     programs = list(enumerate(GROUPS[group]))[: QUICK if effort is Effort.QUICK else None]
     if only is not None:
         programs = [programs[only]]
-    outcome, placed = Outcome("pass", samples=len(programs)), list[Placed]()
+    outcome, placed, left_out = Outcome("pass", samples=len(programs)), list[Placed](), list[str]()
     for index, program in programs:
         announce(index)
         torch.compiler.reset()
@@ -75,13 +76,17 @@ def certify(
                     _acts(subject, program, *given)
                 elif isinstance(program, Quantized):
                     outcome.worst = max(outcome.worst, _quantized(subject, program, given[0]))
+                elif isinstance(program, Large | Exhausting | Resized):
+                    limits.check(subject, program, given[0][0], memory)
                 else:
                     if program in derivatives.TWICE:
                         worst = _differentiated_twice(subject, program, given[0])
                     else:
                         worst = _differentiated(subject, program, *given)
                     outcome.worst = max(outcome.worst, worst)
-        except _Wrong as wrong:
+        except NoRoom as small:
+            left_out.append(f"{program.name}: {small}")
+        except Misbehaved as wrong:
             outcome.failures.append(Failure(index, program.name, wrong.kind, str(wrong)[:MESSAGE_LIMIT]))
         except Exception as problem:
             traceback.print_exc()
@@ -97,8 +102,11 @@ def certify(
             if not each.prim.startswith(derivatives.OWN)
         ]
     outcome.placement, outcome.reason = (OPAQUE, "") if subject.opaque else weakest(placed)
+    if left_out:
+        outcome.reason = f"{len(left_out)} of {len(programs)} programs did not run: {'; '.join(left_out)}"[:MESSAGE_LIMIT]
     kinds = {failure.kind for failure in outcome.failures}
-    outcome.verdict = "error" if "exception" in kinds else "fail" if kinds else "pass"
+    shown = "pass" if outcome.compared else "no-samples"
+    outcome.verdict = "error" if "exception" in kinds else "fail" if kinds else shown
     return outcome
 
 
@@ -135,16 +143,18 @@ def _acts(subject: Subject, act: Act, mine: Sequence[Draw], eager: Sequence[Draw
 
 def _compare(found: _Seen, wanted: _Seen, when: str) -> None:
     if len(found.results) != len(wanted.results):
-        raise _Wrong("count", f"{when}: {len(found.results)} results, eager gives {len(wanted.results)}")
+        raise Misbehaved("count", f"{when}: {len(found.results)} results, eager gives {len(wanted.results)}")
     for index, (one, other) in enumerate(zip(found.results, wanted.results, strict=True)):
         what = f"{when}: result {index}"
         if type(one) is not type(other):
-            raise _Wrong("class", f"{what} is a {type(one).__name__}, eager gives a {type(other).__name__}")
+            raise Misbehaved("class", f"{what} is a {type(one).__name__}, eager gives a {type(other).__name__}")
         _same_values(one, other, what)
         if _strides(one) != _strides(other):
-            raise _Wrong("stride", f"{what} of shape {list(one.shape)} has strides {one.stride()}, in eager {other.stride()}")
+            raise Misbehaved(
+                "stride", f"{what} of shape {list(one.shape)} has strides {one.stride()}, in eager {other.stride()}"
+            )
         if one.requires_grad != other.requires_grad:
-            raise _Wrong("gradient", f"{what}: requires_grad is {one.requires_grad}, in eager {other.requires_grad}")
+            raise Misbehaved("gradient", f"{what}: requires_grad is {one.requires_grad}, in eager {other.requires_grad}")
     for index, (one, other) in enumerate(zip(found.inputs, wanted.inputs, strict=True)):
         what = f"{when}: input {index}"
         _same_values(one, other, f"{what}, afterwards,")
@@ -152,25 +162,25 @@ def _compare(found: _Seen, wanted: _Seen, when: str) -> None:
         if 0 not in _strides(other):
             beside.view(one.dtype).as_strided(other.shape, other.stride(), other.storage_offset()).copy_(one.detach())
         if not torch.equal(storage_bytes(one), beside):
-            raise _Wrong("input-modified", f"{what}: memory between its elements is not as eager leaves it")
+            raise Misbehaved("input-modified", f"{what}: memory between its elements is not as eager leaves it")
         moved, moves = one._version != found.versions[index], other._version != wanted.versions[index]
         # Eager writes running statistics without a word.
         if moved != moves and (moves or torch.equal(storage_bytes(one), found.before[index])):
             said = "was written" if moves else "was not written"
-            raise _Wrong("version", f"{what} {said}, and its version counter says otherwise: autograd would be misled")
+            raise Misbehaved("version", f"{what} {said}, and its version counter says otherwise: autograd would be misled")
     mine, theirs = _sharing(found), _sharing(wanted)
     for index, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         if one != other:
             text = f"{when}: result {index} {_said(one)}; in eager it {_said(other)}"
-            raise _Wrong("alias", text)
+            raise Misbehaved("alias", text)
 
 
 def _same_values(one: Tensor, other: Tensor, what: str) -> None:
     for name in ("dtype", "shape"):
         if getattr(one, name) != getattr(other, name):
-            raise _Wrong(name, f"{what} has {name} {getattr(one, name)}, in eager {getattr(other, name)}")
+            raise Misbehaved(name, f"{what} has {name} {getattr(one, name)}, in eager {getattr(other, name)}")
     if not torch.allclose(one.detach().double(), other.detach().double(), rtol=1e-5, atol=1e-5):
-        raise _Wrong("value", f"{what} is {one.flatten()[:8].tolist()}..., in eager {other.flatten()[:8].tolist()}...")
+        raise Misbehaved("value", f"{what} is {one.flatten()[:8].tolist()}..., in eager {other.flatten()[:8].tolist()}...")
 
 
 def _strides(tensor: Tensor) -> list[int]:
@@ -230,7 +240,7 @@ def _differentiated(subject: Subject, program: Differentiable, mine: Sequence[Dr
     worst = 0.0
     for leaves, found, right in zip(both, outputs, rights, strict=True):
         if len(found) != len(right.cotangents):
-            raise _Wrong("gradient", f"{len(found)} results have a gradient, in eager {len(right.cotangents)}")
+            raise Misbehaved("gradient", f"{len(found)} results have a gradient, in eager {len(right.cotangents)}")
         worst = max(worst, _close("value", "result", [each.detach() for each in found], right.results))
         torch.autograd.backward(found, right.cotangents)
         subject.synchronize()
@@ -309,16 +319,16 @@ def _close(kind: str, what: str, found: Values, right: tuple[Values, Values]) ->
     for index, (one, near, exact) in enumerate(zip(found, *right, strict=True)):
         if (one is None) != (exact is None):
             said = "there is none, and eager has one" if one is None else "there is one, and eager has none"
-            raise _Wrong(kind, f"{what} {index}: {said}")
+            raise Misbehaved(kind, f"{what} {index}: {said}")
         if one is None or near is None or exact is None:
             continue
         if one.shape != near.shape or one.dtype != near.dtype:
-            raise _Wrong(kind, f"{what} {index} is {_told(one)}, expected {_told(near)}")
+            raise Misbehaved(kind, f"{what} {index} is {_told(one)}, expected {_told(near)}")
         limit = LIMITS[near.dtype] + TIMES_EAGER * error(near, exact, near.dtype)[0]
         off, where = error(one, exact, near.dtype)
         worst = max(worst, off / limit)
         if not off <= limit:
-            raise _Wrong(kind, f"{what} {index} is off by {off:.3g} units at {where}, allowed are {limit:.3g}")
+            raise Misbehaved(kind, f"{what} {index} is off by {off:.3g} units at {where}, allowed are {limit:.3g}")
     return worst
 
 
@@ -338,13 +348,14 @@ def _quantized(subject: Subject, program: Quantized, mine: Sequence[Draw]) -> fl
     for given, before, returned in calls:
         for index, (tensor, then) in enumerate(zip(given, before, strict=True)):
             if not torch.equal(storage_bytes(tensor), then):
-                raise _Wrong("input-modified", f"input {index} was changed")
+                raise Misbehaved("input-modified", f"input {index} was changed")
         # In host memory: not every device has all these operators.
         inputs, found = [each.cpu() for each in given], [each.cpu() for each in returned]
         rights = program.right(*inputs)
         if len(found) != len(rights):
-            raise _Wrong("count", f"{len(found)} results, expected {len(rights)}")
-        near = flat(program.function(*inputs))
+            raise Misbehaved("count", f"{len(found)} results, expected {len(rights)}")
+        # What eager gives, as far as it does not compute: torch's own operators lack some of these scales on the host.
+        near = flat(program.function(*(each.to("meta") for each in inputs)))
         for index, (one, right, like) in enumerate(zip(found, rights, near, strict=True)):
             worst = max(worst, _as_quantized(one, right, like, f"result {index}"))
     return worst
@@ -353,7 +364,7 @@ def _quantized(subject: Subject, program: Quantized, mine: Sequence[Draw]) -> fl
 def _as_quantized(found: Tensor, right: Right, like: Tensor, what: str) -> float:
     """The error in units of what is allowed; ``like`` has the dtype and the shape that eager gives."""
     if found.dtype != like.dtype or found.shape != like.shape:
-        raise _Wrong("dtype" if found.dtype != like.dtype else "shape", f"{what} is {_told(found)}, in eager {_told(like)}")
+        raise Misbehaved("dtype" if found.dtype != like.dtype else "shape", f"{what} is {_told(found)}, in eager {_told(like)}")
     value, exact = found.double(), right.value.double()
     alike = (value == exact) | (value.isnan() & exact.isnan())
     if right.magnitude is None:
@@ -366,7 +377,9 @@ def _as_quantized(found: Tensor, right: Right, like: Tensor, what: str) -> float
         got, wanted = float(value[tuple(at)]), float(exact[tuple(at)])
         size = f"{worst:.3g} times what is allowed" if math.isfinite(worst) else "no error is allowed"
         wrong = int((off > 1).sum())
-        raise _Wrong("value", f"{what} is {got!r} at {at}, expected {wanted!r} ({size}); {wrong} of {off.numel()} are wrong")
+        raise Misbehaved(
+            "value", f"{what} is {got!r} at {at}, expected {wanted!r} ({size}); {wrong} of {off.numel()} are wrong"
+        )
     return worst
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from conformance import derivatives, graphs, patterns, profiles, quantized, semantics, zoo
+from conformance import derivatives, graphs, limits, patterns, profiles, quantized, semantics, zoo
 from conformance.profiles import FULL, prim_of
 from vendor_sdk import ALL, EVERYWHERE, OPSET, STORED, Effort, Prim, Sample, SampleContext
 
@@ -79,11 +79,13 @@ def all_cases() -> list[Case]:
     names = {dtype: name for name, dtype in DTYPES.items()}
     firsts = {kind: names[row.dtypes[0]] for kind, row in graphs.KINDS.items()}
     generated = [Case(f"fused/{kind}-{n}", firsts[kind], FUSED) for kind in firsts for n in range(1, PER_KIND + 1)]
-    of = {"semantics": semantics.ACTS, "gradients": derivatives.GROUPS, "quantized": quantized.GROUPS}
+    of = {"semantics": semantics.ACTS, "gradients": derivatives.GROUPS, "quantized": quantized.GROUPS, "limits": limits.GROUPS}
     groups = [f"{kind}/{group}" for kind, table in of.items() for group in table]
     return prims + generated + [Case(group, "float32", BEHAVIOUR) for group in groups]
 
 
+HUGE = frozenset(f"limits/{group}" for group in limits.FULL_ONLY)
+"""Groups of programs that take gigabytes: run with effort ``full``, or where they are named in full."""
 PER_KIND = 4
 """Cases of each kind of generated graphs."""
 PARTS = 1024
@@ -179,6 +181,8 @@ class Selection:
         effort = "full" if self.patterns or self.models else self.effort
         dtypes = self.dtypes or (("float32",) if self.effort not in FULLEST else ())
         found = [case for case in [*all_cases(), *parts] if not self.dtypes or case.dtype in self.dtypes]
+        if self.effort not in FULLEST:
+            found = [case for case in found if case.prim not in HUGE or case.prim in self.prims]
         if self.effort == "quick" and not self.dtypes and not self.prims:
             found = [case for case in found if case.kind != PRIM or case.dtype in quick_dtypes(case.row)]
         found += performance_cases(effort, dtypes)

@@ -70,7 +70,7 @@ class Handed:
             kind = self.case.prim.partition("/")[2].rpartition("-")[0]
             return fused.certify(self.subject, kind, seed=seed, **self._how())
         assert self.case.kind == BEHAVIOUR
-        return behaviour.certify(self.subject, self.case.prim, seed=seed, **self._how())
+        return behaviour.certify(self.subject, self.case.prim, seed=seed, memory=self.settings.memory, **self._how())
 
     def _how(self) -> dict[str, Any]:
         return {

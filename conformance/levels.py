@@ -57,7 +57,7 @@ def _level(profile: str, entries: Sequence[Mapping[str, Any]], numerics_agree: b
     models = [e for e in entries if e["kind"] == MODEL and e["verdict"] != "no-samples"]
     generated = [e for e in entries if e["kind"] == FUSED]
     swept = [e for e in entries if e["kind"] == EXHAUSTIVE]
-    behaviour = [e for e in entries if e["kind"] == BEHAVIOUR]
+    behaviour = [e for e in entries if e["kind"] == BEHAVIOUR and e["verdict"] != "no-samples"]
     criteria = [
         *_runs(profile, prims, models),
         *_accurate(profile, prims, swept, generated, behaviour, patterns, models, numerics_agree),

@@ -23,7 +23,8 @@ class Failure:
         sample: index in the order of the row's sampler.
         label: the sampler's words for it.
         kind: ``value``, ``shape``, ``dtype``, ``count``, ``class``, ``input-modified``, ``out-of-bounds``, ``second-call``,
-            ``overwritten``, ``exception``; a kind of ``endure.Problem``; ``disguised``; ``not-executed``; ``tampered``;
+            ``overwritten``, ``exception``; ``memory`` where it ran out and the caller could not tell; a kind of
+            ``endure.Problem``; ``disguised``; ``not-executed``; ``tampered``;
             ``torch`` for a wrong value that has the very bits torch itself computes, or ``suite`` for a defect of the row.
         message: one or a few lines.
         script: a program of its own that shows it, where there is one.
@@ -50,6 +51,18 @@ class Outcome:
     seconds: float = 0.0
     failures: list[Failure] = field(default_factory=list)
     mutants: dict[str, Any] | None = None
+
+
+class Misbehaved(Exception):
+    """A program did not do what eager does; its message says how, in a line.
+
+    Attributes:
+        kind: as of a ``Failure``.
+    """
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 Steps = Generator[None, None, Outcome]

@@ -263,7 +263,7 @@ class Pool:
             environment["OMP_NUM_THREADS"] = str(max(2, _processors() // self.workers))
         environment.setdefault("OMP_WAIT_POLICY", "passive")
         environment.update(WARM_HEAP if self.undisturbed else CHECKED_HEAP)
-        settings = json.dumps(dataclasses.asdict(self.settings))
+        settings = json.dumps(dataclasses.asdict(dataclasses.replace(self.settings, memory=self.memory)))
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "conformance.worker", str(theirs.fileno()), settings],

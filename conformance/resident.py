@@ -22,13 +22,19 @@ def resident(process: int) -> int:
 
 def allowance(workers: int) -> int | None:
     """Bytes that each of so many workers may hold; ``None`` where the system does not say what is available."""
+    free = available()
+    return None if free is None else max(LEAST, free // SHARE // workers)
+
+
+def available() -> int | None:
+    """Bytes of the machine's memory, in a container of its limit, that nobody needs; ``None`` where the system does not say."""
     free = _bytes(Path("/proc/meminfo"), "MemAvailable")
     if free is None:
         return None
     with contextlib.suppress(OSError, ValueError):  # no limit is the word "max"
         limit = int((CGROUP / "memory.max").read_text())
         free = min(free, limit - int((CGROUP / "memory.current").read_text()))
-    return max(LEAST, free // SHARE // workers)
+    return free
 
 
 def first_to_go(process: int) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 import vendor_sdk
-from conformance import clocks, subnormals, witness
+from conformance import clocks, resident, subnormals, witness
 from conformance.program import Program
 from conformance.values import tensors
 
@@ -92,6 +92,10 @@ class Subject(abc.ABC):
         """Functions that say how many bytes are allocated: in host memory, on the device."""
         measure = witness.heap()
         return [measure] if measure else []
+
+    def free(self) -> int | None:
+        """Bytes that may yet be allocated where tensors of programs live; ``None`` where nobody says."""
+        return resident.available()
 
     @abc.abstractmethod
     def synchronize(self) -> None:
@@ -168,6 +172,14 @@ class BackendSubject(Subject):
         if isinstance(device, vendor_sdk.TorchDevice):
             return super().memories() if device.type == "cpu" else [torch.get_device_module(device.type).memory_allocated]
         return [*super().memories(), lambda: device.memory_stats().used]
+
+    def free(self) -> int | None:
+        device = self.loaded.session(self.options).device
+        if isinstance(device, vendor_sdk.TorchDevice):
+            return super().free() if device.type == "cpu" else torch.get_device_module(device.type).mem_get_info()[0]
+        stats = device.memory_stats()
+        known = [super().free(), stats.total - stats.used if stats.total else None]
+        return min((each for each in known if each is not None), default=None)
 
     def describe(self) -> Description:
         device = self.loaded.session(self.options).device

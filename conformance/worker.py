@@ -43,6 +43,7 @@ class Settings:
         effort: one of ``cases.EFFORTS``.
         seed: of the run.
         options: ``KEY=VALUE``, of the backend.
+        memory: bytes that a worker may hold (``resident.allowance``); the pool says it to those that it starts.
     """
 
     backend: str
@@ -50,6 +51,7 @@ class Settings:
     effort: str = "standard"
     seed: int = 0
     options: tuple[str, ...] = ()
+    memory: int | None = None
 
 
 def main(descriptor: int, settings: Settings) -> None:

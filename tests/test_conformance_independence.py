@@ -62,7 +62,7 @@ def test_false_alarms_are_as_rare_as_they_should_be(
     shaped: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At five deviations, where 16,000 shifts of one pair have 0.12 alarms by the bound, 30 pairs have a few."""
-    monkeypatch.setattr(streams, "DEVIATIONS", 5.0)
+    monkeypatch.setattr(independence, "DEVIATIONS", 5.0)
     shifts = 2 * (independence.LENGTH - independence.LENGTH // independence.OVERLAP)
     expected = 30 * shifts * 2 * math.exp(-(5.0**2) / 2)
     rows = independence.spectra([shaped(uniform(16384, seed)) for seed in range(31)])

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         CompilerError,
         ContractError,
         DeviceError,
+        DeviceMemoryError,
         GraphError,
         KernelError,
         LoweringError,
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     from vendor_sdk.resting import without_collections
     from vendor_sdk.run.arena import release_memory
     from vendor_sdk.run.blocks import warm_empty
+    from vendor_sdk.run.exhausted import out_of_memory
     from vendor_sdk.run.kept import sealed
 
 __version__ = "0.1.0"
@@ -121,9 +123,9 @@ _HOMES = {
     "vendor_sdk.contract.table": "TableEmitter",
     "vendor_sdk.model_file": "export",
     "vendor_sdk.errors": (
-        "BackendNameCollisionError BackendNotFoundError CaptureError CompilerError ContractError DeviceError GraphError "
-        "KernelError LoweringError MachineError OptionError PluginLoadError UnsupportedPrimError VendorSDKError "
-        "VersionMismatchError WrongResultError"
+        "BackendNameCollisionError BackendNotFoundError CaptureError CompilerError ContractError DeviceError "
+        "DeviceMemoryError GraphError KernelError LoweringError MachineError OptionError PluginLoadError UnsupportedPrimError "
+        "VendorSDKError VersionMismatchError WrongResultError"
     ),
     "vendor_sdk.explanation": "Explanation Observed explain observe",
     "vendor_sdk.ir.loop": "LoopKernel",
@@ -139,6 +141,7 @@ _HOMES = {
     "vendor_sdk.resting": "without_collections",
     "vendor_sdk.run.arena": "release_memory",
     "vendor_sdk.run.blocks": "warm_empty",
+    "vendor_sdk.run.exhausted": "out_of_memory",
     "vendor_sdk.run.kept": "sealed",
 }
 """Where each public name is defined."""
@@ -185,6 +188,7 @@ __all__ = [
     "Decline",
     "Device",
     "DeviceError",
+    "DeviceMemoryError",
     "DeviceProperties",
     "DeviceTensor",
     "Distribution",
@@ -266,6 +270,7 @@ __all__ = [
     "loop",
     "observe",
     "online",
+    "out_of_memory",
     "outlined",
     "profile",
     "program",

@@ -113,3 +113,7 @@ class CompilerError(VendorSDKError):
 
 class DeviceError(VendorSDKError):
     """A device refused an allocation or a copy, or is absent."""
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """A device is out of memory, even without what can be given up. Programs that try again with less catch ``MemoryError``."""

@@ -79,6 +79,7 @@ static Block *take_block(i64 bytes) {
   if (best) return best;
   const bool huge = size >= HUGE_PAGE;
   char *memory = (char *)aligned_alloc(huge ? HUGE_PAGE : 4096, size);
+  if (!memory && free_idle_blocks(0)) memory = (char *)aligned_alloc(huge ? HUGE_PAGE : 4096, size);
   if (!memory) return nullptr;
 #if defined(__linux__)
   if (huge) madvise(memory, size, 14 /* MADV_HUGEPAGE */);

@@ -24,7 +24,8 @@ void *PyEval_SaveThread(void);
 void PyEval_RestoreThread(void *);
 void Py_IncRef(Object *);
 void Py_DecRef(Object *);
-extern Object *PyExc_TypeError, *PyExc_RuntimeError;
+extern Object *PyExc_TypeError, *PyExc_RuntimeError, *PyExc_MemoryError;
+Object *PyErr_Format(Object *, const char *, ...);
 extern Object _Py_NoneStruct;
 }
 
@@ -57,6 +58,11 @@ static inline void *handle_of(Object *tensor) { return (char *)tensor + torch.ha
 
 static Object *failed(const char *what) {
   if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, what);
+  return nullptr;
+}
+
+static Object *without_memory(i64 bytes) {
+  if (!PyErr_Occurred()) PyErr_Format(PyExc_MemoryError, "no %lld bytes of memory for a result", (long long)bytes);
   return nullptr;
 }
 
@@ -120,14 +126,14 @@ static Object *new_result(i64 dims, const i64 *sizes, const i64 *strides, i32 dt
   Block *block = nullptr;
   if (bytes >= large) {
     block = take_block(bytes);
-    if (!block) return failed("no memory for a result");
+    if (!block) return without_memory(bytes);
     *data = block->memory;
     if (torch.from_blob(block->memory, dims, sizes, strides, 0, dtype, 0, -1, &handle, 0, nullptr, 0, drop_block, block)) {
       give_block(block);
       return failed("no tensor for a result");
     }
   } else if (torch.empty_strided(dims, sizes, strides, dtype, 0, -1, &handle) || torch.data_ptr(handle, data)) {
-    return failed("no memory for a result");
+    return without_memory(bytes);
   }
   Object *tensor = torch.wrap(handle);
   torch.remove(handle);

@@ -12,6 +12,7 @@ cost. In training, where an optimizer writes to them after every call, the sessi
 from __future__ import annotations
 
 import operator
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,10 @@ import onnxruntime as ort
 import torch
 
 from reference_backends.onnxruntime.values import CPU_DEVICE, torch_tensor
-from vendor_sdk import KernelError, sealed, warm_empty
+from vendor_sdk import KernelError, out_of_memory, sealed, warm_empty
+
+OUT_OF_MEMORY = re.compile(r"Failed to allocate memory(?: for requested buffer of size (?P<bytes>\d+))?|bad.alloc")
+"""What ONNX Runtime and the C++ library say of memory that ran out."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +227,11 @@ class _Calls:
                     bound[name] = address
             binding.run(raw, None)
         except Exception as error:  # ONNX Runtime has an exception class for each status code, with no base of their own
+            if out_of_memory(error):
+                raise
+            if (found := OUT_OF_MEMORY.search(str(error))) is not None:
+                wanted = f" of {found['bytes']} bytes" if found["bytes"] else ""
+                raise MemoryError(f"ONNX Runtime: an allocation{wanted} failed: {error}") from error
             raise KernelError("failed in ONNX Runtime", why=str(error)) from error
         if self._dynamic:
             given = iter(results)

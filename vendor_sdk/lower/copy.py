@@ -58,8 +58,8 @@ def _cat_element(k: Builder, parts: Sequence[Argument], dim: int, i: tuple[Int, 
         if within is None:
             return value
         chosen = value if chosen is None else k.compute("where", within, value, chosen)
-    assert chosen is not None, "an index outside the result"
-    return chosen
+    # Nobody asks for an element of an empty result, which no part has.
+    return k.const(0, k.outputs[0].dtype) if chosen is None else chosen
 
 
 def all_of(k: Builder, conditions: list[Value]) -> Value | None:

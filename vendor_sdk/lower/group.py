@@ -392,7 +392,7 @@ def _chunks(count: Int, most: int, fewest: int, wanted: int, line: int) -> tuple
     There are more chunks of fewer rows so that ``fewest`` come about, or ``wanted`` of ``FEW_ROWS``."""
     if most == 1:
         return ix.ONE, count
-    if count.value is None:
+    if not count.value:
         return ix.wrap(most), (count + (most - 1)) // most
     aim = max(min(most, count.value // max(2 * fewest, min(wanted, count.value // FEW_ROWS))), 1)
     for size in range(min(2 * aim, count.value), aim // 2, -1):

@@ -51,7 +51,7 @@ class Blocks:
             return sum(map(len, self._idle.values()))
 
     def take(self, nbytes: int) -> mmap.mmap:
-        """A block of at least ``nbytes`` and at most an eighth more than that needs."""
+        """A block of at least ``nbytes`` and at most an eighth more than that needs; ``MemoryError`` where there is none."""
         grain = min(max(1 << (max(nbytes, 1) // SPARE).bit_length() >> 1, mmap.PAGESIZE), PAGE)
         size = -(-max(nbytes, 1) // grain) * grain
         with self._lock:
@@ -65,11 +65,21 @@ class Blocks:
                         break
             if best is not None:
                 return self._idle.pop(best)
-        block = mmap.mmap(-1, size)
+        block = self._mapped(size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 block.madvise(mmap.MADV_HUGEPAGE)
         return block
+
+    def _mapped(self, size: int) -> mmap.mmap:
+        try:
+            return mmap.mmap(-1, size)
+        except (OSError, OverflowError):  # what is idle is given up first
+            self.release()
+        try:
+            return mmap.mmap(-1, size)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"the host's memory has no {size} bytes for an arena or a result") from error
 
     def give(self, block: mmap.mmap) -> None:
         # Runs in finalizers, at any point of any thread, also while this thread holds the lock: appending alone is atomic.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vendor_sdk.contract.device import Device
-from vendor_sdk.errors import DeviceError
+from vendor_sdk.errors import DeviceError, DeviceMemoryError
 
 _collecting: set[int] = set()
 """Threads that are inside a garbage collection."""
@@ -61,8 +61,8 @@ class Allocator:
         self._dead: deque[Any] = deque()
 
     def allocate(self, nbytes: int) -> DeviceBuffer:
-        """A buffer of ``nbytes`` uninitialised bytes. Raises ``DeviceError`` when the device is out of memory even after
-        everything that only saves a later upload has been given up."""
+        """A buffer of ``nbytes`` uninitialised bytes. Raises ``DeviceMemoryError`` when the device is out of memory even
+        after everything that only saves a later upload has been given up."""
         self.drain()
         while True:
             try:
@@ -73,7 +73,7 @@ class Allocator:
                     continue
                 memory = self._device.memory_stats()
                 total = f" of {memory.total}" if memory.total else ""
-                raise DeviceError(
+                raise DeviceMemoryError(
                     f"{self._device.properties().name}: cannot allocate {nbytes} bytes with {memory.used}{total} bytes in use",
                     why=error.what,
                     fix="use a smaller batch or model, or free tensors that earlier calls returned",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 
-import torch
 from torch import fx
 
 from vendor_sdk.contract.placement import Kind, NodePlacement, Route
@@ -20,6 +19,7 @@ from vendor_sdk.ir.memory import Layout, MemoryPlan
 from vendor_sdk.ir.primgraph import PrimGraph, describe, prim_name, user_line
 from vendor_sdk.ir.transfer import TRANSFERS
 from vendor_sdk.run.arena import Frames
+from vendor_sdk.run.exhausted import out_of_memory
 from vendor_sdk.run.memory import DeviceMemory
 from vendor_sdk.run.recorded import Recorded
 
@@ -207,9 +207,7 @@ class CompiledGraph:
         if node.meta["placement"].kind is not Kind.NATIVE:
             error.add_note(f"raised on the host by {call}{_at(node)} (backend {self.backend})")
             return
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-            isinstance(error, VendorSDKError) and not isinstance(error, KernelError)
-        ):
+        if out_of_memory(error) or (isinstance(error, VendorSDKError) and not isinstance(error, KernelError)):
             error.add_note(f"raised by {fused} {on}{_at(node)} (backend {self.backend})")
             return
         if isinstance(error, KernelError):
