@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from conformance import behaviour
-from conformance.cases import BEHAVIOUR, all_cases
+from conformance import behaviour, limits
+from conformance.cases import BEHAVIOUR, HUGE, Selection, all_cases
 from conformance.guards import storage_bytes
 from conformance.outcome import Outcome
 from conformance.subject import Subject, TorchSubject
@@ -19,11 +19,22 @@ Tensor = torch.Tensor
 Call = Callable[..., Any]
 
 
-def certified(subject: Subject, group: str, only: int | None = None) -> Outcome:
-    return behaviour.certify(subject, group, effort=Effort.STANDARD, seed=1, device=torch.device("cpu"), only=only)
+def certified(subject: Subject, group: str, only: int | None = None, memory: int | None = None) -> Outcome:
+    return behaviour.certify(
+        subject, group, effort=Effort.STANDARD, seed=1, device=torch.device("cpu"), only=only, memory=memory
+    )
 
 
-@pytest.mark.parametrize("group", behaviour.GROUPS)
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large tensors have few rows, and the edge is where it would be."""
+    rows = 101
+    monkeypatch.setattr(limits, "ROWS", rows)
+    monkeypatch.setattr(limits, "COUNT", rows * limits.COLUMNS)
+    monkeypatch.setattr(limits, "EDGE", 1 << 21)
+
+
+@pytest.mark.parametrize("group", [group for group in behaviour.GROUPS if group not in HUGE])
 def test_what_torch_itself_does_is_right(group: str) -> None:
     outcome = certified(TorchSubject("eager"), group)
     assert (outcome.verdict, outcome.failures) == ("pass", [])
@@ -32,6 +43,40 @@ def test_what_torch_itself_does_is_right(group: str) -> None:
 
 def test_every_group_is_a_case() -> None:
     assert {case.prim for case in all_cases() if case.kind == BEHAVIOUR} == set(behaviour.GROUPS)
+
+
+@pytest.mark.parametrize("group", sorted(HUGE))
+@pytest.mark.parametrize("backend", ["eager", "cpp_cpu"])
+def test_what_is_right_of_large_tensors(small: None, backend: str, group: str) -> None:
+    outcome = certified(TorchSubject(backend), group)
+    assert (outcome.verdict, outcome.failures, outcome.reason) == ("pass", [], "")
+
+
+def test_large_tensors_have_more_elements_than_32_bits_count() -> None:
+    assert (1 << 31) < limits.COUNT < (1 << 31) + (1 << 22)
+    assert all(program.nbytes > limits.COUNT for group in HUGE for program in limits.FULL_ONLY[group.partition("/")[2]])
+
+
+def test_what_there_is_no_memory_for_is_left_out_and_said() -> None:
+    outcome = certified(TorchSubject("eager"), "limits/large-moved", memory=2 << 30)
+    assert (outcome.verdict, outcome.compared, outcome.failures) == ("no-samples", 0, [])
+    assert outcome.reason.startswith("3 of 3 programs did not run: joined: it takes 4.2 GiB, and ")
+
+
+def test_large_tensors_are_run_with_effort_full_or_where_they_are_named() -> None:
+    def chosen(effort: str, *globs: str) -> set[str]:
+        return {case.prim for case in Selection(globs, effort=effort).cases()} & HUGE
+
+    assert chosen("full") == chosen("exhaustive") == HUGE
+    assert chosen("standard") == chosen("quick") == chosen("standard", "limits/*") == set()
+    assert chosen("standard", "limits/large-moved") == {"limits/large-moved"}
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu", "onnxruntime"])
+@pytest.mark.parametrize("group", ["limits/sizes", "limits/memory"])
+def test_the_reference_backends_at_the_limits(backend: str, group: str) -> None:
+    outcome = certified(TorchSubject(backend), group)
+    assert (outcome.verdict, outcome.failures) == ("pass", [])
 
 
 def each(returned: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -159,6 +204,73 @@ def second_derivatives_to_half_precision(call: Call) -> Call:
     return lambda *given: each(call(*given), lambda x: x.bfloat16().to(x.dtype))
 
 
+def answers_with_another_error(call: Call) -> Call:
+    def wrong(*given: Tensor) -> Any:
+        try:
+            return call(*given)
+        except RuntimeError as error:
+            raise OSError("cannot") from error
+
+    return wrong
+
+
+def says_nothing_of_bytes(call: Call) -> Call:
+    def wrong(*given: Tensor) -> Any:
+        try:
+            return call(*given)
+        except RuntimeError as error:
+            raise MemoryError("cannot") from error
+
+    return wrong
+
+
+def keeps_what_failed(call: Call) -> Call:
+    kept = []
+
+    def wrong(*given: Tensor) -> Any:
+        try:
+            return call(*given)
+        except RuntimeError:
+            kept.append(torch.ones(1 << 18))
+            raise
+
+    return wrong
+
+
+def is_broken_by_what_failed(call: Call) -> Call:
+    failed = []
+
+    def wrong(*given: Tensor) -> Any:
+        try:
+            returned = call(*given)
+        except RuntimeError:
+            failed.append(1)
+            raise
+        return each(returned, lambda x: x + 1) if failed else returned
+
+    return wrong
+
+
+def forgets_empty_results(call: Call) -> Call:
+    return lambda *given: each(call(*given), lambda x: x + 1 if not any(g.numel() for g in given) else x)
+
+
+def reads_the_first_for_the_last(call: Call) -> Call:
+    """As an index that does not hold the number of all elements."""
+
+    def wrong(*given: Tensor) -> Any:
+        def wrapped(x: Tensor) -> Tensor:
+            if x.dim() == 2 and x.numel() > limits.EDGE:
+                x = x.clone()
+                over = x.numel() - limits.EDGE
+                x.view(-1)[limits.EDGE :] = x.view(-1)[:over].clone()
+            return x
+
+        return each(call(*given), wrapped)
+
+    return wrong
+
+
 PLANTED: list[tuple[Callable[[Call], Call], str, set[str]]] = [
     (forgets_what_is_done_in_place, "semantics/in-place", {"value", "alias"}),
     (makes_results_contiguous, "semantics/strides", {"stride"}),
@@ -180,11 +292,20 @@ PLANTED: list[tuple[Callable[[Call], Call], str, set[str]]] = [
     (differentiates_the_last_call, "gradients/attention", {"gradient"}),
     (differentiates_the_last_call, "gradients/autograd", {"gradient"}),
     (second_derivatives_to_half_precision, "gradients/second", {"gradient"}),
+    (answers_with_another_error, "limits/memory", {"memory"}),
+    (says_nothing_of_bytes, "limits/memory", {"memory"}),
+    (keeps_what_failed, "limits/memory", {"leak"}),
+    (is_broken_by_what_failed, "limits/memory", {"value"}),
+    (forgets_empty_results, "limits/sizes", {"value"}),
+    (reads_the_first_for_the_last, "limits/large-elementwise", {"value"}),
+    (reads_the_first_for_the_last, "limits/large-moved", {"value"}),
 ]
 
 
 @pytest.mark.parametrize(("plant", "group", "kinds"), PLANTED)
-def test_a_planted_bug_is_found_by_the_group_meant_for_it(plant: Callable[[Call], Call], group: str, kinds: set[str]) -> None:
+def test_a_planted_bug_is_found_by_the_group_meant_for_it(
+    small: None, plant: Callable[[Call], Call], group: str, kinds: set[str]
+) -> None:
     class Planted(TorchSubject):
         def through_torch(self, function: Call, *, dynamic: bool | None = None) -> Call:
             return plant(super().through_torch(function, dynamic=dynamic))
