@@ -271,6 +271,7 @@ def _lasting(
         judged,
         seeds=SEEDS,
         memories=subject.memories(),
+        streams=subject.streams(),
         deterministic=subject.deterministic,
         random=case.row.family is Family.RANDOM,
     )  # fmt: skip

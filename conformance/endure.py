@@ -18,6 +18,7 @@ from conformance import independence, witness
 from conformance.guards import Guarded, overwrite, same_bits
 from conformance.judge import Expectation
 from conformance.program import build
+from conformance.streams import Streams
 from conformance.subject import Subject
 from conformance.values import flat
 from vendor_sdk import Sample
@@ -25,7 +26,7 @@ from vendor_sdk import Sample
 BUDGET = 0.15
 """Seconds that the repeated calls of one program may take, about; at least two windows of two calls are made."""
 TOGETHER = 4
-"""Calls that each of two threads makes."""
+"""Calls that each of two threads makes, and that are made on each of two streams."""
 ENTROPY = 64
 """Elements from which on two random results are never equal by chance."""
 
@@ -37,7 +38,7 @@ Outputs = Sequence[Sequence[torch.Tensor]]
 class Problem:
     """Attributes:
     position: of the sample in the program, ``None`` when it is not known which.
-    kind: ``stale`` (an answer remembered by address), ``nondeterministic``, ``leak``, ``threads`` or ``seed``.
+    kind: ``stale`` (an answer remembered by address), ``nondeterministic``, ``leak``, ``threads``, ``streams`` or ``seed``.
     message: one line.
     """
 
@@ -55,6 +56,7 @@ def endure(
     *,
     seeds: tuple[int, int],
     memories: Sequence[witness.Memory],
+    streams: Streams | None,
     deterministic: bool,
     random: bool,
 ) -> list[Problem]:
@@ -68,6 +70,7 @@ def endure(
         judged: what is wrong with the results of the sample at a position for the first or second (0 or 1) inputs; ``""``.
         seeds: of torch's generator for each of the inputs.
         memories: where leaks may show.
+        streams: of the device, where it has any.
         deterministic: whether equal inputs must give equal bits.
         random: whether results depend on torch's generator.
     """
@@ -126,7 +129,7 @@ def endure(
         return [Problem(None, "leak", f"each call leaves {leaked} bytes allocated")]
     if random or took > BUDGET:
         return []
-    return _together(call, inputs, wrong)
+    return _together(call, inputs, wrong) or _on_streams(call, inputs, wrong, streams)
 
 
 def _together(
@@ -156,6 +159,28 @@ def _together(
     for which, calls in enumerate(results):
         for outputs in calls:
             problems = wrong(outputs, which, "threads", "in two threads at a time")
+            if problems:
+                return problems
+    return []
+
+
+def _on_streams(
+    call: Callable[[Sequence[torch.Tensor]], Outputs],
+    inputs: tuple[Guarded, Guarded],
+    wrong: Callable[[Outputs, int, str, str], list[Problem]],
+    streams: Streams | None,
+) -> list[Problem]:
+    """Two streams have calls of one program at a time, each with inputs of its own."""
+    if streams is None:
+        return []
+    when = "on two streams at a time"
+    try:
+        results = streams.interleaved([lambda: call(inputs[0].tensors), lambda: call(inputs[1].tensors)], TOGETHER)
+    except Exception as error:
+        return [Problem(None, "streams", f"{when}: {type(error).__name__}: {error}")]
+    for which, calls in enumerate(results):
+        for outputs in calls:
+            problems = wrong(outputs, which, "streams", when)
             if problems:
                 return problems
     return []

@@ -23,6 +23,7 @@ import torch
 import vendor_sdk
 from conformance import clocks, resident, subnormals, witness
 from conformance.program import Program
+from conformance.streams import Streams, streams_of
 from conformance.values import tensors
 
 TORCH_PREFIX = "torch:"
@@ -92,6 +93,10 @@ class Subject(abc.ABC):
         """Functions that say how many bytes are allocated: in host memory, on the device."""
         measure = witness.heap()
         return [measure] if measure else []
+
+    def streams(self) -> Streams | None:
+        """Two streams of the device; None where programs run in host memory or the device has none that torch knows."""
+        return None
 
     def free(self) -> int | None:
         """Bytes that may yet be allocated where tensors of programs live; ``None`` where nobody says."""
@@ -173,6 +178,10 @@ class BackendSubject(Subject):
             return super().memories() if device.type == "cpu" else [torch.get_device_module(device.type).memory_allocated]
         return [*super().memories(), lambda: device.memory_stats().used]
 
+    def streams(self) -> Streams | None:
+        device = self.loaded.session(self.options).device
+        return streams_of(device.type) if isinstance(device, vendor_sdk.TorchDevice) else None
+
     def free(self) -> int | None:
         device = self.loaded.session(self.options).device
         if isinstance(device, vendor_sdk.TorchDevice):
@@ -193,6 +202,7 @@ class BackendSubject(Subject):
                 "memory_bytes": found.memory_bytes,
                 "alignment": found.alignment,
                 "peaks": dict(found.peaks),
+                "streams": NO_STREAMS,
             }
         return Description(
             name=self.name,
@@ -285,14 +295,21 @@ class TorchSubject(Subject):
 
 def _torch_device_properties(type_: str) -> dict[str, Any]:
     if type_ == "cpu":
-        return {"name": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads()}
+        # Calls on two streams are no part of what can be said of the host.
+        return {"name": torch.backends.cpu.get_cpu_capability(), "threads": torch.get_num_threads(), "streams": NO_STREAMS}
     module = torch.get_device_module(type_)
     properties = module.get_device_properties(0)
-    return {"name": properties.name, "memory_bytes": properties.total_memory, **_software(type_)}
+    return {"name": properties.name, "memory_bytes": properties.total_memory, **_streams(type_), **_software(type_)}
 
 
+NO_STREAMS = "not applicable"
+"""In the record, of a device without streams."""
 DRIVERS = {"cuda": Path("/proc/driver/nvidia/version")}
 """Where the kernel says which driver it has, by torch device type."""
+
+
+def _streams(type_: str) -> dict[str, str]:
+    return {} if streams_of(type_) is not None else {"streams": NO_STREAMS}
 
 
 def _software(type_: str) -> dict[str, str]:

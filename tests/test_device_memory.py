@@ -353,8 +353,9 @@ def test_full_memory_gives_up_residency_oldest_first_and_parameters_last() -> No
     del value
     whole = memory.empty((100,), torch.uint8)
     assert memory.stats.resident_bytes == 0
-    with pytest.raises(DeviceError, match=r"arena: cannot allocate 1 bytes with 100 of 100 bytes in use"):
+    with pytest.raises(DeviceError, match=r"arena: cannot allocate 1 bytes with 100 of 100 bytes in use") as caught:
         memory.empty((1,), torch.uint8)
+    assert isinstance(caught.value, MemoryError)
     del whole
     assert device.used == 0
 

@@ -17,6 +17,11 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import vendor_sdk
+from conformance import behaviour
+from conformance.cases import HUGE, Case
+from conformance.certify import certify
+from conformance.outcome import finished
+from conformance.subject import make
 from reference_backends.triton_gpu.kernels import KERNELS
 from tests import test_channels, triton_attention, triton_products
 from vendor_sdk import Kernel
@@ -315,3 +320,27 @@ def test_what_is_added_to_products_of_halves_is_rounded_once(batch: tuple[int, .
 def test_attention_by_whoever_takes_it() -> None:
     assert not triton_attention.wrong("cuda")
     assert not triton_attention.wrong_ways("cuda")
+
+
+def test_certification_calls_prims_on_two_streams() -> None:
+    subject = make(BACKEND, ())
+    streams = subject.streams()
+    assert streams is not None
+    assert "streams" not in subject.describe().device
+    x, y = torch.randn(1 << 20, device="cuda"), torch.randn(1 << 20, device="cuda")
+    compiled = torch.compile(lambda v: torch.softmax(v.view(1024, -1) * 2, 1), backend=BACKEND)
+    expected = [torch.softmax(v.view(1024, -1) * 2, 1) for v in (x, y)]
+    compiled(x)
+    for found, wanted in zip(streams.interleaved([lambda: compiled(x), lambda: compiled(y)], 8), expected, strict=True):
+        for each in found:
+            torch.testing.assert_close(each, wanted)
+    case = Case("exp", "float32")
+    outcome = finished(certify(subject, case, effort=vendor_sdk.Effort.QUICK, seed=1, device=torch.device("cuda")))
+    assert (outcome.verdict, outcome.failures) == ("pass", [])
+
+
+@pytest.mark.parametrize("group", sorted(HUGE))
+def test_tensors_of_more_elements_than_32_bits_count(group: str) -> None:
+    subject = make(BACKEND, ())
+    outcome = behaviour.certify(subject, group, effort=vendor_sdk.Effort.FULL, seed=1, device=torch.device("cuda"))
+    assert (outcome.verdict, outcome.failures) == ("pass", [])

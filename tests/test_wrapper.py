@@ -281,6 +281,16 @@ def test_warm_tensors_are_like_any_other() -> None:
     y.add_(1)
 
 
+def test_blocks_that_the_host_has_not_are_a_memory_error_and_idle_ones_are_given_up() -> None:
+    tensor = warm_empty((4 << 20,), torch.uint8)
+    del tensor
+    assert BLOCKS.idle_bytes >= 4 << 20
+    for elements in (1 << 50, 1 << 62):
+        with pytest.raises(MemoryError, match=rf"no {elements} bytes"):
+            warm_empty((elements,), torch.uint8)
+    assert BLOCKS.idle_bytes == 0
+
+
 def test_blocks_stay_below_their_limit() -> None:
     vendor_sdk.release_memory()
     limit, BLOCKS.limit = BLOCKS.limit, 8 << 20
