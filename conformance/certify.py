@@ -11,15 +11,16 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from conformance import witness
+from conformance import exhibit, witness
 from conformance.cases import PRIM, Case, draw
 from conformance.counters import NOT_EXECUTED, said, stood_still
+from conformance.curves import Curve, curve, larger
 from conformance.endure import Problem, endure, independent
 from conformance.guards import Guarded, same_bits, storage_bytes
 from conformance.judge import Expectation, Judgement, expected_result, judge
@@ -91,7 +92,7 @@ def certify(
             _leave_a_lost_device(device)
             apart = len(trials) > 1
             if not apart and not _refused(trials[0], error):
-                outcome.failures.append(_exception(trials[0]))
+                outcome.failures.append(_exception(case, trials[0]))
             else:
                 trials = _trials(case, effort, seed, only)
         else:
@@ -107,7 +108,7 @@ def certify(
                 traceback.print_exc()
                 _leave_a_lost_device(device)
                 if not _refused(trial, error):
-                    outcome.failures.append(_exception(trial))
+                    outcome.failures.append(_exception(case, trial))
             else:
                 placed += result.placed
                 ran = True
@@ -120,6 +121,10 @@ def certify(
     if score is not None and outcome.verdict == "pass":
         # Of a case that fails, the samples that would have killed a mutant may be among those that are wrong.
         outcome.mutants = score.record()
+    outcome.failures = [
+        failure if number < exhibit.MOST_FAILURES else replace(failure, operands=(), elements=())
+        for number, failure in enumerate(outcome.failures)
+    ]
     outcome.seconds = time.perf_counter() - started
     return outcome
 
@@ -147,6 +152,8 @@ class _RunResult:
     worst: float = 0.0
     compared: int = 0
     fresh: int = 0
+    statistic: float | None = None
+    curve: Curve | None = None
 
 
 def _trials(case: Case, effort: Effort, seed: int, only: int | None) -> list[_Trial]:
@@ -193,25 +200,25 @@ def _run(
     for position, trial in enumerate(trials):
         for kind, message in DAMAGE.items():
             if position in damage[kind] | more_damage[kind]:
-                result.failures.append(_failure(trial, kind, message))
-        judgement = judge(case.row, trial.sample, trial.expected, _on_host(kept[position]), subject.flushing)
-        result.worst = max(result.worst, judgement.worst)
+                result.failures.append(_failure(case, trial, kind, message))
+        seen = _Seen(case, trial, trial.sample, trial.expected, _on_host(kept[position]), subject.flushing)
+        judgement = seen.judged(result)
         if judgement.problem:
             kind = (
                 "torch" if _is_torchs(case, trial.sample, trial.expected.outline, kept[position], judgement) else judgement.kind
             )
-            result.failures.append(_failure(trial, kind, judgement.problem))
+            result.failures.append(seen.failure(kind, judgement))
             continue
         result.compared += judgement.elements > 0
         if not all(same_bits(one, other) for one, other in zip(first[position], kept[position], strict=True)):
-            result.failures.append(_failure(trial, "overwritten", "the second call overwrote the results of the first"))
+            result.failures.append(_failure(case, trial, "overwritten", "the second call overwrote the results of the first"))
         another = _on_host(second[position]) if trial.is_fresh else None
         calls.append(Right(trial.sample, trial.expected, _on_host(kept[position]), another))
         if not tensors(trial.sample):
             continue
         result.fresh += trial.is_fresh
-        judgement = judge(case.row, trial.fresh, trial.fresh_expected, _on_host(second[position]), subject.flushing)
-        result.worst = max(result.worst, judgement.worst)
+        seen = _Seen(case, trial, trial.fresh, trial.fresh_expected, _on_host(second[position]), subject.flushing)
+        judgement = seen.judged(result)
         if judgement.problem:
             values = "other values" if trial.is_fresh else "the same values"
             kind = (
@@ -219,7 +226,7 @@ def _run(
                 if _is_torchs(case, trial.fresh, trial.fresh_expected.outline, second[position], judgement)
                 else "second-call"
             )
-            result.failures.append(_failure(trial, kind, f"second call, {values}: {judgement.problem}"))
+            result.failures.append(seen.failure(kind, judgement, f"second call, {values}: "))
     if score is not None and not result.failures:
         score.plant(case.row, calls)
     if not result.failures:
@@ -230,8 +237,41 @@ def _run(
         for trial in trials:
             problem = independent(subject, case.row.target, trial.sample, trial.expected, device)
             if problem:
-                result.failures.append(_failure(trial, problem.kind, problem.message))
+                result.failures.append(_failure(case, trial, problem.kind, problem.message))
     return result
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The results of one call of a sample, on the host, beside what they must be."""
+
+    case: Case
+    trial: _Trial
+    sample: Sample
+    expected: Expectation
+    outputs: Sequence[torch.Tensor]
+    flushing: frozenset[torch.dtype]
+
+    def judged(self, result: _RunResult) -> Judgement:
+        """What ``judge`` says, noted in ``result``, too."""
+        judgement = judge(self.case.row, self.sample, self.expected, self.outputs, self.flushing)
+        result.worst = max(result.worst, judgement.worst)
+        result.statistic = _largest(result.statistic, judgement.statistic)
+        if self.case.kind == PRIM and judgement.kind in ("", "value"):
+            result.curve = larger(result.curve, curve(self.case.row, self.sample, self.expected, self.outputs, self.flushing))
+        return judgement
+
+    def failure(self, kind: str, judgement: Judgement, which: str = "") -> Failure:
+        """That the results are wrong, with the call's operands and their worst elements."""
+        worst: Sequence[Mapping[str, Any]] = ()
+        if judgement.kind == "value":
+            worst = exhibit.worst_elements(self.case.row, self.sample, self.expected, self.outputs, self.flushing)
+        failure = _failure(self.case, self.trial, kind, which + judgement.problem)
+        return replace(failure, operands=exhibit.operands(self.case.row, self.sample), elements=worst)
+
+
+def _largest(one: float | None, other: float | None) -> float | None:
+    return max((each for each in (one, other) if each is not None), default=None)
 
 
 SEEDS = (1, 2)
@@ -283,7 +323,7 @@ def _lasting(
     return [
         Failure(-1, "", problem.kind, problem.message)
         if problem.position is None
-        else _failure(trials[problem.position], problem.kind, problem.message)
+        else _failure(case, trials[problem.position], problem.kind, problem.message)
         for problem in problems
     ]
 
@@ -337,6 +377,8 @@ def _add(outcome: Outcome, result: _RunResult) -> None:
     outcome.worst = max(outcome.worst, result.worst)
     outcome.compared += result.compared
     outcome.fresh += result.fresh
+    outcome.statistic = _largest(outcome.statistic, result.statistic)
+    outcome.curve = larger(outcome.curve, result.curve)
 
 
 def _verdict(outcome: Outcome) -> str:
@@ -352,15 +394,16 @@ def _verdict(outcome: Outcome) -> str:
     return "pass" if outcome.compared else "empty"
 
 
-def _failure(trial: _Trial, kind: str, message: str) -> Failure:
-    return Failure(trial.index, trial.sample.label, kind, message[:MESSAGE_LIMIT])
+def _failure(case: Case, trial: _Trial, kind: str, message: str) -> Failure:
+    shown = exhibit.operands(case.row, trial.sample)
+    return Failure(trial.index, trial.sample.label, kind, message[:MESSAGE_LIMIT], operands=shown)
 
 
-def _exception(trial: _Trial) -> Failure:
+def _exception(case: Case, trial: _Trial) -> Failure:
     """Call inside an ``except`` block."""
     error = sys.exception()
     assert error is not None
-    return _failure(trial, "exception", _brief(error))
+    return _failure(case, trial, "exception", _brief(error))
 
 
 def _brief(error: BaseException) -> str:

@@ -14,12 +14,12 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 16, 14, 44
 
 @dataclass(frozen=True)
 class Mark:
-    """A pattern on the chart: where it is, and where its roof is above it."""
+    """A pattern on the chart: where it is, where its roof is above it, and the id of its case."""
 
     x: float
     y: float
     roof: float
-    label: str
+    case: str
     title: str
     colour: str
 
@@ -57,7 +57,7 @@ def bars(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Patterns with the part of the roofline that they reach at their large size, the least first."""
     found = [
         {
-            "name": entry["prim"], "dtype": entry["dtype"], "colour": COLOURS.get(entry["verdict"], "bad"),
+            "case": entry["id"], "name": entry["prim"], "colour": COLOURS.get(entry["verdict"], "bad"),
             **{key: min(1.2, size["fraction"][key]) for key in ("median", "low", "high")},
             "text": f"{size['fraction']['median']:.0%}", "limit": entry["performance"]["limit"],
         }
@@ -103,7 +103,7 @@ def roofline(entries: Sequence[Mapping[str, Any]]) -> Roofline | None:
             round(across(intensity), 1),
             round(up(rate), 1),
             round(up(min(bandwidth * intensity, ceiling)), 1),
-            entry["prim"],
+            entry["id"],
             f"{entry['id']}: {size['fraction']['median']:.0%} of the roofline, {1e3 * size['seconds']['median']:.3g} ms",
             COLOURS.get(entry["verdict"], "bad"),
         )

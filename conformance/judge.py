@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from conformance.subnormals import admitted
-from vendor_sdk import Expected, Prim, Sample, outlined, reference, target_of, violations
+from vendor_sdk import Elements, Expected, Prim, Sample, elements, outlined, reference, target_of, violations
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,14 @@ class Judgement:
         kind: ``value``, ``shape``, ``dtype``, ``count``, ``class``, or ``suite`` for a defect of the row's bound; ``""`` when
             the result is right.
         problem: what is wrong, ``""`` when the result is right.
+        statistic: the largest statistic over the errors of a call, in units of its limit; ``None`` where none is made.
     """
 
     worst: float
     elements: int
     kind: str = ""
     problem: str = ""
+    statistic: float | None = None
 
 
 def expected_result(row: Prim, sample: Sample) -> Expectation:
@@ -80,10 +82,22 @@ def judge(
     except Exception as error:
         traceback.print_exc()
         return Judgement(float("inf"), 0, "suite", f"the suite's own bound raised {type(error).__name__}: {error}")
-    elements = sum(tensor.numel() for tensor in tensors)
+    count = sum(tensor.numel() for tensor in tensors)
     if verdict.ok:
-        return Judgement(verdict.error, elements)
-    return Judgement(verdict.error, elements, "value", verdict.message)
+        return Judgement(verdict.error, count, statistic=verdict.statistic)
+    return Judgement(verdict.error, count, "value", verdict.message, verdict.statistic)
+
+
+def compared(
+    row: Prim,
+    sample: Sample,
+    expectation: Expectation,
+    tensors: Sequence[torch.Tensor],
+    flushing: frozenset[torch.dtype] = frozenset(),
+) -> list[Elements | None]:
+    """Each of ``tensors`` element by element, as ``judge`` compares it; they have the right shapes and dtypes."""
+    admissible = admitted(row, sample, expectation.results, tensors, flushing)
+    return elements(row.bound, row, sample, _shaped_like(expectation.outline, iter(tensors)), admissible)
 
 
 def _shaped_like(outline: Any, tensors: Iterator[torch.Tensor]) -> Any:

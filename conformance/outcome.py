@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ class Failure:
             ``torch`` for a wrong value that has the very bits torch itself computes, or ``suite`` for a defect of the row.
         message: one or a few lines.
         script: a program of its own that shows it, where there is one.
+        operands, elements: of a call of a prim, its arguments and the worst elements of its results, as ``exhibit`` makes them.
     """
 
     sample: int
@@ -35,6 +36,8 @@ class Failure:
     kind: str
     message: str
     script: str = ""
+    operands: Sequence[Mapping[str, Any]] = ()
+    elements: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass
@@ -51,6 +54,8 @@ class Outcome:
     seconds: float = 0.0
     failures: list[Failure] = field(default_factory=list)
     mutants: dict[str, Any] | None = None
+    statistic: float | None = None
+    curve: Sequence[float | None] | None = None
 
 
 class Misbehaved(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from conformance import charts
-from conformance.cases import DTYPES, EXHAUSTIVE, TIMED
+from conformance import charts, curves, measured
+from conformance.cases import DTYPES, EXHAUSTIVE, MODEL, TIMED
 from conformance.console import missing_for_next, tables
 from conformance.levels import NONE, best
 from conformance.report import broken, standing, survivors
@@ -87,6 +87,11 @@ def html(report: Mapping[str, Any]) -> str:
         fractions=charts.bars(others),
         timed=tables(report["cases"]),
         wrong=[entry for entry in others if entry["failures"]],
+        measured=[(entry, measured.parts(entry)) for entry in others],
+        # As rows of the tables begin.
+        named={
+            (entry["prim"] if entry["kind"] == MODEL else entry["id"].removeprefix("pattern:")): entry["id"] for entry in others
+        },
         colours=VERDICT_COLOURS,
     )
     profile = run["selection"]["profile"]
@@ -130,7 +135,7 @@ def packed(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     present = {entry["dtype"] for entry in entries}
     dtypes = {name: number for number, name in enumerate(name for name in DTYPES if name in present)}
     standings = {name: number for number, name in enumerate(LOOKS)}
-    rows, more = [], {}
+    rows, more, against = [], {}, {}
     for number, entry in enumerate(entries):
         samples = entry["samples"]
         rows.append(
@@ -138,16 +143,25 @@ def packed(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 prims[entry["prim"]], dtypes[entry["dtype"]], families[entry["family"]], verdicts[entry["verdict"]],
                 placements[entry["placement"]], _short(entry["worst_error"]), reasons[entry["reason"]],
                 round(entry["seconds"], 2), [samples["total"], samples["compared"], samples["second_call"]],
-                standings[standing(entry)], _score(entry),
+                standings[standing(entry)], _score(entry), _short(entry.get("statistic")),
             ]
         )  # fmt: skip
+        if entry.get("error_by_input"):
+            against[number] = entry["error_by_input"]
         if entry["failures"] or entry["expectation"] or entry["log"] or survivors(entry):
             more[number] = {key: entry[key] for key in ("failures", "expectation", "log")} | {"survived": survivors(entry)}
     return {
         "cases": rows, "more": more, "prims": list(prims), "dtypes": list(dtypes), "families": list(families),
         "verdicts": list(verdicts), "placements": list(placements), "reasons": list(reasons),
+        "against": against, "edges": _edges({entries[number]["dtype"] for number in against}),
+        "floating": [dtype for dtype in dtypes if DTYPES[dtype].is_floating_point],
         "standings": [{"name": name, "glyph": glyph, "colour": colour} for name, (glyph, colour) in LOOKS.items()],
     }  # fmt: skip
+
+
+def _edges(dtypes: Collection[str]) -> dict[str, list[float | None]]:
+    """Where the parts of errors against input begin, by dtype; ``None`` for infinity."""
+    return {dtype: [_short(edge) if math.isfinite(edge) else None for edge in curves.edges(dtype)] for dtype in sorted(dtypes)}  # type: ignore[misc]
 
 
 def _score(entry: Mapping[str, Any]) -> list[int] | None:

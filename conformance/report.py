@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import vendor_sdk
-from conformance import clocks
+from conformance import clocks, curves
 from conformance.cases import BEHAVIOUR, EXHAUSTIVE, FUSED, PRIM, TIMED, Case, Selection, all_cases
 from conformance.expectations import RIGHT, Expectations
 from conformance.levels import levels
@@ -104,6 +104,8 @@ def finished(result: Result, expected: Expectations, run: Run) -> dict[str, Any]
         "reason": outcome["reason"],
         "expectation": declaration.record() if declaration else None,
         "worst_error": _number(outcome["worst"]),
+        "statistic": None if outcome.get("statistic") is None else _number(outcome["statistic"]),
+        "error_by_input": curves.record(outcome.get("curve")),
         "samples": {"total": outcome["samples"], "compared": outcome["compared"], "second_call": outcome["fresh"]},
         "seconds": outcome["seconds"],
         "failures": [{**failure, "reproducer": reproducer(run, case, failure["sample"])} for failure in failures],

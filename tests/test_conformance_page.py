@@ -11,13 +11,22 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import jsonschema
 import pytest
 
-from conformance import page, report
+from conformance import measured, page, report
 from tests.test_conformance_reports import made
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 HOSTILE = "</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title='owned'\"> 'quoted' & \u2028"
+OPERANDS = [
+    {"name": "self", "dtype": "bool", "shape": [3, 4], "strides": [4, 1], "min": "0", "max": "1", "nan": 0, "infinite": 0},
+    {"name": "alpha", "value": "1 <b>"},
+]
+ELEMENTS = [
+    {"output": 0, "index": [2, 1], "inputs": {"self": "1", "other": "0"}, "got": "1", "expected": "0", "allowed": None,
+     "error": "infinite", "ulp": None},
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -25,7 +34,11 @@ def document(tmp_path: Path) -> dict[str, Any]:
     """Sixteen cases: one fails, with text that tries to leave its place; one is waived."""
     built = made(tmp_path / "report")
     built["cases"][-1]["failures"][0]["message"] = HOSTILE
+    built["cases"][-1]["failures"][0].update(operands=OPERANDS, elements=ELEMENTS)
     built["cases"][-1]["reason"] = HOSTILE
+    curve = [None, *[0.5] * 127, *[2.0] * 127, "infinite"]
+    next(entry for entry in built["cases"] if entry["id"] == "add[float16]").update(error_by_input=curve, worst_error=40.0)
+    jsonschema.validate(built, report.schema())
     waiver = {
         "kind": "waiver",
         "cases": ["add[bool]"],
@@ -87,6 +100,19 @@ said.waived = told();
 press("f"); said.failure = document.querySelector("details.at").textContent;
 const back = () => getComputedStyle(document.body).backgroundColor, before = back();
 press("t"); said.theme = before !== back();
+const dots = () => [...document.querySelectorAll("#strips .dot")];
+search.value = ""; verdict.value = ""; search.dispatchEvent(new Event("input"));
+const named = name => dots().find(dot => dot.ariaLabel.startsWith(name)), left = dot => parseFloat(dot.style.left);
+said.dots = dots().length; said.first = document.querySelector("#strips .strip:not(.axis) span").textContent;
+said.places = [named("mul[float16]"), named("add[float16]")].map(left);
+search.value = "mul"; search.dispatchEvent(new Event("input")); said.filtered = dots().length;
+search.value = ""; search.dispatchEvent(new Event("input"));
+named("add[float16]").click();
+const drawn = mark => detail.querySelectorAll(`.curve ${mark}`).length;
+said.curve = [location.hash, drawn("circle"), drawn(".over")]; detail.close();
+location.hash = "#?case=pattern%3Asoftmax%5Bfloat32%5D"; restore();
+said.timed = [detail.open, detail.textContent]; detail.close();
+document.querySelector(".timed a").click(); said.linked = [detail.open, location.hash]; detail.close();
 location.hash = "#?q=add&case=add%5Bint64%5D"; restore();
 said.deep = [told(), document.querySelector("#detail h3").textContent, detail.open];
 document.documentElement.dataset.said = JSON.stringify(said);
@@ -106,8 +132,42 @@ def browsed(path: Path) -> str:
     return subprocess.run([CHROMIUM, *words], capture_output=True, text=True, timeout=120, check=True).stdout
 
 
+def _timed(like: dict[str, Any]) -> dict[str, Any]:
+    """A pattern that was timed in three rounds."""
+    one = {"median": 1.0, "low": 0.9, "high": 1.1}
+    size = {
+        "label": "large", "rows": 64, "columns": 32, "edge": None, "bytes": 16384, "flops": 0, "operations": 10240,
+        "kernels": 1, "recompiles": 0, "peak_bytes": 1 << 20, "counters": {}, "verified_results": 6,
+        "rounds": {"copy": [0.001, 0.001, 0.0011], "the pattern": [0.002, 0.002, 0.002]}, "seconds": {**one, "median": 0.002},
+        "spread": 0.0, "fraction": {**one, "median": 0.5}, "copy_bytes_per_second": 1e9, "product_flops_per_second": None,
+        "unfused": {**one, "median": 2.0}, "gate": "pass",
+    }  # fmt: skip
+    return {
+        **like, "id": "pattern:softmax[float32]", "kind": "pattern", "prim": "softmax", "dtype": "float32", "family": "pattern",
+        "performance": {"limit": "memory", "sizes": [size]},
+    }  # fmt: skip
+
+
+def test_what_was_timed_is_shown_with_its_gates(document: dict[str, Any]) -> None:
+    entry = _timed(document["cases"][0])
+    (part,) = measured.parts(entry)
+    facts = dict(part.facts)
+    assert (part.label, part.gate) == ("large", "pass")
+    assert facts["time"] == "2 ms in the median, quartiles 2 ms and 2 ms, 3 rounds"
+    gates = "25% are needed: met; the mean of all patterns needs 60%"
+    assert facts["of the roofline"] == f"50% (90 to 110), limited by memory; {gates}"
+    assert facts["over its prims one by one"] == "2.00 (0.90 to 1.10), gate pass"
+    assert (facts["kernels"], facts["peak memory"]) == ("1", "1 MiB")
+    assert facts["bytes that must move"] == "16.4 kB, 8.19 MB/s; a copy has 1 GB/s"
+    assert [(each.name, each.text) for each in part.contestants] == [("the pattern", "2 ms"), ("copy", "1 ms")]
+    assert part.contestants[1].rounds[0] < part.contestants[0].rounds[0]
+    assert measured.parts(document["cases"][0]) == []
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 def test_the_page_in_a_browser(document: dict[str, Any], tmp_path: Path) -> None:
+    document["cases"].append(_timed(document["cases"][0]))
+    document["summary"] = report.summarize(document["cases"], [])
     (tmp_path / "page.html").write_text(page.html(document).replace("</body>", DRIVER))
     shown = browsed(tmp_path / "page.html")
     attribute = re.search(r'data-said="([^"]*)"', shown)
@@ -119,6 +179,15 @@ def test_the_page_in_a_browser(document: dict[str, Any], tmp_path: Path) -> None
     assert (said["found"], said["link"]) == ("1 of 16", "#?q=mul+bool")
     assert said["open"].startswith("mul[bool]verdictfailplacementnative")
     assert HOSTILE[:40] in said["open"]
+    assert "selfbool[3, 4]4, 10 to 1alpha1 <b>" in said["open"], "the operands"
+    assert "(2, 1)1010infinite" in said["open"], "the worst element: place, inputs, got, expected, error"
+    assert (said["dots"], said["filtered"]) == (8, 4)
+    assert said["first"] == "add", "the largest error comes first"
+    assert said["places"][0] < 46 < said["places"][1], "left and right of the bound"
+    assert said["curve"] == ["#?case=add%5Bfloat16%5D", 255, 128]
+    assert said["timed"][0]
+    assert "quartiles 2 ms and 2 ms, 3 rounds" in said["timed"][1]
+    assert said["linked"] == [True, "#?case=pattern%3Asoftmax%5Bfloat32%5D"]
     assert said["cleared"] == ["16 of 16", ""]
     assert said["waived"] == "1 of 16"
     assert said["failure"].startswith("fail mul[bool]")
@@ -135,9 +204,14 @@ def test_twenty_thousand_cases_open_quickly(document: dict[str, Any], tmp_path: 
     ]
     document["summary"] = report.summarize(document["cases"], [])
     (tmp_path / "page.html").write_text(page.html(document))
-    assert (tmp_path / "page.html").stat().st_size < 3_000_000
-    shown = browsed(tmp_path / "page.html")
-    ready = re.search(r'data-ready="(\d+)"', shown)
-    assert ready is not None
-    assert int(ready[1]) < 5000, "half a second on an idle machine; this one may be busy"
+    assert (tmp_path / "page.html").stat().st_size < 6_000_000, "1,250 fail with their operands, 1,250 have curves"
+    times = []
+    for _ in range(5):  # the machine may be busy
+        shown = browsed(tmp_path / "page.html")
+        ready = re.search(r'data-ready="(\d+)"', shown)
+        assert ready is not None
+        times.append(int(ready[1]))
+        if times[-1] < 1000:
+            break
+    assert min(times) < 1000, times
     assert "20000 of 20000" in shown

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vendor_sdk.prims.reference import Expected, evaluate, flat, upcast
 from vendor_sdk.prims.samples import Sample
-from vendor_sdk.prims.statistics import Errors, excess
+from vendor_sdk.prims.statistics import Errors, largest_statistic
 
 if TYPE_CHECKING:
     from vendor_sdk.prims.row import Composite, Prim
@@ -154,6 +154,8 @@ class Verdict:
         index: of the worst element in its result, ``None`` where no single element is to blame.
         output: which of several results that is.
         message: what is wrong, one sentence; ``""`` when ``ok``.
+        statistic: the largest statistic over the errors of all results as a multiple of its limit (``statistics``), ``None``
+            where none is made; only of results of which each element by itself is right.
     """
 
     ok: bool
@@ -161,6 +163,31 @@ class Verdict:
     index: tuple[int, ...] | None = None
     output: int = 0
     message: str = ""
+    statistic: float | None = None
+
+
+@dataclass(frozen=True)
+class Elements:
+    """One result beside its reference, element by element. Complex elements are pairs of real ones, in a last dimension.
+
+    Attributes:
+        actual: of the dtype of the result, on the CPU.
+        expected: float64 where the result is floating, of the dtype of the reference elsewhere.
+        allowed: absolute error, float64; ``None`` where equality is asked for.
+        errors: in units of ``allowed``, at least float32; infinite where the two disagree on NaN, infinities or equality.
+    """
+
+    actual: torch.Tensor
+    expected: torch.Tensor
+    allowed: torch.Tensor | None
+    errors: torch.Tensor
+
+    def ulps(self) -> torch.Tensor | None:
+        """Errors in units in the last place of the result's dtype, float64; ``None`` for integers and bool."""
+        if not self.actual.is_floating_point():
+            return None
+        value = self.expected.to(torch.float64)
+        return (self.actual.to(torch.float64) - value).abs() / ulp(value, self.actual.dtype)
 
 
 def violations(bound: Bound, row: Prim | Composite, sample: Sample, result: Any, reference: Sequence[Expected]) -> Verdict:
@@ -185,17 +212,50 @@ def violations(bound: Bound, row: Prim | Composite, sample: Sample, result: Any,
         broken = _checked(bound, result, sample)
         return Verdict(True) if broken is None else Verdict(False, math.inf, message=broken)
     sums = _Sums.of(bound, row, sample) if isinstance(bound, Accumulated) else None
-    allowed = sums.allowances(reference) if sums else allowances(bound, row, sample, reference)
-    others = bound.others(*sample.args, **sample.kwargs) if isinstance(bound, Exact) and bound.others else ()
+    found = _elements(bound, sums, row, sample, results, reference)
     verdicts = [
-        _compare(bound, item, expected, allowance, output, _of(output, len(results)), others)
-        for output, (item, expected, allowance) in enumerate(zip(results, reference, allowed, strict=True))
+        _compare(item, expected, each, output, _of(output, len(results)))
+        for output, (item, expected, each) in enumerate(zip(results, reference, found, strict=True))
     ]
     worst = max(verdicts, key=lambda verdict: (not verdict.ok, verdict.error), default=Verdict(True))
     if sums is None or not worst.ok:
         return worst
-    found = excess(sums.errors(results, reference))
-    return worst if found is None else Verdict(False, found.ratio, message=found.message)
+    largest = largest_statistic(sums.errors(results, reference))
+    if largest is None:
+        return worst
+    if largest.ratio > 1.0:
+        return Verdict(False, largest.ratio, message=largest.message, statistic=largest.ratio)
+    return replace(worst, statistic=largest.ratio)
+
+
+def elements(
+    bound: Bound, row: Prim | Composite, sample: Sample, result: Any, reference: Sequence[Expected]
+) -> list[Elements | None]:
+    """Each result element by element, for those who show errors; ``None`` where no element is judged by itself: results that
+    are no tensors, undefined ones, and bounds that look at a whole.
+
+    Args: as of ``violations``, and a result of the right shapes and dtypes.
+    """
+    if sample.undefined or isinstance(bound, Distribution | Property):
+        return [None] * len(reference)
+    sums = _Sums.of(bound, row, sample) if isinstance(bound, Accumulated) else None
+    return _elements(bound, sums, row, sample, flat(result), reference)
+
+
+def _elements(
+    bound: Exact | Ulp | Accumulated,
+    sums: _Sums | None,
+    row: Prim | Composite,
+    sample: Sample,
+    results: Sequence[Any],
+    reference: Sequence[Expected],
+) -> list[Elements | None]:
+    allowed = sums.allowances(reference) if sums else allowances(bound, row, sample, reference)
+    others = bound.others(*sample.args, **sample.kwargs) if isinstance(bound, Exact) and bound.others else ()
+    return [
+        None if expected.dtype is None else _beside(bound, item.detach().cpu(), expected, expected.dtype, allowance, others)
+        for item, expected, allowance in zip(results, reference, allowed, strict=True)
+    ]
 
 
 def _checked(bound: Distribution | Property, result: Any, sample: Sample) -> str | None:
@@ -382,61 +442,62 @@ def _absolute(value: Any) -> Any:
     return tuple(_absolute(item) for item in value) if type(value) is tuple else value
 
 
-def _compare(
-    bound: Bound,
-    item: Any,
+def _beside(
+    bound: Exact | Ulp | Accumulated,
+    actual: torch.Tensor,
     expected: Expected,
+    dtype: torch.dtype,
     allowance: torch.Tensor | None,
-    output: int,
-    where: str,
     others: Sequence[torch.Tensor],
-) -> Verdict:
-    if expected.dtype is None:
-        same = type(item) is type(expected.value) and item == expected.value
-        message = "" if same else f"{where}{item!r} where {expected.value!r} is expected"
-        return Verdict(same, 0.0 if same else math.inf, output=output, message=message)
-    actual = item.detach().cpu()
-    if expected.dtype.is_complex:
-        pair = torch.view_as_real(actual.resolve_conj()), torch.view_as_real(expected.value.resolve_conj())
-        spread = None if allowance is None else allowance.unsqueeze(-1).expand(pair[1].shape)
-        return _worst(bound, *pair, expected.dtype.to_real(), spread, output, where)
-    return _worst(bound, actual, expected.value, expected.dtype, allowance, output, where, others)
+) -> Elements:
+    value = expected.value
+    if dtype.is_complex:
+        actual, value = torch.view_as_real(actual.resolve_conj()), torch.view_as_real(value.resolve_conj())
+        dtype, others = dtype.to_real(), ()
+        allowance = None if allowance is None else allowance.unsqueeze(-1).expand(value.shape)
+    if allowance is None:
+        return Elements(actual, value, None, _unequal(bound, actual, value, dtype, others))
+    errors = _relative_errors(actual.to(torch.float64), value.to(torch.float64), dtype, allowance)
+    return Elements(actual, value, allowance, errors)
 
 
-def _worst(
-    bound: Bound,
+def _unequal(
+    bound: Exact | Ulp | Accumulated,
     actual: torch.Tensor,
     value: torch.Tensor,
     dtype: torch.dtype,
-    allowance: torch.Tensor | None,
-    output: int,
-    where: str,
-    others: Sequence[torch.Tensor] = (),
-) -> Verdict:
-    """The verdict on one real result; ``value`` is float64 where ``dtype`` is floating, or what torch has instead."""
+    others: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """Infinity where a result is not the rounded reference, zero elsewhere."""
+    rounded = value.to(dtype)
+    wrong = (actual != rounded) & ~((actual != actual) & (rounded != rounded))
+    if value.dtype == torch.float64 and dtype in NARROW:
+        # torch goes through float32, which IEEE 754 does not ask for: both are right.
+        wrong &= actual != rounded_once(value, dtype)
+    for other in others:
+        wrong &= actual != other
+    if isinstance(bound, Exact) and bound.signed_zero and dtype.is_floating_point:
+        wrong |= _signbit(actual) != _signbit(rounded)
+        wrong &= ~(actual.isnan() & rounded.isnan())
+    return torch.where(wrong, math.inf, 0.0)
+
+
+def _compare(item: Any, expected: Expected, found: Elements | None, output: int, where: str) -> Verdict:
+    """The verdict on one result."""
+    if found is None:
+        same = type(item) is type(expected.value) and item == expected.value
+        message = "" if same else f"{where}{item!r} where {expected.value!r} is expected"
+        return Verdict(same, 0.0 if same else math.inf, output=output, message=message)
+    errors, actual = found.errors, found.actual
     if actual.numel() == 0:
         return Verdict(True, output=output)
-    if allowance is None:
-        rounded = value.to(dtype)
-        wrong = (actual != rounded) & ~((actual != actual) & (rounded != rounded))
-        if value.dtype == torch.float64 and dtype in NARROW:
-            # torch goes through float32, which IEEE 754 does not ask for: both are right.
-            wrong &= actual != rounded_once(value, dtype)
-        for other in others:
-            wrong &= actual != other
-        if isinstance(bound, Exact) and bound.signed_zero and dtype.is_floating_point:
-            wrong |= _signbit(actual) != _signbit(rounded)
-            wrong &= ~(actual.isnan() & rounded.isnan())
-        errors = torch.where(wrong, math.inf, 0.0)
-    else:
-        errors = _relative_errors(actual.to(torch.float64), value.to(torch.float64), dtype, allowance)
     flat_index = int(errors.reshape(-1).argmax())
     worst = float(errors.reshape(-1)[flat_index])
     index = tuple(int(part) for part in torch.unravel_index(torch.tensor(flat_index), actual.shape))
     if worst <= 1.0:
         return Verdict(True, worst, index, output)
     count = int((errors > 1.0).sum())
-    got, wanted = actual[index].item(), value[index].item()
+    got, wanted = actual[index].item(), found.expected[index].item()
     size = f"{worst:.3g} times the allowed error" if math.isfinite(worst) else "no error is allowed there"
     message = f"{where}{got!r} at {index} where {wanted!r} is expected ({size}); {count} of {actual.numel()} elements wrong"
     return Verdict(False, worst, index, output, message)

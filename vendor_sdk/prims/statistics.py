@@ -51,15 +51,16 @@ class Errors:
 
 
 @dataclass(frozen=True)
-class Excess:
-    """A statistic above its limit: ``ratio`` of the two, and what it says."""
+class Statistic:
+    """``ratio`` of a statistic to its limit, and what it says of the errors where that is above one."""
 
     ratio: float
     message: str
 
 
-def excess(results: Sequence[Errors]) -> Excess | None:
-    """What is wrong with the errors of a call's results, the worst of it; ``None`` where nothing is, or too few are there."""
+def largest_statistic(results: Sequence[Errors]) -> Statistic | None:
+    """Of the errors of a call's results, the statistic that is nearest to its limit or farthest above; ``None`` where too few
+    are there."""
     if sum(each.error.numel() for each in results) < FEWEST:
         return None
     offset, groups = 0, []
@@ -77,24 +78,23 @@ def excess(results: Sequence[Errors]) -> Excess | None:
         _leaning(_summed(error * sign, group, offset), bias, ("away from zero", "toward zero")),
         _wide(float(error.square().mean()), count),
     ]
-    worst = max(found, key=lambda each: each.ratio)
-    return worst if worst.ratio > 1.0 else None
+    return max(found, key=lambda each: each.ratio)
 
 
 def _summed(error: torch.Tensor, group: torch.Tensor, groups: int) -> torch.Tensor:
     return error.new_zeros(groups).index_add_(0, group, error)
 
 
-def _leaning(sums: torch.Tensor, bias: float, directions: tuple[str, str]) -> Excess:
+def _leaning(sums: torch.Tensor, bias: float, directions: tuple[str, str]) -> Statistic:
     total = float(sums.sum())
     limit = DEVIATIONS * float(sums.square().sum().sqrt()) + bias
     ratio = abs(total) / limit if total else 0.0
     where = directions[total < 0]
-    return Excess(ratio, f"errors lean {where}: their sum is {ratio:.3g} times what roundings to nearest may add up to")
+    return Statistic(ratio, f"errors lean {where}: their sum is {ratio:.3g} times what roundings to nearest may add up to")
 
 
-def _wide(mean_square: float, count: int) -> Excess:
+def _wide(mean_square: float, count: int) -> Statistic:
     surprise = DEVIATIONS**2 / 2
     limit = 1 + 2 * math.sqrt(surprise / count) + 2 * surprise / count
     ratio = math.sqrt(mean_square / limit)
-    return Excess(ratio, f"errors are large: their root mean square is {ratio:.3g} times what independent roundings make")
+    return Statistic(ratio, f"errors are large: their root mean square is {ratio:.3g} times what independent roundings make")
