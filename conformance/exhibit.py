@@ -122,7 +122,8 @@ def _at(row: Prim, sample: Sample, shape: tuple[int, ...], index: tuple[int, ...
         return {}
     tensors = {name: value for name, value in _named(row, sample) if isinstance(value, torch.Tensor)}
     try:
-        if tuple(torch.broadcast_shapes(*(value.shape for value in tensors.values()))) != shape:
+        together = torch.broadcast_shapes(*(value.shape for value in tensors.values()))  # type: ignore[no-untyped-call]
+        if tuple(together) != shape:
             return {}
     except RuntimeError:
         return {}

@@ -49,15 +49,19 @@ def declined(node: NodeContext, gpu: Machine) -> Decline | None:
 
 
 def int_mm(self: Tensor, mat2: Tensor) -> Tensor:
-    """The kernel of that composite."""
-    return aten._int_mm.default(self.contiguous(), mat2)  # type: ignore[no-any-return]
+    """The kernel of that composite. cuBLAS multiplies integers where the second factor lies column by column."""
+    return aten._int_mm.default(self.contiguous(), _columns(mat2))  # type: ignore[no-any-return]
 
 
 def scaled_mm(self: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, *rest: object, **named: object) -> Tensor:
-    """The kernel of that composite: the second factor column by column."""
-    columns = mat2.t().contiguous().t()
+    """The kernel of that composite."""
     scales = (scale.reshape([]) for scale in (scale_a, scale_b))
-    return aten._scaled_mm.default(self.contiguous(), columns, *scales, *rest, **named)  # type: ignore[no-any-return]
+    return aten._scaled_mm.default(self.contiguous(), _columns(mat2), *scales, *rest, **named)  # type: ignore[no-any-return]
+
+
+def _columns(factor: Tensor) -> Tensor:
+    """A matrix that lies column by column."""
+    return factor.t().contiguous().t()
 
 
 KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {INTEGERS: int_mm, SCALED: scaled_mm}
