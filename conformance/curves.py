@@ -31,15 +31,15 @@ def curve(
     tensors: Sequence[torch.Tensor],
     flushing: frozenset[torch.dtype] = frozenset(),
 ) -> Curve | None:
-    """Of a call with inputs everywhere; ``None`` for other calls, and where results are exact.
+    """Of a call with inputs everywhere; ``None`` for other calls, and where results are exact or several.
 
     Args: as of ``judge``, of results whose shapes and dtypes are right.
     """
     operand = sample.args[0] if sample.label == EVERYWHERE else None
     if not isinstance(operand, torch.Tensor) or str(operand.dtype).removeprefix("torch.") not in CODES:
         return None
-    (result,) = compared(row, sample, expectation, tensors, flushing)
-    if result is None or result.allowed is None or result.errors.shape != operand.shape:
+    result, *others = compared(row, sample, expectation, tensors, flushing)
+    if others or result is None or result.allowed is None or result.errors.shape != operand.shape:
         return None
     told = ~operand.isnan()
     errors = torch.full((PARTS,), -1.0, dtype=torch.float64)
