@@ -1,5 +1,7 @@
-"""torch's bfloat16 convolutions on the CPU give NaN where an infinite input of the last of an odd number of channels makes an infinite
-result (oneDNN; AVX512_BF16 multiplies pairs of channels). Found by the case `convolution[bfloat16]`, with infinities among inputs.
+"""torch's bfloat16 convolutions on the CPU give NaN for an infinite input in the last of an odd number of channels.
+
+The result is infinite. oneDNN multiplies pairs of channels with AVX512_BF16, the last one beside a zero. Found by the case
+`convolution[bfloat16]`, with infinities among the inputs.
 """
 
 import sys
