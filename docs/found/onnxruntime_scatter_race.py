@@ -12,7 +12,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 ROWS, WIDTH, COUNT = 5, 512, 20000
-RUNS = 50
+RUNS = 1000
 
 
 def here() -> bool:
