@@ -20,7 +20,7 @@ from rich.console import Console
 
 import vendor_sdk
 from tests.toyloops import LoopEmitter
-from tests.toys import ToyChip, offer_toyloops, register_toys
+from tests.toys import ToyChip, offer, register_toys
 from tests.without import python_path
 from vendor_sdk import (
     Backend,
@@ -115,7 +115,7 @@ def program(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VENDOR_SDK_DEBUG")}
     installed = folder / "installed"
     if not installed.exists():
-        offer_toyloops(installed)
+        offer("toyloops", "tests.toyloops", installed)
     return subprocess.run(
         [sys.executable, str(folder / "repro.py"), *arguments],
         capture_output=True,
@@ -178,6 +178,32 @@ def test_a_program_exits_with_1_where_numbers_differ(dumps: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.search(r"largest difference \d", done.stdout)
     assert "tanh" in done.stdout
+
+
+def broken_once(x: torch.Tensor) -> torch.Tensor:
+    """A kernel that raises where the check launches it, and not in the call."""
+    if not _broken:
+        _broken.append(x)
+        raise ZeroDivisionError("at first")
+    return torch.tanh(x)
+
+
+_broken: list[torch.Tensor] = []
+
+
+def test_a_program_whose_check_stops_exits_with_1(dumps: Path) -> None:
+    compiled(softmax, "toyloops")(torch.randn(4, 6))
+    (folder,) = dumps.iterdir()
+    source = (folder / "repro.py").read_text()
+    planted = "import vendor_sdk, tests.test_debug as t\nplugin = t.Plugin(None, {'tanh': t.broken_once})\n"
+    planted += "vendor_sdk.register(plugin)\n"
+    source = source.replace("backend='toyloops'", "backend=plugin.name").replace("\nif __name__", f"\n{planted}\nif __name__")
+    (folder / "repro.py").write_text(source)
+    done = program(folder)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "largest difference from torch" in done.stdout
+    assert "the stages were not checked: the check stopped at ZeroDivisionError: at first" in done.stdout
+    assert "agree" not in done.stdout
 
 
 def test_large_constants_lie_beside_the_program(dumps: Path) -> None:

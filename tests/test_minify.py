@@ -37,13 +37,21 @@ def tanh(x):
     print("printed by a kernel")
     return torch.tanh(x) * 1.01
 
+calls = []
+
+def asinh(x):
+    calls.append(x)
+    if len(calls) == 1:
+        raise ZeroDivisionError("at first")
+    return torch.asinh(x)
+
 @hookimpl
 def backend():
     return vendor_sdk.Backend(name="badchip", version="1", dtypes=frozenset({torch.float32}))
 
 @hookimpl
 def kernels():
-    return {"sigmoid": sigmoid, "sinh": sinh, "tanh": tanh}
+    return {"sigmoid": sigmoid, "sinh": sinh, "tanh": tanh, "asinh": asinh}
 """
 
 
@@ -176,6 +184,16 @@ def test_crashes_hangs_and_wrong_numbers_in_one_worker_after_the_other(tmp_path:
         assert pool.run(programs["cos"], 0) is None
         pool.seconds = 1
         assert pool.run(programs["sinh"], 0) == Failure("timeout")
+
+
+def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
+    plugin = tmp_path / "badchip.py"
+    plugin.write_text(PLUGIN)
+    paths = [written(traced(getattr(torch, prim), torch.ones(3)), tmp_path / prim) for prim in ("cos", "asinh")]
+    with Pool([str(plugin)], 60) as pool:
+        with pytest.raises(OptionError, match=r"1 of 2 compiled graphs could not be checked(.|\n)*ZeroDivisionError: at first"):
+            minify.find(paths, pool, (0,))
+        assert list(pool.unchecked) == [paths[1]]
 
 
 def test_minify_on_the_command_line(tmp_path: Path) -> None:

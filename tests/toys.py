@@ -165,13 +165,18 @@ def register_toys() -> None:
             vendor_sdk.register(plugin())
 
 
-def offer_toyloops(folder: Path) -> Path:
-    """Makes ``folder`` one that, on ``PYTHONPATH``, offers ``toyloops`` to another process as an installed package would."""
-    info = folder / "toyloops-1.dist-info"
+def offer(name: str, plugin: str, folder: Path) -> Path:
+    """Makes ``folder`` one that, on ``PYTHONPATH``, offers a backend to another process as an installed package would.
+
+    Args:
+        name: of the backend.
+        plugin: its module.
+    """
+    info = folder / f"{name}-1.dist-info"
     info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toyloops\nVersion: 1\n")
-    groups = {discovery.GROUP: "tests.toyloops", discovery.DYNAMO_GROUP: "vendor_sdk.dynamo:toyloops"}
-    lines = [f"[{group}]\ntoyloops = {target}\n" for group, target in groups.items()]
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+    groups = {discovery.GROUP: plugin, discovery.DYNAMO_GROUP: f"vendor_sdk.dynamo:{name}"}
+    lines = [f"[{group}]\n{name} = {target}\n" for group, target in groups.items()]
     (info / "entry_points.txt").write_text("".join(lines))
     return folder
 

@@ -189,6 +189,7 @@ def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
         resources=resources,
         elsewhere=None if session.target is None else functools.partial(_elsewhere, session),
         examined=watch.examined,
+        unchecked=watch.unchecked,
         tell=watch.tell,
     )
     for sink in list(_sinks):

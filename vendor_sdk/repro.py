@@ -105,6 +105,23 @@ def rebuild(
 
 
 @dataclass(frozen=True)
+class Ran:
+    """What a call of a program was, in which nothing was found wrong.
+
+    Attributes:
+        graph: as rebuilt.
+        found: what the call returned and wrote.
+        expected: what torch makes of the same inputs.
+        unchecked: what the check stopped at, so that nothing is known of the stages; "" where it did not.
+    """
+
+    graph: PrimGraph
+    found: list[Any]
+    expected: list[Any]
+    unchecked: str
+
+
+@dataclass(frozen=True)
 class Program:
     """What a ``repro.py`` says: the arguments of ``main``."""
 
@@ -141,13 +158,10 @@ class Program:
         given, promised = self.inputs(**self.sizes), self.outputs(**self.sizes)
         return replace(self, inputs=lambda: given, outputs=lambda: promised, sizes={})
 
-    def run(self, seed: int = 0, backend: str | None = None) -> tuple[PrimGraph, list[Any], list[Any]]:
+    def run(self, seed: int = 0, backend: str | None = None) -> Ran:
         """Compiles the graph and calls it once with every stage checked; inputs without values of their own are random.
 
         A graph of one prim that the backend runs is held to the bound of the prim's row, too.
-
-        Returns:
-            the graph; what the call returned and wrote; what torch makes of the same inputs.
 
         Raises:
             WrongResultError: a stage changed the numbers; and whatever else the compiler or the backend raises.
@@ -165,7 +179,7 @@ class Program:
         on_host = all(each.placement.kind is Kind.HOST for each in compiled.placements)
         if not on_host and (wrong := beyond_bound(reference, values, found, compiled.backend)) is not None:
             raise wrong
-        return reference, found, expected
+        return Ran(reference, found, expected, compiled.unchecked())
 
 
 def read(path: Path) -> Program:
@@ -191,7 +205,8 @@ _readers: list[list[Program]] = []
 def main(module: torch.nn.Module, inputs: Described, outputs: Described, **rest: Any) -> None:
     """Compiles the graph, runs it once with every stage checked, and compares its outputs with torch.
 
-    Exits with status 1 where numbers differ, or the backend fails, having printed where.
+    Exits with status 1 where numbers differ, or the backend fails, having printed where; and where the check stopped, having
+    printed at what.
 
     Args:
         module, inputs, outputs, rest: see ``Program``.
@@ -208,13 +223,16 @@ def main(module: torch.nn.Module, inputs: Described, outputs: Described, **rest:
     try:
         for plugin in given.plugin:
             script.load_plugin(plugin)
-        reference, found, expected = program.run(given.seed, given.backend)
+        ran = program.run(given.seed, given.backend)
     except VendorSDKError as error:
         print(f"{type(error).__name__}: {error}")
         sys.exit(1)
-    for index, (one, wanted) in enumerate(zip(found, expected, strict=True)):
+    for index, (one, wanted) in enumerate(zip(ran.found, ran.expected, strict=True)):
         if isinstance(one, torch.Tensor):
             print(f"output {index}: {one.dtype} {tuple(one.shape)}, largest difference from torch {largest(one, wanted):.3g}")
-    if random_nodes(reference):
+    if random_nodes(ran.graph):
         print("the graph draws random numbers, of which torch draws others: only the stages are compared")
+    if ran.unchecked:
+        print(f"the stages were not checked: the check stopped at {ran.unchecked}")
+        sys.exit(1)
     print("all stages agree")

@@ -97,3 +97,7 @@ class Watch:
     def examined(self, run: Run) -> Run:
         """``run``, with its first call checked where that was asked for."""
         return run if self.checked is None else self.checked.first_call(run, self.tell)
+
+    def unchecked(self) -> str:
+        """What the check of the first call stopped at; "" where it did not."""
+        return "" if self.checked is None else self.checked.stopped

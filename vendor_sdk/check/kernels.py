@@ -328,9 +328,6 @@ class _Kernels:
             alone = Compiled(
                 inner, (), {}, {member: each}, {member: EmittedCall(launch, each.kernel, each.inputs)}, {}, self.runtime, None
             )
-            for n in (*each.inputs, member):
-                if node.meta.get("on_device"):
-                    n.meta["on_device"] = True
             if _Kernels(alone, eager.values, self.draws)._emitted(member) is not None:
                 wrong[f"{prim_name(member)} (node {member.name})"] = None
         if wrong:

@@ -34,11 +34,13 @@ class Checked:
         backend: name.
         stages: a copy of the graph after each stage that changes graphs, by the stage's name, in order.
         compiled: the kernels of the last of them.
+        stopped: what the check of the first call stopped at, before all was compared; "" where it did not.
     """
 
     backend: str
     stages: list[tuple[str, PrimGraph]] = field(default_factory=list)
     compiled: Compiled | None = None
+    stopped: str = ""
 
     def first_call(self, run: Run, tell: Callable[[Exception], None]) -> Run:
         """``run``, whose first call checks every stage with the call's own inputs.
@@ -93,7 +95,8 @@ class _Check:
         except WrongResultError:
             raise
         except Exception as error:
-            _log.warning("%s: the check of a graph stopped: %s: %s", self.checked.backend, type(error).__name__, error)
+            self.checked.stopped = f"{type(error).__name__}: {error}"
+            _log.warning("%s: the check of a graph stopped: %s", self.checked.backend, self.checked.stopped)
             return False
         return True
 
@@ -185,7 +188,9 @@ class _Check:
 
     def _kernel_error(self, wrong: Wrong) -> WrongResultError:
         node = wrong.node
-        prims = [prim_name(n) for n in members(node)]
+        partition = getattr(node.target, "graph", None) if wrong.stage == "partition" else None
+        inside = members(node) if partition is None else partition.calls()
+        prims = [prim_name(n) for n in inside]
         return self._error(
             wrong.stage,
             node,

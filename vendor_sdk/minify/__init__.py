@@ -136,10 +136,18 @@ def first(programs: Sequence[Path], pool: Pool, seeds: Sequence[int]) -> tuple[P
 
 
 def find(programs: Sequence[Path], pool: Pool, seeds: Sequence[int] = (0, 1, 2)) -> tuple[Path, int, Failure]:
-    """The first program that fails, with the seed and its failure. Raises ``OptionError`` when none does."""
+    """The first program that fails, with the seed and its failure. Raises ``OptionError`` when none does, or none that could be
+    checked."""
     found = first(programs, pool, seeds)
     if found is not None:
         return found
+    unchecked = [pool.unchecked[path] for path in programs if path in pool.unchecked]
+    if unchecked:
+        raise OptionError(
+            f"{len(unchecked)} of {len(programs)} compiled graphs could not be checked, and no other fails",
+            why=f"the check stopped at {unchecked[0]}",
+            fix="Run the repro.py of a dump (VENDOR_SDK_DEBUG=dir): it says how far its results are from torch.",
+        )
     raise OptionError(
         f"none of {len(programs)} compiled graphs fails with random inputs",
         why="a graph is run on random inputs of the same shapes; the program's own values may be what matters",

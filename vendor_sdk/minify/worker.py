@@ -1,7 +1,7 @@
 """Runs programs in a process that a vendor's code may kill or hang, and says how each ended.
 
 here -> worker    {"path", "seed"}
-worker -> here    {"ready"} once; then {} | {"kind", "stage"} | {"refused"} for each program
+worker -> here    {"ready"} once; then {} | {"kind", "stage"} | {"unchecked"} | {"refused"} for each program
 """
 
 from __future__ import annotations
@@ -48,12 +48,16 @@ class Pool:
         plugins: modules or files of plugins that are not installed, as ``vendor-sdk conformance --plugin`` takes them.
         seconds: for one program.
         log: where workers print.
+
+    Attributes:
+        unchecked: what the check of a program stopped at, where one did: that it did not fail says nothing then.
     """
 
     def __init__(self, plugins: Sequence[str], seconds: float, log: IO[Any] | int = subprocess.DEVNULL) -> None:
         self.plugins, self.seconds, self.log = plugins, seconds, log
         self.worker: subprocess.Popen[str] | None = None
         self.spare: subprocess.Popen[str] | None = None
+        self.unchecked: dict[Path, str] = {}
 
     def __enter__(self) -> Pool:
         return self
@@ -64,7 +68,7 @@ class Pool:
                 _end(child)
 
     def run(self, path: Path, seed: int) -> Failure | None:
-        """How the program fails; None when it does not."""
+        """How the program fails; None when it does not, as far as it was checked (``unchecked``)."""
         worker = self._ready()
         assert worker.stdin is not None
         worker.stdin.write(json.dumps({"path": str(path), "seed": seed}) + "\n")
@@ -80,6 +84,9 @@ class Pool:
             return Failure(f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}")
         if "refused" in answer:
             raise OptionError(answer["refused"], fix="Name a plugin that is not installed with --plugin FILE.")
+        if "unchecked" in answer:
+            self.unchecked[path] = answer["unchecked"]
+            return None
         return Failure(**answer) if answer else None
 
     def _ready(self) -> subprocess.Popen[str]:
@@ -144,7 +151,8 @@ def _main(plugins: Sequence[str]) -> None:
     for line in sys.stdin:
         task, answer = json.loads(line), {}
         try:
-            repro.read(Path(task["path"])).run(task["seed"])
+            stopped = repro.read(Path(task["path"])).run(task["seed"]).unchecked
+            answer = {"unchecked": stopped} if stopped else {}
         except WrongResultError as error:
             answer = {"kind": type(error).__name__, "stage": error.stage}
         except (BackendNotFoundError, BackendNameCollisionError, PluginLoadError) as error:

@@ -70,6 +70,7 @@ class CompiledGraph:
         elsewhere: the error that a call raises, since the graph was compiled for a device that this machine may lack; None: it
             can be called.
         examined: what debugging makes of the function that runs the graph.
+        unchecked: what the check of the first call stopped at; "" where it did not, or where nobody asked for one.
         tell: what debugging adds to errors.
     """
 
@@ -87,6 +88,7 @@ class CompiledGraph:
     resources: Mapping[fx.Node, Mapping[str, int]] = field(default_factory=dict)
     elsewhere: Callable[[], VendorSDKError] | None = None
     examined: Callable[[Run], Run] = lambda run: run
+    unchecked: Callable[[], str] = str
     tell: Callable[[Exception], None] = lambda error: None
     _run: Run = field(init=False)
     _wrappers: list[WrapperCode] = field(init=False)

@@ -95,7 +95,7 @@ def _replace(
         else:
             with inner.inserting_before(next((n for n in inner.nodes if n.op != "placeholder"), None)):
                 copies[node] = inner.placeholder(node.name)
-            copies[node].meta = {"val": node.meta["val"]}
+            copies[node].meta = {"val": node.meta["val"], **_lies(node)}
             operands[copies[node].name] = stored.get(node, node)
         return copies[node]
 
@@ -123,6 +123,7 @@ def _replace(
             "val": vals[0] if len(vals) == 1 else vals,
             "placement": Placement(Kind.NATIVE, Route.EMITTER),
             "stack_trace": members[-1].meta.get("stack_trace"),
+            **_lies(results[0]),
         }
         for number, value in enumerate(results):
             item = call
@@ -132,6 +133,11 @@ def _replace(
             stored[value] = item
             value.replace_all_uses_with(item, delete_user_cb=lambda user: user not in inside)
     return call
+
+
+def _lies(node: fx.Node) -> dict[str, bool]:
+    """On which side of the transfers a value lies, in a graph that has any: what takes its place lies there too."""
+    return {"on_device": node.meta["on_device"]} if "on_device" in node.meta else {}
 
 
 def _values(node: fx.Node) -> list[fx.Node]:
