@@ -40,12 +40,22 @@ def monotone(function: Callable[..., Tensor], inexact: bool = True) -> Rule:
         if not dtype.is_floating_point:
             whole = [_promoted(v if isinstance(v, Span) else exactly(torch.tensor(v)), dtype) for v in args]
             ends = [function(*each) for each in itertools.product(*((one.low, one.high) for one in whole))]
-            return Span(least(ends), most(ends), _any(whole).expand(ends[0].shape), dtype)
+            free = _any(whole)
+            for one in whole:
+                free = free | _without_opposite(one)
+            return Span(least(ends), most(ends), free.expand(ends[0].shape), dtype)
         operands = [_floating(value, dtype) for value in args]
         corners = [function(*ends) for ends in itertools.product(*((each.low, each.high) for each in operands))]
         return _hull(corners, _any(operands), dtype, inexact)
 
     return rule
+
+
+def _without_opposite(span: Span) -> Tensor:
+    """Intervals of int64 from its least value on, which is its own opposite."""
+    if span.dtype != torch.int64:
+        return torch.zeros_like(span.free)
+    return (span.low == torch.iinfo(torch.int64).min) & (span.low != span.high)
 
 
 def _floating(value: Any, dtype: torch.dtype) -> Span:
@@ -158,7 +168,7 @@ def _absolute(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: 
     (a,) = args
     ends = a.low.abs(), a.high.abs()
     straddles = (a.low < 0) & (a.high > 0)
-    return Span(least(ends).masked_fill(straddles, 0), most(ends), a.free, dtype)
+    return Span(least(ends).masked_fill(straddles, 0), most(ends), a.free | _without_opposite(a), dtype)
 
 
 @_rule("cosh")
@@ -316,8 +326,11 @@ def _indexed(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: t
 def _summed(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Span:
     rest, named = args[1:], {key: value for key, value in kwargs.items() if key != "dtype"}
     if not dtype.is_floating_point:
-        ends = [row.target(args[0].low, *rest, **named), row.target(args[0].high, *rest, **named)]
-        return Span(ends[0], ends[1], _spread(row, args[0].free, rest, named), dtype)
+        ends = [row.target(end.to(torch.int64), *rest, **named) for end in (args[0].low, args[0].high)]
+        # Of open elements the ends say nothing; sums of known ones wrap alike, as those of an interval need not.
+        beyond = [row.target(end.double(), *rest, **named).abs() > 2.0**62 for end in (args[0].low, args[0].high)]
+        far = (beyond[0] | beyond[1]) & _spread(row, ~args[0].fixed, rest, named)
+        return Span(ends[0], ends[1], _spread(row, args[0].free, rest, named) | far, dtype)
     a = _floating(args[0], dtype)
     low, high = (row.target(end, *rest, **named) for end in (a.low, a.high))
     return Span(low, high, _spread(row, a.free, rest, named) | (low.isnan() != high.isnan()), dtype)

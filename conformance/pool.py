@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conformance.cases import TIMED, Case
-from conformance.resident import allowance, first_to_go, resident
+from conformance.resident import Allowance, allowance, first_to_go, gibibytes, resident
 from conformance.worker import Settings
 
 START_SECONDS = 300.0
@@ -128,6 +128,8 @@ class _Worker:
     served: int = 0
     held: int = 0
     """Bytes of memory when it was ready."""
+    before: int = 0
+    """And when it turned to the case that it is at."""
 
 
 @dataclass
@@ -141,7 +143,8 @@ class Pool:
         logs: folder for the workers' output.
         only: index of the single sample of every case to run, ``None`` for all.
         progress: called with each result as it arrives, in the order of completion. The pool keeps none.
-        memory: bytes of memory that a worker may hold; ``None`` for ``resident.allowance``, where that is known.
+        memory: what a case may take beyond what its worker held before; ``None`` for ``resident.allowance``, where that is
+            known.
         undisturbed: for timing. One worker has all processors, without the checked heap, and memory that is freed is kept, so
             that page faults are not what is timed.
     """
@@ -153,7 +156,7 @@ class Pool:
     only: int | None = None
     progress: Callable[[Result], None] = lambda result: None
     undisturbed: bool = False
-    memory: int | None = None
+    memory: Allowance | None = None
     _cases: deque[Case] = field(default_factory=deque)
     """Not begun yet."""
     _queue: deque[_Job] = field(default_factory=deque)
@@ -263,7 +266,9 @@ class Pool:
             environment["OMP_NUM_THREADS"] = str(max(2, _processors() // self.workers))
         environment.setdefault("OMP_WAIT_POLICY", "passive")
         environment.update(WARM_HEAP if self.undisturbed else CHECKED_HEAP)
-        settings = json.dumps(dataclasses.asdict(dataclasses.replace(self.settings, memory=self.memory)))
+        settings = json.dumps(
+            dataclasses.asdict(dataclasses.replace(self.settings, memory=self.memory.bytes if self.memory else None))
+        )
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "conformance.worker", str(theirs.fileno()), settings],
@@ -338,11 +343,13 @@ class Pool:
         match message["event"]:
             case "ready":
                 worker.ready, worker.held = True, resident(worker.process.pid)
+                worker.before = worker.held
                 self._description = message["description"]
             case "refused":
                 self._refuse(message["error"])
             case "at":
                 self._turn_to(worker, next(job for job in worker.jobs if job.case.id == message["case"]), message["log"])
+                worker.before = message["held"]
             case "sample":
                 worker.sample = message["index"]
             case "done":
@@ -360,7 +367,7 @@ class Pool:
 
     def _full(self, worker: _Worker) -> bool:
         """Whether it keeps so much memory after its cases that what they left might be taken for what the next one takes."""
-        return self.memory is not None and 2 * (resident(worker.process.pid) - worker.held) > self.memory
+        return self.memory is not None and 2 * (resident(worker.process.pid) - worker.held) > self.memory.bytes
 
     def _refuse(self, why: str) -> NoReturn:
         self.close()
@@ -379,11 +386,13 @@ class Pool:
         self.progress(Result(job.case, outcome, _read(worker.log, job.printed)))
 
     def _too_much(self, worker: _Worker) -> str | None:
-        """How a worker ends that holds more memory than it may."""
-        held = resident(worker.process.pid) if self.memory is not None else 0
-        if self.memory is None or held <= self.memory:
+        """How a worker ends whose case takes more memory than it may."""
+        taken = resident(worker.process.pid) - worker.before if self.memory is not None else 0
+        if self.memory is None or taken <= self.memory.bytes:
             return None
-        return f"took {held / 2**30:.1f} GiB ({self.memory / 2**30:.1f} GiB is what one of {self.workers} may) and was ended"
+        before = f" beside {gibibytes(worker.before)} that it held before" if worker.before else ""
+        allowed = f"a case may take {gibibytes(self.memory.bytes)}, {self.memory.why}"
+        return f"took {gibibytes(taken)}{before} and was ended ({allowed})"
 
     def _died(self, worker: _Worker, why: str = "") -> None:
         """It has ended, or is ended now, for the reason given."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from pathlib import Path
 
 LEAST = 4 << 30
-"""Bytes that any worker may hold."""
+"""Bytes that a case in any worker may take."""
 SHARE = 2
-"""Of the memory that is available when a run begins, all workers together may hold one part in so many; the rest is for the
-compilers that they start and for whatever else the machine does."""
+"""Of the memory that is available before workers start, the cases of all of them together may take one part in so many; the
+rest is for what workers keep, for the compilers that they start, and for whatever else the machine does."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -20,10 +21,33 @@ def resident(process: int) -> int:
     return (_bytes(status, "RssAnon") or 0) + (_bytes(status, "RssShmem") or 0)
 
 
-def allowance(workers: int) -> int | None:
-    """Bytes that each of so many workers may hold; ``None`` where the system does not say what is available."""
+@dataclass(frozen=True)
+class Allowance:
+    """How much memory a case in each of several workers may take.
+
+    Attributes:
+        bytes: of memory, beyond what the worker held before the case.
+        why: how that came about, in words.
+    """
+
+    bytes: int
+    why: str
+
+
+def allowance(workers: int) -> Allowance | None:
+    """What a case in each of so many workers may take; ``None`` where the system does not say what is available."""
     free = available()
-    return None if free is None else max(LEAST, free // SHARE // workers)
+    if free is None:
+        return None
+    share = free // SHARE // workers
+    found = f"{gibibytes(free)} that were available when the suite's workers started"
+    if share < LEAST:
+        return Allowance(LEAST, f"the least that any may, more than 1/{SHARE * workers} of the {found}")
+    return Allowance(share, f"1/{SHARE * workers} of the {found}")
+
+
+def gibibytes(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"
 
 
 def available() -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from conformance.intervals import RULES
-from conformance.spans import Span, exactly, inside, least, less, more, most, nearest, own, replaced
+from conformance.spans import Span, exactly, inside, least, less, more, most, nearest, own, replaced, wrapped
 from vendor_sdk import Accumulated, Exact, Expected, Prim, Sample, Ulp, allowances
 
 Tensor = torch.Tensor
@@ -41,7 +41,7 @@ def extended(
     if whole and all(bool(span.fixed.all()) for span in spans):
         return _computed(row, args, kwargs, dtypes)
     made = RULES[row.name](row, args, kwargs, dtypes[0])
-    results = list(made) if isinstance(made, tuple) else [made]
+    results = [wrapped(span) for span in (made if isinstance(made, tuple) else (made,))]
     allowed = [_allowed(row, args, kwargs, span) if row.name not in MOVING else span for span in results]
     return [flushed(span, flushing) for span in allowed]
 

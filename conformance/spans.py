@@ -58,6 +58,15 @@ def wider(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor if dtype == torch.bool else tensor.to(torch.int64)
 
 
+def wrapped(span: Span) -> Span:
+    """A span of integers that were computed in int64, as memory of its dtype holds them: without the bits that do not fit.
+    Intervals that reach over an end of the dtype's range come apart there, and are open."""
+    if span.dtype.is_floating_point or span.dtype in (torch.bool, torch.int64):
+        return span
+    low, high = (end.to(span.dtype).to(torch.int64) for end in (span.low, span.high))
+    return Span(low, high, span.free | (low > high) | (high - low != span.high - span.low), span.dtype)
+
+
 def errors(span: Span, found: Tensor) -> Tensor:
     """How far results lie outside: 0 in the interval or where it is free, infinite where NaN or a wrong class stands against a
     number; elsewhere the distance in units of the interval's width, but at least of one unit in the last place."""
@@ -105,9 +114,7 @@ def converted(span: Span, dtype: torch.dtype) -> Span:
         if dtype == torch.bool:
             zero = (span.low <= 0) & (span.high >= 0) if span.dtype != torch.bool else ~span.low
             return Span(~zero, (span.low != 0) | (span.high != 0), span.free, dtype)
-        ends = [end.to(torch.int64).to(dtype).to(torch.int64) for end in (span.low, span.high)]
-        wraps = (ends[0] != span.low.to(torch.int64)) | (ends[1] != span.high.to(torch.int64))
-        return Span(ends[0], ends[1], span.free | (wraps & ~span.fixed), dtype)
+        return wrapped(Span(span.low.to(torch.int64), span.high.to(torch.int64), span.free, dtype))
     if dtype == torch.bool:
         zero = (span.low <= 0) & (span.high >= 0)  # NaN is true
         return Span(~zero, (span.low != 0) | (span.high != 0), span.free, dtype)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,7 +28,8 @@ Memory = Callable[[], int]
 
 
 class HostOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records which of torch's operators ran on elements in host memory while the mode was on.
+    """Records which of torch's operators ran on elements in host memory while the mode was on, but for those that the SDK calls
+    to bring values to a device's memory and back.
 
     Attributes:
         seen: names of operators without overload (``"aten::add"``).
@@ -42,8 +45,17 @@ class HostOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         found = result if isinstance(result, list | tuple) else (result,)
         if any(isinstance(item, torch.Tensor) and item.device.type == "cpu" and item.numel() for item in found):
-            self.seen.add(func._schema.name)
+            caller = _caller(sys._getframe(1))
+            if caller is None or not vendor_sdk.of_transfer(caller):
+                self.seen.add(func._schema.name)
         return result
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame that is not torch's own."""
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "torch":
+        frame = frame.f_back
+    return frame
 
 
 class _MallocInfo(ctypes.Structure):

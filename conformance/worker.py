@@ -9,12 +9,12 @@ whatever a vendor's code prints goes to the log and cannot be taken for an answe
     pool -> worker   {"do": "case", "kind", "prim", "dtype", "only", "apart"}
     pool -> worker   {"do": "numerics"}
     worker -> pool   {"event": "ready", "description": {...}} | {"event": "refused", "error": "..."}       once, at start
-                     {"event": "at", "case": "exp[float16]", "log": 4711}                          before it begins, and goes on
+                     {"event": "at", "case": "exp[float16]", "log": 4711, "held": 9}               before it begins, and goes on
                      {"event": "sample", "index": 3}                                                       before a lone sample
                      {"event": "done", "log": 5711, "outcome": {...}}                               of the case that it was at
                      {"event": "numerics", "found": [{...}]}
 
-``log`` is how much the worker has printed.
+``log`` is how much the worker has printed, ``held`` how many bytes of memory it holds.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from conformance.resident import resident
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -43,7 +45,7 @@ class Settings:
         effort: one of ``cases.EFFORTS``.
         seed: of the run.
         options: ``KEY=VALUE``, of the backend.
-        memory: bytes that a worker may hold (``resident.allowance``); the pool says it to those that it starts.
+        memory: bytes that a case may take (``resident.allowance``); the pool says it to those that it starts.
     """
 
     backend: str
@@ -96,7 +98,7 @@ def _serve(connection: Connection, settings: Settings) -> None:
     send({"event": "ready", "description": dataclasses.asdict(description)})
 
     def at(case: Case) -> None:
-        send({"event": "at", "case": case.id, "log": _printed()})
+        send({"event": "at", "case": case.id, "log": _printed(), "held": resident(os.getpid())})
 
     def announce(index: int) -> None:
         send({"event": "sample", "index": index})

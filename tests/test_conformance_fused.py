@@ -16,6 +16,7 @@ import vendor_sdk
 from conformance import fused, graphs, spans
 from conformance.fused import Tally, by_seed
 from conformance.program import Program
+from conformance.slack import extended
 from conformance.subject import Compiled, Description, Subject
 from vendor_sdk import OPSET, Effort, Sample, reference, violations
 
@@ -358,3 +359,76 @@ def test_spans_of_whole_numbers_and_bools_stay_such(dtype: torch.dtype) -> None:
     for span, found in zip(fused.spans_of(module, inputs), program(*inputs), strict=True):
         assert span.low.dtype == span.high.dtype == dtype
         assert bool((span.free | ((span.low <= found) & (found <= span.high))).all())
+
+
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+BINARY: tuple[Callable[..., Tensor], ...] = (
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.maximum.default, aten.minimum.default),
+    *(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor),
+)
+STEPS: tuple[Callable[..., Tensor], ...] = (
+    *(aten.neg.default, aten.abs.default, aten.relu.default, aten.sign.default, aten.bitwise_not.default),
+    *(aten.cumsum.default, aten._to_copy.default),
+    *BINARY,
+)
+
+
+@pytest.mark.parametrize("dtype", WHOLE, ids=str)
+def test_spans_of_whole_numbers_hold_what_wraps(dtype: torch.dtype) -> None:
+    """Random chains, from intervals of which the value that is computed with is one. By definition."""
+    bounded = 0
+    for seed in range(150):
+        generator = torch.Generator().manual_seed(seed)
+        value = _whole(dtype, generator)
+        span = _around(value, int(torch.randint(3, (), generator=generator)), generator)
+        for pick in torch.randint(len(STEPS), (5,), generator=generator).tolist():
+            target, row = STEPS[pick], _row(STEPS[pick])
+            rest: list[Any] = []
+            kwargs: dict[str, Any] = {}
+            if target is aten._to_copy.default:
+                kwargs["dtype"] = WHOLE[int(torch.randint(len(WHOLE), (), generator=generator))]
+            elif target is aten.cumsum.default:
+                rest, kwargs = [0], {"dtype": value.dtype}
+            elif target in BINARY:
+                rest = [_whole(value.dtype, generator)]
+            given = [spans.exactly(each) if isinstance(each, Tensor) else each for each in rest]
+            value = target(value, *rest, **kwargs)
+            (span,) = extended(row, [span, *given], kwargs, [value.dtype])
+            assert span.low.dtype == torch.int64
+            assert not spans.errors(span, value).any(), (seed, str(target), value, span)
+            bounded += int((~span.free & (span.low < span.high)).sum())
+    assert bounded > 200, "and some are intervals yet"
+
+
+def test_the_opposite_of_a_byte_is_one() -> None:
+    x = torch.tensor([0, 1, 255], dtype=torch.uint8)
+    ratio = torch.tensor([0.0, 1.0, 1.0])
+
+    def program(x: Tensor, ratio: Tensor) -> tuple[Tensor]:
+        unsure = aten._to_copy.default(ratio / ratio < ratio / ratio, dtype=torch.uint8)  # open where the ratio is NaN
+        return (aten.neg.default(torch.maximum(x, unsure)),)
+
+    (span,) = fused.spans_of(make_fx(program, tracing_mode="fake")(x, ratio), (x, ratio))
+    assert not spans.errors(span, program(x, ratio)[0]).any()
+    assert spans.errors(span, program(x, ratio)[0] - 1)[2] > 0
+
+
+def _row(target: Callable[..., Tensor]) -> vendor_sdk.Prim:
+    return next(row for row in OPSET.values() if row.target is target)
+
+
+def _whole(dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Numbers near zero and near the ends of the range."""
+    info = torch.iinfo(dtype)
+    near = torch.randint(-3, 4, (8,), generator=generator)
+    ends = torch.tensor([0, info.min, info.max])[torch.randint(3, (8,), generator=generator)]
+    return (ends + near).to(dtype)
+
+
+def _around(value: Tensor, width: int, generator: torch.Generator) -> spans.Span:
+    """Intervals that have ``value`` in them, and are so wide at most on each side."""
+    info, wide = torch.iinfo(value.dtype), value.to(torch.int64)
+    low, high = (torch.randint(width + 1, wide.shape, generator=generator) for _ in range(2))
+    low = wide - torch.minimum(low, torch.where(wide < info.min + 4, wide - info.min, 4))
+    high = wide + torch.minimum(high, torch.where(wide > info.max - 4, info.max - wide, 4))
+    return spans.Span(low, high, torch.zeros(wide.shape, dtype=torch.bool), value.dtype)

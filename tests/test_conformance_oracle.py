@@ -24,6 +24,7 @@ from conformance.cases import Case
 from conformance.certify import certify
 from conformance.outcome import Outcome, finished
 from conformance.subject import BackendSubject
+from tests.toys import ToyMemory
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -659,7 +660,7 @@ PLANTED: list[tuple[type[Chip], str, str, str]] = [
 
 
 @contextlib.contextmanager
-def subject_of(chip: Chip) -> Iterator[BackendSubject]:
+def subject_of(chip: Chip | Apart) -> Iterator[BackendSubject]:
     vendor_sdk.register(chip)
     try:
         yield BackendSubject("planted")
@@ -667,7 +668,7 @@ def subject_of(chip: Chip) -> Iterator[BackendSubject]:
         vendor_sdk.unregister("planted")
 
 
-def outcome(chip: Chip, case: str) -> Outcome:
+def outcome(chip: Chip | Apart, case: str) -> Outcome:
     prim, _, dtype = case.removesuffix("]").partition("[")
     with subject_of(chip) as subject:
         case = Case(prim, dtype)
@@ -947,3 +948,42 @@ def test_generated_graphs_move_them_too(chip: type[Chip], kinds: set[str]) -> No
     with subject_of(chip()) as subject:
         found = fused.certify(subject, "float32", effort=vendor_sdk.Effort.QUICK, seed=1, device=torch.device("cpu"))
     assert {failure.kind for failure in found.failures} == kinds
+
+
+class Apart:
+    """A chip with memory of its own, which reads bytes as another dtype by itself."""
+
+    def __init__(self) -> None:
+        self.memory = ToyMemory()
+
+    @vendor_sdk.hookimpl
+    def backend(self) -> vendor_sdk.Backend:
+        legalize = vendor_sdk.Legalization(contiguous_inputs=True)
+        return vendor_sdk.Backend(name="planted", version="1", dtypes=frozenset(vendor_sdk.ALL), legalize=legalize)
+
+    @vendor_sdk.hookimpl
+    def device(self) -> vendor_sdk.Device:
+        return self.memory
+
+    @vendor_sdk.hookimpl
+    def kernels(self) -> Mapping[str, vendor_sdk.Kernel]:
+        return {"view.dtype": vendor_sdk.destination(self.seen_as)}
+
+    def seen_as(self, out: vendor_sdk.DeviceTensor, x: vendor_sdk.DeviceTensor, dtype: torch.dtype) -> None:
+        memory, begin = self.memory.buffers, x.offset * x.dtype.itemsize
+        memory[out.buffer][:] = memory[x.buffer][begin : begin + len(memory[out.buffer])]
+
+
+class ApartAndDisguised(Apart):
+    """Torch does it, in host memory."""
+
+    def seen_as(self, out: vendor_sdk.DeviceTensor, x: vendor_sdk.DeviceTensor, dtype: torch.dtype) -> None:
+        self.memory.array(out).copy_(self.memory.array(x).view(dtype))
+
+
+def test_transfers_are_no_disguise() -> None:
+    """To see a tensor's bytes, the SDK itself views it as another dtype."""
+    made = outcome(Apart(), "view.dtype[float32]")
+    assert (made.verdict, made.placement, made.failures) == ("pass", "native", [])
+    made = outcome(ApartAndDisguised(), "view.dtype[float32]")
+    assert {failure.kind for failure in made.failures} == {"disguised"}

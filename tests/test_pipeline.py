@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 import vendor_sdk
-from tests.toys import DTYPES, register_toys
+from tests.toys import DTYPES, KINDS, register_toys
 from vendor_sdk import (
     Backend,
     CaptureError,
@@ -525,6 +525,29 @@ def test_memory_that_runs_out_in_a_partition_is_said_by_the_names_of_its_prims(m
     (note,) = (note for note in caught.value.__notes__ if "raised by" in note)
     assert "the partition of sin and add" in note
     assert "partition_" not in note
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+@pytest.mark.parametrize("name", KINDS)
+def test_results_that_are_views_of_one_value_share_its_memory(name: str, dtype: torch.dtype) -> None:
+    """Also where it is copied from a device's memory: once, and the views are taken on the host."""
+    register_toys()
+    x = torch.arange(30).reshape(5, 6).to(dtype)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + x
+        return (*y.chunk(2, 1), y.t()[1], *x.add(1).max(1))
+
+    found, eager = torch.compile(f, backend=name)(x), f(x)
+    for one, expected in zip(found, eager, strict=True):
+        assert torch.equal(one, expected)
+        assert one.stride() == expected.stride()
+    storages = [one.untyped_storage().data_ptr() for one in found]
+    assert len(set(storages[:3])) == 1
+    assert len(set(storages)) == 3
+    found[0].zero_()
+    eager[0].zero_()
+    assert torch.equal(found[2], eager[2])
 
 
 @pytest.mark.parametrize("name", ["toy", "toychip", "toyloops"])

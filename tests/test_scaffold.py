@@ -120,6 +120,17 @@ def test_the_suite_certifies_new_packages(packages: Path, scaffold: Scaffold, tm
     assert "native" in {case["placement"] for case in cases}
 
 
+@pytest.mark.parametrize("scaffold", [each for each in ALL if each.memory == "own-memory"], ids=lambda each: each.name)
+def test_programs_on_memory_of_its_own_look_like_eager(packages: Path, scaffold: Scaffold, tmp_path: Path) -> None:
+    line = ["--backend", scaffold.name, "--plugin", f"{scaffold.name}.plugin", "--prims", "semantics/*", "--effort", "standard"]
+    done = subprocess.run(
+        [sys.executable, "-m", "conformance.cli", *line, "-n", "1", "--no-output"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(packages / scaffold.name), *sys.path])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_padding_needs_no_more_than_the_table_has(registered: Callable[..., Any]) -> None:
     """Alone, padding is made of copies; inside another kernel it would compare positions, for which the table has no rows."""
     scaffold = next(each for each in ALL if each.route == "emitter")

@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from vendor_sdk.run.blocks import warm_empty
     from vendor_sdk.run.exhausted import out_of_memory
     from vendor_sdk.run.kept import sealed
+    from vendor_sdk.run.memory import of_transfer
 
 __version__ = "0.1.0"
 """Of this distribution; contract and opset have versions of their own."""
@@ -147,6 +148,7 @@ _HOMES = {
     "vendor_sdk.run.blocks": "warm_empty",
     "vendor_sdk.run.exhausted": "out_of_memory",
     "vendor_sdk.run.kept": "sealed",
+    "vendor_sdk.run.memory": "of_transfer",
 }
 """Where each public name is defined."""
 
@@ -275,6 +277,7 @@ __all__ = [
     "load",
     "loop",
     "observe",
+    "of_transfer",
     "online",
     "out_of_memory",
     "outlined",

@@ -6,6 +6,7 @@ Only for devices with memory of their own. Views live where their source lives.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from typing import Any
 
 import torch
@@ -25,23 +26,28 @@ def insert_transfers(graph: PrimGraph, *, narrow_int64: bool) -> None:
     """
     moved: dict[tuple[fx.Node, bool], fx.Node] = {}
     returned = {value for value in graph.outputs if isinstance(value, fx.Node)}
+    shared = _shared(graph)
 
     def at(value: fx.Node, device: bool, user: fx.Node) -> fx.Node:
         if not tensors_of(value.meta.get("val")) or value.meta["on_device"] == device:
             return value
-        if user.op == "output" and _follows_source(value) and _above(value) & returned:
-            # Returned beside what it is a view of: the caller was promised one storage, so the view is taken on the host.
+        fake = value.meta["val"]
+        if user.op == "output" and _is_view(value) and (returned.intersection(_above(value)) or _storage(value) in shared):
+            # Returned beside others of its storage: the caller was promised one, so the view is taken on the host.
             if (value, device) not in moved:
-                (viewed,) = (n for n in value.all_input_nodes if n is value.args[0])
+                viewed = value.args[0]
+                assert isinstance(viewed, fx.Node)
                 source = at(viewed, device, user)
                 with graph.graph.inserting_before(user):
-                    moved[value, device] = graph.graph.node_copy(value, lambda n: source if n is viewed else n)
-                moved[value, device].meta["on_device"] = False
+                    taken = graph.graph.node_copy(value, lambda n: source if n is viewed else n)
+                if isinstance(fake, torch.Tensor):
+                    taken.meta["val"] = fake.to(value.meta.get("host_dtype", fake.dtype))
+                taken.meta["on_device"] = False
+                moved[value, device] = taken
             return moved[value, device]
         if (value, device) not in moved:
             with graph.graph.inserting_before(user):
                 node = graph.graph.call_function(to_device if device else to_host, (value,))
-            fake = value.meta["val"]
             host_dtype = value.meta.get("host_dtype", fake.dtype)
             if device and narrow_int64:
                 fake = _narrow(fake)
@@ -65,15 +71,42 @@ def insert_transfers(graph: PrimGraph, *, narrow_int64: bool) -> None:
     graph.module.recompile()
 
 
-def _above(node: fx.Node) -> set[fx.Node]:
-    """What ``node`` is a view of, directly and indirectly."""
-    found = set()
-    while node.op == "call_function" and _follows_source(node):
+def _shared(graph: PrimGraph) -> set[fx.Node]:
+    """Values whose storage several results share. Views that only the backward graph gets share nothing that anybody sees, and
+    cross alone, so that they stay resident."""
+    saved = set(graph.saved_outputs.values())
+    results = dict.fromkeys(
+        value for index, value in enumerate(graph.outputs) if isinstance(value, fx.Node) and index not in saved
+    )
+    counts = Counter(_storage(value) for value in results)
+    return {value for value, count in counts.items() if count > 1}
+
+
+def _storage(node: fx.Node) -> fx.Node:
+    """What ``node`` is a view of in the end; itself where it is none."""
+    return (_above(node) or [node])[-1]
+
+
+def _above(node: fx.Node) -> list[fx.Node]:
+    """What ``node`` is a view of, directly and indirectly, in this order."""
+    found = []
+    while _is_view(node):
         source = node.args[0]
         assert isinstance(source, fx.Node)
         node = source
-        found.add(node)
+        found.append(node)
     return found
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node reads the storage of its source: results of a kernel have one each, pieces of a view one together."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return _is_view(source)
+    return bool(node.meta["placement"].kind is Kind.VIEW)
 
 
 def _follows_source(node: fx.Node) -> bool:

@@ -19,12 +19,14 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
 
 from vendor_sdk.contract.device import Device, DeviceTensor, contiguous_strides
 from vendor_sdk.errors import DeviceError
+from vendor_sdk.run import hostbytes
 from vendor_sdk.run.buffers import Allocator, DeviceBuffer
 from vendor_sdk.run.hostbytes import convert, lend, require_host, with_strides
 from vendor_sdk.run.views import VIEWS, View, run_offsets, runs, span
@@ -32,6 +34,15 @@ from vendor_sdk.torch_private import tensor_version
 
 _RUN_BYTES = 4096
 """A stretch at least this long is worth a copy command of its own; shorter ones go to a kernel or cross as one span."""
+
+
+def of_transfer(frame: FrameType) -> bool:
+    """Whether what a Python frame calls of torch is the host's side of a transfer, to or from a device with memory of its own.
+
+    Bytes are seen as another dtype there, converted, laid out anew. For those who watch torch's operators, to see whether the
+    host computes what a device claims. The vendor's code that a transfer calls has frames of its own.
+    """
+    return frame.f_globals is globals() or frame.f_globals is vars(hostbytes)
 
 
 @dataclass
