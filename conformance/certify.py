@@ -131,7 +131,10 @@ def certify(
 
 def _refused(trial: _Trial, error: Exception) -> bool:
     """Whether a kernel raised where torch leaves the values open, as torch's own kernels do for some."""
-    raised = error.__cause__ is not None if isinstance(error, errors.KernelError) else isinstance(error, RuntimeError)
+    if isinstance(error, errors.KernelError):
+        raised = error.__cause__ is not None
+    else:
+        raised = isinstance(error, RuntimeError | IndexError)
     return trial.sample.undefined and raised
 
 

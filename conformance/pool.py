@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from conformance.cases import TIMED, Case
-from conformance.resident import Allowance, allowance, first_to_go, gibibytes, resident
+from conformance.resident import Allowance, allowance, available, first_to_go, gibibytes, resident
 from conformance.worker import Settings
 
 START_SECONDS = 300.0
@@ -39,6 +39,10 @@ CASES_PER_WORKER = 300
 AHEAD = 16
 """Cases that a worker has at a time at most: it begins them, so that compilers are busy in the background, while it runs the
 first. What a compiler is asked for meanwhile it can compile together."""
+
+STARTS = 3
+"""Workers in succession that may end while they load the backend before the run is given up: what the machine does besides (its
+memory runs out, for instance) may have ended one."""
 
 LOG_TAIL = 20_000
 """Bytes of a worker's output that are kept with a failed case."""
@@ -74,7 +78,8 @@ LOST_DEVICE = 70
 
 
 class StartError(RuntimeError):
-    """The subject could not be loaded, at the start or in a replaced worker: the run cannot go on."""
+    """The subject could not be loaded, at the start or in a replaced worker: it refused, or ``STARTS`` workers in succession
+    ended meanwhile. The run cannot go on."""
 
 
 @dataclass
@@ -165,6 +170,8 @@ class Pool:
     _started: int = 0
     _description: dict[str, Any] | None = None
     _refusal: StartError | None = None
+    _unloaded: int = 0
+    """Workers that ended while they loaded the backend, since one was last ready."""
 
     def __post_init__(self) -> None:
         if self.memory is None:
@@ -176,9 +183,9 @@ class Pool:
         Raises:
             StartError: the subject refuses to load, or takes its process down with it.
         """
-        if not self._alive:
-            self._start()
         while self._description is None:
+            if not self._alive:
+                self._start()
             self._step()
         return self._description
 
@@ -342,7 +349,7 @@ class Pool:
     def _received(self, worker: _Worker, message: dict[str, Any]) -> None:
         match message["event"]:
             case "ready":
-                worker.ready, worker.held = True, resident(worker.process.pid)
+                worker.ready, worker.held, self._unloaded = True, resident(worker.process.pid), 0
                 worker.before = worker.held
                 self._description = message["description"]
             case "refused":
@@ -373,6 +380,23 @@ class Pool:
         self.close()
         self._refusal = StartError(why)
         raise self._refusal
+
+    def _not_loaded(self, how: str, log: str) -> None:
+        """A worker ended before it was ready: another one tries, while not too many have done so in succession."""
+        self._unloaded += 1
+        if self._unloaded >= STARTS:
+            printed = f". It printed:\n{log}" if log.strip() else ", and printed nothing"
+            self._refuse(f"{how}{printed}\nSo did {STARTS - 1} others before it")
+
+    def _killed_by_others(self) -> str:
+        """What is known of a SIGKILL that this suite did not send."""
+        free = available()
+        said = f": {free / 2**30:.1f} GiB are free now" if free is not None else ""
+        limits = f"{START_SECONDS:g} s" + (f" and {self.memory / 2**30:.1f} GiB" if self.memory is not None else "")
+        return (
+            f" (by somebody else, for instance the system where memory runs out{said}; "
+            f"the suite's own limits, {limits}, were not reached)"
+        )
 
     def _finish(self, worker: _Worker, outcome: dict[str, Any], printed: int) -> None:
         job = worker.job
@@ -405,7 +429,9 @@ class Pool:
         if _CORRUPTION.search(log):
             how += ": the heap is corrupt, something was written outside of its memory"
         if not worker.ready:
-            self._refuse(f"the worker process {how} while it loaded the backend:\n{log}")
+            whose = "" if why or worker.process.returncode != -signal.SIGKILL else self._killed_by_others()
+            self._not_loaded(f"the worker process {how} while it loaded the backend{whose}", log)
+            return
         if job is not None and company:
             # Perhaps one of the others did it, in the background: where none of them does it alone, this one answers for it.
             self._leave(worker, printed)
@@ -442,7 +468,8 @@ class Pool:
         printed = worker.log.stat().st_size
         if not worker.ready:
             log = _read(worker.log, [(0, printed)])
-            self._refuse(f"the backend did not load within {START_SECONDS:g} s:\n{log}")
+            self._not_loaded(f"the worker process did not load the backend within {START_SECONDS:g} s and was ended", log)
+            return
         assert worker.job is not None
         self._again([job for job in worker.jobs if job is not worker.job], solo=False)
         worker.jobs = [worker.job]

@@ -147,8 +147,16 @@ def _certified(session: Session, cases: list[Case], request: Request, screen: Co
     made, status = concluded(session, request)
     console.summary(screen, made, str(session.folder) if session.folder else None)
     if lost is not None:
-        raise StartError(f"the backend does not load any more: {lost}")
+        raise StartError(f"the backend does not load any more: {lost}{_kept(session)}")
     return status
+
+
+def _kept(session: Session) -> str:
+    """What becomes of the results of a run that stopped."""
+    done = f"{len(session.journal)} of {len(session.order)} cases have a result"
+    if session.folder is None:
+        return f"\n{done}, which are kept nowhere: --output DIR keeps them"
+    return f"\n{done}, kept in {session.folder}: the same command with --resume runs the rest"
 
 
 def make_folder(path: Path) -> None:

@@ -684,6 +684,7 @@ def test_a_backend_that_loads_no_more_ends_the_run(tmp_path: Path) -> None:
     done = command(tmp_path, "conformance", "--backend", "buggy", "--plugin", "chip.py", *words)
     assert done.status == 4, done.text
     assert "the backend does not load any more: AssertionError: licence gone" in done.text
+    assert re.search(r"\d of \d cases have a result, kept in out: the same command with --resume runs the rest", done.text)
     assert done.report["run"]["interrupted"]
     assert not done.report["summary"]["claims_hold"]
 
@@ -693,6 +694,40 @@ def test_a_backend_that_refuses_to_load_is_a_start_error(tmp_path: Path) -> None
     with pytest.raises(StartError, match="nosuchchip"):
         pool.describe()
     pool.close()
+
+
+KILLED = """
+starts = __file__ + '.starts'
+with open(starts, 'a') as file:
+    file.write('.')
+if os.path.getsize(starts) in %s:
+    os.kill(os.getpid(), 9)
+"""
+"""Somebody ends the process while it loads the chip, at these of its starts."""
+
+
+def test_a_worker_that_is_killed_while_it_loads_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "chip.py").write_text(CHIP + KILLED % "(1, 3)")
+    words = ["--prims", "add,atan,sub", "--dtypes", "float32", "--effort", "quick", "-n", "1", "--output", "out"]
+    done = command(tmp_path, "conformance", "--backend", "buggy", "--plugin", "chip.py", *words)
+    assert "error: " not in done.text, done.text
+    assert len(done.report["cases"]) == 3
+    assert not done.report["run"]["interrupted"]
+
+
+def test_workers_that_are_always_killed_while_they_load_say_what_is_known(tmp_path: Path) -> None:
+    (tmp_path / "chip.py").write_text(CHIP + KILLED % "range(99)")
+    pool = Pool(Settings("buggy", (str(tmp_path / "chip.py"),)), 1, 10, tmp_path, memory=8 << 30)
+    with pytest.raises(StartError) as caught:
+        pool.describe()
+    text = str(caught.value)
+    assert text.startswith(
+        "the worker process was killed by SIGKILL while it loaded the backend (by somebody else, for instance"
+    )
+    assert (
+        "the suite's own limits, 300 s and 8.0 GiB, were not reached), and printed nothing\nSo did 2 others before it" in text
+    )
+    assert (tmp_path / "chip.py.starts").read_text() == "..."
 
 
 def test_ids_match_literally_and_by_star() -> None:

@@ -137,6 +137,21 @@ def test_pivots_that_name_no_row_are_refused() -> None:
         KERNELS["linalg_lu_solve"](torch.eye(2), torch.tensor([1, 3], dtype=torch.int32), torch.ones(2, 1))
 
 
+def test_an_index_out_of_range_is_an_index_error_in_compiled_programs() -> None:
+    def f(weight: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(at, weight) * 2 + weight.sort(0).values[:2]
+
+    weight, compiled = torch.randn(10, 3), torch.compile(f, backend="cpp_cpu")
+    for _ in range(2):
+        with torch.no_grad(), pytest.raises(IndexError, match="out of range") as caught:
+            compiled(weight, torch.tensor([1, 99]))
+        (note,) = caught.value.__notes__
+        assert "index" in note
+        assert "test_cpp_cpu.py" in note
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(weight, torch.tensor([1, 9])), f(weight, torch.tensor([1, 9])))
+
+
 def test_bags_check_indices_and_offsets() -> None:
     weight, entries = torch.randn(3, 2), torch.tensor([0, 2, 1])
     with pytest.raises(IndexError):

@@ -475,6 +475,26 @@ def test_division_by_integer_zero_is_an_error_that_names_the_prim(function: Call
         compiled(x, y)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, i: torch.nn.functional.embedding(i, x) * 2,
+        lambda x, i: x[i, i % 3],
+        lambda x, i: x.gather(0, i[:, None]),
+        lambda x, i: x.scatter(0, i[:, None], 2.0),
+        lambda x, i: x.index_put((i,), torch.ones(2, 3)),
+    ],
+)
+def test_an_index_out_of_range_is_an_index_error(function: Callable[..., torch.Tensor]) -> None:
+    x, at = torch.randn(10, 3), torch.tensor([1, 99])
+    with pytest.raises(IndexError, match="index out of range: ") as caught, torch.no_grad():
+        torch.compile(function, backend=NAME)(x, at)
+    (note,) = caught.value.__notes__
+    assert note.startswith("raised by the partition of ")
+    assert "test_onnxruntime.py" in note
+    torch.testing.assert_close(torch.compile(function, backend=NAME)(x, at % 10), function(x, at % 10))
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_the_smallest_integer_divided_by_minus_one_does_not_trap(dtype: torch.dtype) -> None:
     low = torch.iinfo(dtype).min

@@ -177,7 +177,7 @@ def test_the_filled_table_makes_150_prims_native(registered: Callable[..., Any],
 
     x, i = torch.randn(4, 6).clamp(-0.9, 0.9), torch.randint(-50, 50, (9,))
     torch.testing.assert_close(torch.compile(model, backend=scaffold.name)(x, i), model(x, i))
-    with pytest.raises(vendor_sdk.KernelError, match="out of range"):
+    with pytest.raises(IndexError, match="out of range"):
         torch.compile(lambda x, i: x[i], backend=scaffold.name)(x, torch.tensor([7]))
 
 

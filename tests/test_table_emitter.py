@@ -111,6 +111,21 @@ def test_a_kernel_that_raises_is_named_with_its_prims(monkeypatch: pytest.Monkey
     assert "--prims tanh,mul`" in str(caught.value)
 
 
+def test_an_index_out_of_range_is_the_programs_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cast(dict[str, str], OPS), "wrap_index", "range({1})[{0}]")
+    table = torch.randn(5, 3)
+
+    def rows(table: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(places, table) * 2
+
+    torch.testing.assert_close(ran(rows, table, torch.tensor([4, 0])), rows(table, torch.tensor([4, 0])))
+    with pytest.raises(IndexError, match="out of range") as caught:
+        ran(rows, table, torch.tensor([1, 5]))
+    (note,) = caught.value.__notes__
+    assert "which fuses index and mul, on (int64[2], float32[5, 3])" in note
+    assert "test_table_emitter.py" in note
+
+
 @pytest.mark.parametrize(
     ("function", "inputs"),
     [

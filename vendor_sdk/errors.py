@@ -88,7 +88,10 @@ class GraphError(VendorSDKError):
 
 
 class KernelError(VendorSDKError):
-    """A vendor's kernel raised, or returned the wrong number, shape, dtype or device."""
+    """A vendor's kernel raised, or returned the wrong number, shape, dtype or device.
+
+    ``IndexError``, and what says that memory ran out, stay what they are: those are of the program that made the call.
+    """
 
 
 class WrongResultError(VendorSDKError):

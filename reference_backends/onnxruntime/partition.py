@@ -27,6 +27,10 @@ from vendor_sdk import KernelError, out_of_memory, sealed, warm_empty
 
 OUT_OF_MEMORY = re.compile(r"Failed to allocate memory(?: for requested buffer of size (?P<bytes>\d+))?|bad.alloc")
 """What ONNX Runtime and the C++ library say of memory that ran out."""
+OUT_OF_RANGE = re.compile(
+    r"indices element out of data bounds, idx=.*|invalid (index|indice) found, .*|Out of range value in index tensor"
+)
+"""What operators of ONNX Runtime say of an index that names no element."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +236,8 @@ class _Calls:
             if (found := OUT_OF_MEMORY.search(str(error))) is not None:
                 wanted = f" of {found['bytes']} bytes" if found["bytes"] else ""
                 raise MemoryError(f"ONNX Runtime: an allocation{wanted} failed: {error}") from error
+            if (out := OUT_OF_RANGE.search(str(error))) is not None:
+                raise IndexError(f"index out of range: {out[0]}") from error
             raise KernelError("failed in ONNX Runtime", why=str(error)) from error
         if self._dynamic:
             given = iter(results)

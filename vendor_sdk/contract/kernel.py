@@ -53,6 +53,8 @@ class Kernel:
     Attributes:
         call: the kernel. It receives the prim's arguments in schema order, keyword-only ones by name, with tensors as
             ``torch.Tensor`` (``TorchDevice``) or ``DeviceTensor`` (own memory) and everything else as plain Python values.
+            ``IndexError`` is for indices that are out of range: it reaches the program that made the call as it is, with a note
+            on prim and place, and so does what says that memory ran out. All else that it raises becomes a ``KernelError``.
         destination: when True the SDK allocates the results, contiguous, and passes them first, one argument each; the kernel
             fills them and returns None. When False the kernel returns its results (a tuple for several).
         dtypes: what it is for: a node with a tensor of another dtype takes the backend's other routes. None: any.

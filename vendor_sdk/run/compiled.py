@@ -147,6 +147,7 @@ class CompiledGraph:
 
         Raises:
             KernelError: a vendor kernel raised, or returned something else than the prim's rule says.
+            IndexError: an index in ``inputs``, or computed of them, is out of range.
             MachineError: it was compiled for a device that is elsewhere.
         """
         return self._run(list(inputs))
@@ -193,8 +194,9 @@ class CompiledGraph:
         return nodes
 
     def _explain(self, error: Exception, node: fx.Node) -> None:
-        """Raises ``KernelError`` for a native node; adds a note to what the host or a transfer raised, and to what says that
-        memory ran out, which programs catch to try with less."""
+        """Raises ``KernelError`` for a native node; adds a note to what the host or a transfer raised, to what says that memory
+        ran out, which programs catch to try with less, and to ``IndexError``, by which kernels say that an index that they were
+        given is out of range."""
         if node.op != "call_function" or node.target in TRANSFERS or "placement" not in node.meta:
             return
         name = prim_name(node)
@@ -209,7 +211,8 @@ class CompiledGraph:
         if node.meta["placement"].kind is not Kind.NATIVE:
             error.add_note(f"raised on the host by {call}{_at(node)} (backend {self.backend})")
             return
-        if out_of_memory(error) or (isinstance(error, VendorSDKError) and not isinstance(error, KernelError)):
+        of_the_call = out_of_memory(error) or isinstance(error, IndexError)
+        if of_the_call or (isinstance(error, VendorSDKError) and not isinstance(error, KernelError)):
             error.add_note(f"raised by {fused} {on}{_at(node)} (backend {self.backend})")
             return
         if isinstance(error, KernelError):
