@@ -116,7 +116,7 @@ class Emitter(abc.ABC):
         them: tensors (``vendor_sdk.flat`` gives a tensor's memory as one dimension), or ``DeviceTensor`` where the chip has its
         own memory. ``param[index]`` is the element ``index`` places after the buffer's first (its ``offset``): strides are in
         the index already. Symbols are numbers, in the order of ``kernel.symbols``. It raises ``IndexError`` where
-        ``wrap_index`` found a value out of range: the program that made the call gets that error, with a note on prims and place.
+        ``wrap_index`` found a value out of range: the calling program gets that error, with prims and place in a note.
 
         Compilers may still be at work when it returns, while the SDK goes on with the backward graph: then the first launch
         waits for them, and raises what they say."""
