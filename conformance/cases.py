@@ -14,12 +14,14 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance import derivatives, graphs, limits, patterns, profiles, quantized, semantics, zoo
 from conformance.profiles import FULL, prim_of
-from vendor_sdk import ALL, EVERYWHERE, OPSET, STORED, Effort, Prim, Sample, SampleContext
+from vendor_sdk import ALL, COMPOSITES, EVERYWHERE, OPSET, STORED, Effort, Prim, Sample, SampleContext
 
 DTYPES: Mapping[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in STORED}
 """The dtypes of opset 1, those that are only stored last, by their names on the command line and in reports."""
@@ -173,7 +175,7 @@ class Selection:
                 if not any(matches(name, glob) for name in names[kind]):
                     if kind in KIND_WORDS:
                         raise SelectionError(f"no {KIND_WORDS[kind]} matches {glob!r}: they are {', '.join(names[kind])}")
-                    raise SelectionError(f"no prim of the opset matches {glob!r}: `vendor-sdk ops` lists them")
+                    raise SelectionError(f"no prim of the opset matches {glob!r}: {_instead(glob)}")
         for name in self.dtypes:
             if name not in DTYPES:
                 raise SelectionError(f"unknown dtype {name!r}: choose from {', '.join(DTYPES)}")
@@ -202,6 +204,31 @@ class Selection:
 def _names(case: Case) -> tuple[str, ...]:
     """What a glob may name it by."""
     return (case.prim, prim_of(case.prim)) if case.kind == EXHAUSTIVE else (case.prim,)
+
+
+def _instead(glob: str) -> str:
+    """What to select in place of a glob that matches no prim."""
+    found = [f"{name} is made of {', '.join(made_of(name))}" for name in COMPOSITES if matches(name, glob)]
+    if not found and hasattr(torch.ops.aten, glob):
+        found = [f"{glob} is an operator of torch that becomes prims of other names"]
+    return "; ".join([*found, "`vendor-sdk ops` lists them"])
+
+
+def made_of(composite: str) -> list[str]:
+    """The prims that a composite calls where no backend claims it, in order, for a sample of its first dtype."""
+    row, names = COMPOSITES[composite], {prim.target: prim.name for prim in OPSET.values()}
+    called: dict[str, None] = {}
+
+    class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in names:
+                called[names[func]] = None
+            return func(*args, **(kwargs or {}))
+
+    sample = next(iter(row.samples(SampleContext.make(row.dtypes[0], Effort.QUICK))))
+    with Calls():  # type: ignore[no-untyped-call]
+        next(iter(row.targets.values()))(*sample.args, **sample.kwargs)
+    return list(called)
 
 
 KIND_WORDS = {PATTERN: "pattern", MODEL: "model of the zoo"}

@@ -627,6 +627,12 @@ def test_a_torch_compile_backend_is_judged_with_unknown_placement(tmp_path: Path
         (["--backend", "nosuchchip"], "nosuchchip"),
         (["--backend", "torch:nosuchcompiler"], "torch.compile knows no backend 'nosuchcompiler'"),
         (["--backend", "torch:eager", "--prims", "nosuchprim"], "no prim of the opset matches 'nosuchprim'"),
+        # Globs are looked at before anything of the vendor's is loaded.
+        (
+            ["--backend", "torch:eager", "--plugin", "dies.py", "--prims", "softmax"],
+            "softmax is made of amax, sub, exp, sum, div;",
+        ),
+        (["--backend", "torch:eager", "--prims", "hardswish"], "hardswish is an operator of torch that becomes prims"),
         (["--backend", "torch:eager", "--dtypes", "float31"], "unknown dtype 'float31'"),
         (["--backend", "torch:eager", "--plugin", "dies.py"], "was killed by SIGABRT while it loaded the backend"),
     ],

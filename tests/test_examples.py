@@ -23,9 +23,15 @@ SAYS = {
     "explain_and_profile": "_linalg_eigh",
     "choosing_a_backend": "no backend named 'mychp' is installed",
     "gpu_elsewhere": "registers, 0 stack bytes, ",
+    "parallel_chip": "two long sums: [('k0_sum_0', 256), ('k0_sum_1', 2)]",
     "attention_chip": "native: {'scaled_dot_product_attention'}",
 }
-NEEDS: dict[str, tuple[str, ...]] = {"export_onnx": ("onnxruntime",), "gpu_elsewhere": ("triton_gpu",), "attention_chip": ()}
+NEEDS: dict[str, tuple[str, ...]] = {
+    "export_onnx": ("onnxruntime",),
+    "gpu_elsewhere": ("triton_gpu",),
+    "parallel_chip": (),
+    "attention_chip": (),
+}
 """Backends of those that do not use cpp_cpu."""
 
 
@@ -33,8 +39,9 @@ NEEDS: dict[str, tuple[str, ...]] = {"export_onnx": ("onnxruntime",), "gpu_elsew
 def _as_before() -> Iterator[None]:
     torch._dynamo.reset()
     yield
-    if loader.known("attentionchip"):
-        loader.unregister("attentionchip")
+    for name in ("attentionchip", "parallelchip"):
+        if loader.known(name):
+            loader.unregister(name)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.needs(*NEEDS.get(name, ("cpp_cpu",)))) for name in SAYS])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -21,6 +23,7 @@ from click.testing import CliRunner
 import vendor_sdk
 from vendor_sdk.cli import main
 from vendor_sdk.errors import BackendNameCollisionError, OptionError
+from vendor_sdk.ir.loop import LoopKernel, dtypes
 from vendor_sdk.pipeline import static_support
 from vendor_sdk.scaffold import MEMORIES, ROUTES, Scaffold, check_name, write
 
@@ -175,10 +178,50 @@ def test_the_filled_table_makes_150_prims_native(registered: Callable[..., Any],
             x.cummax(0).indices,
         )
 
+    seen: list[LoopKernel] = []
+    emit = plugin.ChipEmitter.emit
+    monkeypatch.setattr(plugin.ChipEmitter, "emit", lambda self, kernel: [emit(self, kernel), seen.append(kernel)][0])
     x, i = torch.randn(4, 6).clamp(-0.9, 0.9), torch.randint(-50, 50, (9,))
     torch.testing.assert_close(torch.compile(model, backend=scaffold.name)(x, i), model(x, i))
+    for function in (torch.special.bessel_j0, torch.special.bessel_y0, torch.special.bessel_y1):
+        # Variables of the loops have the names of C's functions.
+        fused: Callable[..., Any] = torch.compile(lambda x, f=function: f(x.softmax(-1)), backend=scaffold.name)
+        torch.testing.assert_close(fused(x), function(x.softmax(-1)))
+    names = {name for kernel in seen for name in (*dtypes(kernel), *(p.name for p in (*kernel.params, *kernel.scratch)))}
+    assert "y0" in names, "else the functions above prove nothing"
+    assert all(re.fullmatch(r"[a-z]+\d\w*", name) for name in names), "as docs/loops.md says"
+    special = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 7.5, -7.5])
+    down = torch.compile(lambda a, b: torch.div(a, b, rounding_mode="floor"), backend=scaffold.name)
+    found, wanted = down(special[:, None], special), torch.div(special[:, None], special, rounding_mode="floor")
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit() & ~found.isnan(), wanted.signbit() & ~wanted.isnan())
     with pytest.raises(IndexError, match="out of range"):
         torch.compile(lambda x, i: x[i], backend=scaffold.name)(x, torch.tensor([7]))
+
+
+def test_a_new_emitter_gets_operands_as_they_are(registered: Callable[..., Any]) -> None:
+    """Broadcasts are in the loops: made beforehand they would be copied, and on a chip with its own memory at every call."""
+    scaffold = next(each for each in ALL if each.route == "emitter" and each.memory == "own-memory")
+    registered(scaffold)
+    x, w = torch.randn(64, 32).t(), torch.randn(64)
+    found = vendor_sdk.explain(lambda x, w: (x * w + 1).exp(), x, w, backend=scaffold.name, show=False)
+    assert {p.prim for p in found.placements()} == {"mul", "add", "exp"}
+    assert found.measured is not None
+    assert found.measured.to_device == x.nbytes + w.nbytes
+
+
+@pytest.mark.parametrize("scaffold", ALL[::3], ids=lambda scaffold: scaffold.name)
+def test_what_new_readmes_certify_exists(packages: Path, scaffold: Scaffold, tmp_path: Path) -> None:
+    text = (packages / scaffold.name / "README.md").read_text()
+    (line,) = re.findall(r"^\$ vendor-sdk (conformance .*--prims.*)$", text, re.MULTILINE)
+    words = [*shlex.split(line), "--plugin", f"{scaffold.name}.plugin", "-n", "1", "--no-output"]
+    done = subprocess.run(
+        [sys.executable, "-m", "vendor_sdk.cli", *words],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(packages / scaffold.name), *sys.path])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all claims hold" in done.stdout
 
 
 # Names and folders

@@ -246,7 +246,8 @@ def explain(
     model: Any, *inputs: Any, backend: str, options: dict[str, Any] | None = None, show: bool = True, **kwargs: Any
 ) -> Explanation:
     """Compiles ``model`` for ``backend``, runs it once on ``inputs`` (backward too when an output wants gradients), and tells
-    what ran where, which kernels there are, what each fuses and moves, and why neighbours were not fused.
+    what ran where, which kernels there are, what each fuses and moves, and why neighbours were not fused. The tables are
+    printed here, not only returned: ``show=False`` leaves that out.
 
     Parameters, gradients and buffers of the model are left as they were. Where ``options`` name a device that this machine may
     lack (``Target``), all is compiled for that and nothing runs.
@@ -256,7 +257,7 @@ def explain(
         inputs, kwargs: what it is called with.
         backend: name of an SDK backend.
         options: as in ``torch.compile``.
-        show: print the tables.
+        show: whether the tables are printed.
     """
     torch_private.forget_compiled()
     owned = model if isinstance(model, torch.nn.Module) else torch.nn.Module()

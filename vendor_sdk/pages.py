@@ -134,6 +134,53 @@ a prim whose loops need another one is decomposed further, or runs on the host.
 """
 
 
+PARALLEL = """\
+## A chip that runs iterations at once
+
+A kernel is a few nests, one after the other; the iterations of a nest are independent. So a launch of such a chip starts each
+nest of `kernel.body` in turn, with as many threads as its ranges have iterations.
+[parallel_chip.py](../examples/parallel_chip.py) is a complete backend of this form, which the test suite runs; its parts are
+these.
+
+**A function a nest.** `replace(kernel, name=..., body=(replace(nest, ranges=()),))` (of `dataclasses`) is a kernel of one
+nest without its ranges: what `TableEmitter.emit` writes for it is the text of one iteration. What sets the ranges' variables
+goes before it, in `head`: from a thread's number `id`, `r.var` is `id % size` and `id` becomes `id / size`, from the last
+range to the first. Ranges inside (`Reduce`, `Scan`, an inner `Nest`) stay loops of the iteration. A nest without ranges is
+one iteration.
+
+**Sizes.** `r.size` and `p.size` are expressions. `index.evaluate(r.size, values)` is the number in the launch, with `values`
+the symbols of role "size" by their names: `{s.name: n for s, n in zip(kernel.symbols, symbols)}`. `size.value` is the number
+where it needs none, else None. A range of size 0 has nothing to launch.
+
+**Scratch.** The buffers in `kernel.scratch` carry values from one nest to the next. They are not among `kernel.params`, and
+the launch gets none for them: it allocates them (`index.evaluate(p.size, values)` elements of `p.dtype`), passes them beside
+the others, and frees them when its last nest has run. The key `scratch` of the table says that it does; its text may be
+empty.
+
+**Order.** A nest may read what the ones before it wrote, so it starts when they are done: an in-order queue sees to that.
+
+**Stores that combine.** With `store.add` and its like other iterations may combine into the same place at the same time:
+atomically. Where the order in which atomics come changes the result's bits, say `Backend(deterministic=False)`.
+
+**Few iterations of long loops.** A sum of 100,000 numbers to one is a nest of one iteration. `split.split(kernel, at, parts)`
+gives the kernel in which the inner loops of nest `at` are divided into `parts`: a nest over the nest's ranges and the parts,
+whose results are scratch, and one that combines them. `split.long_loops(nest)` are the loops that may be divided. `emit` and
+`compile` are given the same kernel, and must divide it alike.
+
+**Seeds.** Random numbers follow from a symbol of role "seed", a number of the call like others (`Scalar` reads it). With
+`Emitter.seeds_in_memory` it arrives as a tensor of one int64 on the device in place of the number, for devices that replay
+recorded launches.
+
+**Matrix products.** With the key `contraction` they come as nests like others, one iteration an element of the result.
+`contraction.match(nest)` says whether a nest is a product, and gives its ranges, factors and what follows the sum, for a
+template with tiles.
+
+**Names.** Loop variables, values, buffers and sizes are called by lower-case letters and a number, some with more behind that
+(`y0`, `v12`, `part3`, `i0n1r`). A function of such a name is hidden where a variable has it: C's `y0` and `j1`, for instance,
+are called by functions of another name in the prelude.
+"""
+
+
 def loops_page() -> str:
     """``docs/loops.md``."""
     sections = [GENERATED, LOOPS_INTRODUCTION, "## Grammar", f"```text\n{inspect.cleandoc(loop.__doc__ or '')}\n```"]
@@ -147,6 +194,7 @@ def loops_page() -> str:
         _paragraphs((emitter.Emitter.__doc__ or "").partition("\n\n")[2]),
         f"`Store` has the modes {', '.join(f'`{mode}`' for mode in get_args(loop.StoreMode))}. All but the first have a key, "
         "`store.MODE`:\nother iterations may store to the same place at the same time.",
+        PARALLEL,
     ]
     return "\n\n".join(section.strip() for section in sections) + "\n"
 
@@ -235,7 +283,11 @@ def _kind(value: Any) -> str:
 def _entry(package: types.ModuleType, name: str) -> str:
     value, head = getattr(package, name), f"### `{name}`"
     if isinstance(value, types.ModuleType):
-        return f"{head}\n\n{_paragraphs((value.__doc__ or '').partition(chr(10) * 2)[0])}"
+        # The grammar of the loops is a page of its own.
+        text = value.__doc__ or ""
+        if value is loop:
+            text = f"{text.partition(chr(10) * 2)[0]} [Loops](loops.md) has all of it."
+        return "\n\n".join([head, _paragraphs(text), "\n".join(_inside(package, value))])
     if inspect.isfunction(value):
         return f"{head}\n\n```python\ndef {name}{_signature(value)}\n```\n\n{_paragraphs(value.__doc__)}"
     if value in CLASSES:
@@ -262,6 +314,16 @@ def _methods(cls: type) -> Iterator[str]:
             continue
         shown = name if isinstance(value, property) else f"{name}{_signature(function)}"
         yield f"- `{shown}`: " + textwrap.indent(text, "  ").strip()
+
+
+def _inside(package: types.ModuleType, module: types.ModuleType) -> Iterator[str]:
+    """The functions of a module that have a text, and its classes that the package itself does not export."""
+    for name, value in vars(module).items():
+        own = getattr(value, "__module__", "") == module.__name__ and not name.startswith("_") and value.__doc__
+        if own and inspect.isfunction(value):
+            yield f"- `{name}{_signature(value)}`: " + textwrap.indent(_paragraphs(value.__doc__), "  ").strip()
+        elif own and inspect.isclass(value) and name not in package.__all__:
+            yield f"- `{name}`: " + textwrap.indent(_paragraphs(value.__doc__), "  ").strip()
 
 
 def _said(package: types.ModuleType, name: str) -> str:

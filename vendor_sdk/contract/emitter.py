@@ -89,9 +89,14 @@ class Emitter(abc.ABC):
     ``ops`` is the capability list: a prim whose lowering needs a loop-level op that is not a key is decomposed, or runs on the
     host. Nothing else says what an emitter can do, so no second list can drift.
 
-    Three more keys name shapes of kernels, without which the scheduler builds none such: ``"nest"`` (a nest whose body holds
+    Four more keys name shapes of kernels, without which the scheduler builds none such: ``"nest"`` (a nest whose body holds
     inner nests next to reductions: a whole row in one iteration, as fused softmax needs), ``"local"`` (buffers of one
-    iteration) and ``"contraction"`` (a template for matrix products and convolutions, see ``vendor_sdk.contraction``).
+    iteration), ``"scratch"`` (buffers of the launch: ``kernel.scratch``, which are not among ``kernel.params``, and which the
+    launch allocates) and ``"contraction"`` (matrix products and convolutions, as plain loops or by a template: see
+    ``vendor_sdk.contraction``).
+
+    An emitter needs nothing of ``Legalization``: broadcasts, promotions, numbers and strides are in the loops, where they cost
+    no memory. With ``explicit_broadcast`` or ``contiguous_inputs`` operands are copied out beforehand instead.
     """
 
     ops: Mapping[str, Any]
@@ -101,8 +106,9 @@ class Emitter(abc.ABC):
     table of float32 alone has no ``arange`` in fractions, which is computed in float64."""
     limits: Limits = Limits()
     seeds_in_memory: bool = False
-    """Whether a launch gets each seed as a tensor of one int64 on the device, instead of a number: then launches that are
-    recorded (``TorchDevice.recorder``) draw other random numbers at each replay. For emitters that do not ``link``."""
+    """Whether a launch gets each seed (a symbol of role "seed", in its place among the symbols) as a tensor of one int64 on the
+    device, instead of a number: then launches that are recorded (``TorchDevice.recorder``) draw other random numbers at each
+    replay. For emitters that do not ``link``; others, and devices with memory of their own, leave it False."""
 
     @abc.abstractmethod
     def emit(self, kernel: LoopKernel) -> str:

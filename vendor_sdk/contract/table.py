@@ -54,8 +54,12 @@ class TableEmitter(Emitter):
     - ``accumulator``: where running results must be started: ``{to} {value} {R}``, before the loop, for each.
     - ``result``: where they are kept in another form: ``{to} {R}``, after the loop, or in a scan after each advance.
     - ``compute``: where the texts of operations are expressions: ``{to} {expression} {R}``.
-    - ``scratch`` and ``local``: ``{param} {size} {T}``, if the target has such memory.
+    - ``scratch`` and ``local``: ``{param} {size} {T}``, if the target has such memory. The text of ``scratch`` may be empty
+      where the launch allocates the buffers and passes them (``kernel.scratch``, which are not among ``kernel.params``).
     - ``nest`` and ``contraction``: any text, if loops in loops and matrix products as plain loops are welcome.
+
+    Names in kernels are lower-case letters and a number (``y0``, ``v12``), some with more behind that; a function of such a
+    name (C's ``y0``) is called by one of another name in the prelude. `docs/loops.md` says how a nest's ranges become threads.
     """
 
     ops: Mapping[str, str]

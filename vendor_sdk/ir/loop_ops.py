@@ -8,6 +8,10 @@ the ``Compute`` states.
 
 The reference takes torch tensors of the operands' dtypes and is the definition: NaN propagates through ``max`` and ``min``,
 ``mod`` has the divisor's sign, ``fmod`` the dividend's, integer arithmetic wraps.
+
+So are the special values of Bessel functions torch's: at both infinities ``i0``, ``i1``, ``bessel_j0``, ``bessel_j1``,
+``bessel_y0``, ``bessel_y1`` and ``airy_ai`` are NaN, ``i0e``, ``i1e`` and ``spherical_bessel_j0`` zero. Those of the second
+kind (``bessel_y0``, ``bessel_k0`` and their like) are NaN below 0; at 0 they are -inf and inf.
 """
 
 from __future__ import annotations

@@ -49,7 +49,6 @@ class Scaffold:
             f"{package}__init__.py": "init.py",
             f"{package}py.typed": "",
             f"{package}plugin.py": "plugin.py",
-            f"{package}expectations.toml": "expectations.toml",
             f"{package}device.py": f"{device}.py",
             **{f"{package}{module}.py": f"{module}.py" for module in route},
         }
