@@ -66,11 +66,19 @@ def _floating(value: Any, dtype: torch.dtype) -> Span:
     if not value.dtype.is_floating_point:
         found = [converted(value, each) for each in dict.fromkeys((dtype, torch.promote_types(dtype, torch.float32)))]
         return Span(least([each.low for each in found]), most([each.high for each in found]), found[0].free, dtype)
+    value = _overflowing(value)
     if value.dtype.itemsize <= dtype.itemsize:
         return value
     narrower = (dtype, torch.float32 if value.dtype == torch.float64 else dtype)
     ends = [(end, *(nearest(end, each) for each in narrower)) for end in (value.low, value.high)]
     return Span(least(ends[0]), most(ends[1]), value.free, value.dtype)
+
+
+def _overflowing(value: Span) -> Span:
+    """What is too large for the dtype may be infinite, and need not be: a sequence of prims may have a higher precision."""
+    top = torch.finfo(value.dtype).max
+    low, high = value.low.masked_fill(value.low < -top, -math.inf), value.high.masked_fill(value.high > top, math.inf)
+    return Span(low, high, value.free, value.dtype)
 
 
 def _any(operands: Sequence[Span]) -> Tensor:
@@ -108,7 +116,9 @@ def _sum_of_two(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype
     if row.name == "sub":
         b = Span(-b.high, -b.low, b.free, b.dtype)
     low, high = (_directed(x, y, toward) for x, y, toward in ((a.low, b.low, -math.inf), (a.high, b.high, math.inf)))
-    nan = low.isnan() != high.isnan()
+    # Infinities that may meet, where one of the operands need not be infinite.
+    meet = ((a.high == math.inf) & (b.low == -math.inf)) | ((a.low == -math.inf) & (b.high == math.inf))
+    nan = (low.isnan() != high.isnan()) | (meet & ~(low.isnan() & high.isnan()))
     return Span(low, high, _any((a, b)) | nan, dtype)
 
 

@@ -391,8 +391,8 @@ class Pool:
     def _killed_by_others(self) -> str:
         """What is known of a SIGKILL that this suite did not send."""
         free = available()
-        said = f": {free / 2**30:.1f} GiB are free now" if free is not None else ""
-        limits = f"{START_SECONDS:g} s" + (f" and {self.memory / 2**30:.1f} GiB" if self.memory is not None else "")
+        said = f": {gibibytes(free)} are free now" if free is not None else ""
+        limits = f"{START_SECONDS:g} s" + (f" and {gibibytes(self.memory.bytes)}" if self.memory is not None else "")
         return (
             f" (by somebody else, for instance the system where memory runs out{said}; "
             f"the suite's own limits, {limits}, were not reached)"

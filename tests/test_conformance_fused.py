@@ -300,6 +300,15 @@ def test_an_integer_may_meet_a_half_in_float32(dtype: torch.dtype) -> None:
     assert spans.errors(span, (x - half + 1)[:2].repeat(2)).any()
 
 
+@pytest.mark.parametrize("function", [lambda x: x.cosh() - x.cosh(), lambda x: x.sinh() + (-x).sinh()])
+def test_what_is_too_large_meets_itself_as_infinity(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.tensor([-253.0, 253.0, 1.0])
+    (span,) = fused.spans_of(vendor_sdk.trace(function, [x]).module, [x])
+    assert function(x)[:2].isnan().all()
+    assert not spans.errors(span, function(x)).any()
+    assert spans.errors(span, torch.tensor([0.0, 0.0, 1.0])).tolist()[2]
+
+
 def test_spans_hold_every_conforming_result() -> None:
     """By definition: any value within the bound of a prim, at any place in a chain, stays within the chain's span."""
     x = torch.linspace(-2, 2, 33)

@@ -539,11 +539,11 @@ class SixteenBitsOfSeed(Chip):
 
 
 class ShortPeriod(Chip):
-    """A generator of 2**14 numbers, which then repeat."""
+    """A generator of 2**13 numbers, which then repeat."""
 
     def rand(self, size: list[int], *, dtype: torch.dtype | None = None, **rest: Any) -> Tensor:
-        values = super().rand([2**14], dtype=dtype)
-        return values.repeat(-(-math.prod(size) // 2**14))[: math.prod(size)].reshape(size)
+        values = super().rand([2**13], dtype=dtype)
+        return values.repeat(-(-math.prod(size) // 2**13))[: math.prod(size)].reshape(size)
 
 
 def drawn_since_seeding() -> int:

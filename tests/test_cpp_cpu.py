@@ -470,3 +470,16 @@ def test_panels_of_kept_parameters_are_read_in_place() -> None:
     ((kernel,),) = (graph.loops.values() for graph in graphs)
     text = KernelText(kernel).text()
     assert text.count("nullptr, nullptr, false, address_with") == 1, text
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.cat([x, x * 2]),
+        lambda x: torch.stack([x, x + 1]),
+        lambda x: (x.sum(), x.sum(0), x.prod(0), (x > 0).any(0)),
+    ],
+)
+def test_emitted_kernels_of_no_elements(function: Callable[..., Any]) -> None:
+    x = torch.ones(0, 7)
+    torch.testing.assert_close(torch.compile(function, backend="cpp_cpu")(x), function(x))

@@ -484,19 +484,6 @@ def test_memory_that_the_host_has_not_is_no_error_of_the_kernel(make: Callable[.
     assert any("prim 'sin'" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: torch.cat([x, x * 2]),
-        lambda x: torch.stack([x, x + 1]),
-        lambda x: (x.sum(), x.sum(0), x.prod(0), (x > 0).any(0)),
-    ],
-)
-def test_emitted_kernels_of_no_elements(function: Callable[..., Any]) -> None:
-    x = torch.ones(0, 7)
-    torch.testing.assert_close(torch.compile(function, backend="cpp_cpu")(x), function(x))
-
-
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])
 def test_memory_that_runs_out_in_a_kernel_keeps_its_type(make: Callable[..., str], kind: type[Exception]) -> None:
     def sin(x: torch.Tensor) -> torch.Tensor:
