@@ -66,12 +66,12 @@ def _floating(value: Any, dtype: torch.dtype) -> Span:
     if not value.dtype.is_floating_point:
         found = [converted(value, each) for each in dict.fromkeys((dtype, torch.promote_types(dtype, torch.float32)))]
         return Span(least([each.low for each in found]), most([each.high for each in found]), found[0].free, dtype)
-    value = _overflowing(value)
-    if value.dtype.itemsize <= dtype.itemsize:
-        return value
-    narrower = (dtype, torch.float32 if value.dtype == torch.float64 else dtype)
-    ends = [(end, *(nearest(end, each) for each in narrower)) for end in (value.low, value.high)]
-    return Span(least(ends[0]), most(ends[1]), value.free, value.dtype)
+    span = _overflowing(value)
+    if span.dtype.itemsize <= dtype.itemsize:
+        return span
+    narrower = (dtype, torch.float32 if span.dtype == torch.float64 else dtype)
+    ends = [(end, *(nearest(end, each) for each in narrower)) for end in (span.low, span.high)]
+    return Span(least(ends[0]), most(ends[1]), span.free, span.dtype)
 
 
 def _overflowing(value: Span) -> Span:
