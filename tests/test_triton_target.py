@@ -161,6 +161,20 @@ def test_rows_stay_in_registers(width: int) -> None:
 
 
 @needs_triton
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.sum(), x.sum(0), x.sum(1), x.prod(0), (x > 0).any(0), (x > 0).all()),
+        lambda x: (x.sort(0).values, x.cumsum(0), x.topk(3, 1).values),
+    ],
+)
+def test_kernels_of_no_rows_are_compiled(function: Any) -> None:
+    compiled = torch.compile(function, backend="triton_gpu", options={"target": "cuda:90"}, dynamic=True)
+    for rows in (5, 0):
+        with pytest.raises(MachineError):  # compiled, and not run
+            compiled(torch.ones(rows, 7))
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_target_can_be_compiled_for(target: str) -> None:
     def function(x: Tensor, w: Tensor, s: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

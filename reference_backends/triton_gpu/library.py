@@ -22,7 +22,7 @@ LINEAR_ALGEBRA = """
     geqrf ormqr lu_unpack linalg_cholesky_ex _linalg_eigh _linalg_svd linalg_householder_product linalg_ldl_factor_ex
     linalg_ldl_solve linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular
 """
-SAMPLING = "multinomial poisson binomial _standard_gamma"
+SAMPLING = "multinomial binomial _standard_gamma"
 OTHERS = "_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward"
 
 COMPLEX = frozenset((torch.complex64, torch.complex128))
@@ -40,9 +40,24 @@ def _randperm(n: int, *, dtype: torch.dtype = torch.int64, **_: Any) -> Tensor:
     return torch.randperm(n, dtype=dtype, device="cuda")
 
 
+ADVANCES = 12
+"""Draws of one number that follow a draw of Poisson's distribution."""
+
+
+def _poisson(rates: Tensor, generator: None = None) -> Tensor:
+    """torch 2.11 advances its generator by 20 numbers for each thread, which takes one more than it counts, of rates up to 64:
+    without more draws, calls that follow each other share what is left (docs/found/torch_poisson.py)."""
+    drawn = torch.poisson(rates)
+    one = rates.new_ones(1)
+    for _ in range(ADVANCES):
+        torch.poisson(one)
+    return drawn
+
+
 LIBRARY: Mapping[str, Callable[..., Any]] = {
     **{name: target_of(OPSET[name]) for name in f"{SELECTION} {TRANSFORMS} {LINEAR_ALGEBRA} {SAMPLING} {OTHERS}".split()},
     "linalg_eig": _linalg_eig,
+    "poisson": _poisson,
     "randperm": _randperm,
 }
 """Prim to kernel."""

@@ -200,7 +200,11 @@ class NestText(Loops):
         count = self.count.value
         if self.shift != index.ZERO:
             return True
-        return plain(self.nest.body) and (count is None or (count > self.thread * 32 * WARPS and count % VECTOR_BYTES != 0))
+        return (
+            bool(self.nest.body)
+            and plain(self.nest.body)
+            and (count is None or (count > self.thread * 32 * WARPS and count % VECTOR_BYTES != 0))
+        )
 
     def in_full_programs(self) -> None:
         """The body where no mask is needed, then the head of the branch for the rest."""

@@ -191,7 +191,7 @@ class GroupBuilder(Builder):
         widths = [self._width(node) for node in self._totals]
         narrow = all(width == 1 for width in widths)
         most = limits.narrow_chunk if narrow else limits.chunk
-        apart = limits.chunk_apart and not narrow and count.value is not None
+        apart = limits.chunk_apart and not narrow and bool(count.value)
         widest = max(max(width.value or 1, 1) for width in widths)
         chunk, chunks = _chunks(count, most, limits.chunks, limits.chunk_elements // widest, LINE if apart else 1)
         q, t = (Range(self._fresh("i"), size) for size in (chunks, chunk))
