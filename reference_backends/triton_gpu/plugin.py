@@ -61,6 +61,13 @@ def backend() -> Backend:
         numerics={
             **{f"add {dtype} rounding": "nearest, ties to even" for dtype in ("float32", "float16", "bfloat16")},
             **{f"{dtype} subnormals": "kept" for dtype in ("float32", "float16", "bfloat16")},
+            **{f"sum {dtype} accumulator": "float32" for dtype in ("float32", "float16", "bfloat16")},
+            **{f"mean {dtype} accumulator": "float32" for dtype in ("float32", "float16", "bfloat16")},
+            **{f"float32 to {dtype} rounding": "nearest, ties to even" for dtype in ("float16", "bfloat16")},
+            **{f"float64 to {dtype} rounding": "nearest, ties to even, through float32" for dtype in ("float16", "bfloat16")},
+            **{f"{name} float32 subnormals": "kept" for name in ("sum", "mean", "cumsum", "amax", "gt")},
+            "mul+add float32 contraction": "never",
+            **{f"{name} float32 determinism": "across batch sizes" for name in ("sum", "mean", "softmax", "layer_norm")},
         },
         notes={
             "halves": "loaded and stored as such, computed in float32",
