@@ -25,6 +25,7 @@ from conformance import cases, certify, evidence, guards, judge, placements, poo
 from conformance.cases import Case
 from conformance.expectations import Expectations
 from conformance.pool import Pool, Result, StartError
+from conformance.resident import Allowance
 from conformance.worker import Settings
 from tests.without import python_path
 
@@ -723,7 +724,7 @@ def test_a_worker_that_is_killed_while_it_loads_is_tried_again(tmp_path: Path) -
 
 def test_workers_that_are_always_killed_while_they_load_say_what_is_known(tmp_path: Path) -> None:
     (tmp_path / "chip.py").write_text(CHIP + KILLED % "range(99)")
-    pool = Pool(Settings("buggy", (str(tmp_path / "chip.py"),)), 1, 10, tmp_path, memory=8 << 30)
+    pool = Pool(Settings("buggy", (str(tmp_path / "chip.py"),)), 1, 10, tmp_path, memory=Allowance(8 << 30, "given"))
     with pytest.raises(StartError) as caught:
         pool.describe()
     text = str(caught.value)
