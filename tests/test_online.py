@@ -15,7 +15,7 @@ from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index
 from vendor_sdk.ir.loop import LoopKernel, Nest, Range, Reduce, Stmt, Store, Symbol, walk
 from vendor_sdk.ir.loop_verify import verify
-from vendor_sdk.lower.online import online
+from vendor_sdk.lower.online import gaps, online
 from vendor_sdk.lower.split import split
 
 F = torch.nn.functional
@@ -97,3 +97,9 @@ def test_rows_that_may_be_empty_keep_their_passes() -> None:
     body = tuple(replace(s, ranges=(Range(s.ranges[0].var, size),)) if isinstance(s, Reduce | Nest) else s for s in nest.body)
     kernel = replace(kernel, symbols=(Symbol("s0"),), body=(replace(nest, body=body),))
     assert operations(online(kernel, 0)) == ["max", "sum"]
+
+
+@pytest.mark.parametrize(("name", "count"), [("softmax", 2), ("of other values", 0), ("no exponential", 1)])
+def test_gaps_are_to_the_largest_of_the_same_row(name: str, count: int) -> None:
+    lowered = fusing.compiled(FUNCTIONS[name][0], [torch.randn(3, 21)], Limits()).kernels.values()
+    assert sum(len(gaps(nest.body)) for each in lowered for nest in walk(each.kernel.body) if isinstance(nest, Nest)) == count

@@ -170,6 +170,12 @@ def test_weights_of_which_only_halves_follow_take_two_instructions(
     # What is compared, or no gap to the largest value, may not be off.
     assert exponentials(lambda a: (a.float().softmax(1) > 0.5).bfloat16(), halves) == (1, 0, 0)
     assert exponentials(lambda a: (a.float() - 3).exp().bfloat16(), halves) == (1, 0, 0)
+
+    def other_rows(a: torch.Tensor) -> torch.Tensor:
+        """Of which all may be too small for float32."""
+        return (a.float() - (a.float() * 2).amax(1, keepdim=True)).exp().sum(1).log().bfloat16()
+
+    assert exponentials(other_rows, halves) == (1, 0, 0)
     # In parts: the powers of a tile's elements, and of the running sums.
     _, powers, gaps = exponentials(lambda a: a.softmax(1), long)
     assert gaps == 2

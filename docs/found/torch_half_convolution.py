@@ -1,6 +1,6 @@
-"""torch's float16 convolutions on the CPU that it has no oneDNN kernel for (transposed ones, gradients) add up in float16.
+"""torch's transposed convolutions of float16 on the CPU, and gradients of convolutions, are less accurate than float32 sums.
 
-One result is off by tens of units where terms cancel; float32 sums would be rounded once. Found by the cases
+An error is 39 times what a result may have whose float32 sum is rounded once. Found by the cases
 `convolution[float16]` and `convolution_backward[float16]`.
 """
 

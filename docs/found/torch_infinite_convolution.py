@@ -1,7 +1,7 @@
 """torch's bfloat16 convolutions on the CPU give NaN for an infinite input in the last of an odd number of channels.
 
-The result is infinite. oneDNN multiplies pairs of channels with AVX512_BF16, the last one beside a zero. Found by the case
-`convolution[bfloat16]`, with infinities among the inputs.
+The result is infinite. Seen on processors with AVX512_BF16 only. Found by the case `convolution[bfloat16]`, with infinities
+among the inputs.
 """
 
 import sys

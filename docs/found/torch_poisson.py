@@ -1,7 +1,7 @@
 """torch's poisson on CUDA: draws of calls that follow each other are correlated, by 0.66 for a rate of 60.
 
-The generator advances by 20 numbers for each thread, which takes one more than it counts up to a rate of 64. Found by the cases
-`poisson[float32]` to `poisson[bfloat16]` of `triton_gpu`.
+At a rate of 20 it is 0.08, at 2 and at 200 none is seen. Found by the cases `poisson[float32]` to `poisson[bfloat16]` of
+`triton_gpu`.
 """
 
 import sys

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from reference_backends.triton_gpu.launch import DEEP, TURN
-from vendor_sdk import index, loop
+from vendor_sdk import index, loop, online
 
 SHORT = 32
 """Iterations up to which an inner loop runs one after the other, so that the block's lanes lie along the nest."""
@@ -149,11 +149,10 @@ class Weights:
 def weights(body: Sequence[loop.Stmt]) -> Weights:
     """Those of a nest."""
     users: dict[str, list[loop.Stmt | loop.Accumulator]] = {}
-    gaps: set[str] = set()
+    gaps = online.gaps(body)
     found: set[str] = set()
     every = list(loop.walk(tuple(body)))
     totals = [a for s in every for a in getattr(s, "accumulators", ())]
-    largest = {a.to[0] for a in totals if a.op in ("max", "expsum")}
     for a in totals:
         for name in a.args:
             users.setdefault(name, []).append(a)
@@ -161,11 +160,8 @@ def weights(body: Sequence[loop.Stmt]) -> Weights:
     for s in every:
         for name in () if isinstance(s, Loop) else loop.reads(s):
             users.setdefault(name, []).append(s)
-        if isinstance(s, loop.Compute) and s.dtype == torch.float32:
-            if s.op == "sub" and s.args[1] in largest:
-                gaps.add(s.to)
-            elif s.op == "exp" and s.args[0] in gaps:
-                found.add(s.to)
+        if isinstance(s, loop.Compute) and s.dtype == torch.float32 and s.op == "exp" and s.args[0] in gaps:
+            found.add(s.to)
 
     @functools.cache
     def halved(name: str) -> bool:

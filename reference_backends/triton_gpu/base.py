@@ -416,7 +416,8 @@ def power_of_gap(a, b):
 
 @triton.jit
 def weight(gap, summed: tl.constexpr):
-    """The exponential of a gap to the largest value, at most zero: within ``(abs(gap) + 2) * 2**-23``, relatively.
+    """The exponential of a gap to the largest value, at most zero: within ``(abs(gap) + 2) * 2**-23``, relatively (PTX ISA,
+    ex2.approx, and the roundings of its operand).
 
     Below 2**-126 it is zero where it is only added to others, of which one is 1.
     """

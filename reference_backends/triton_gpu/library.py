@@ -45,8 +45,8 @@ ADVANCES = 12
 
 
 def _poisson(rates: Tensor, generator: None = None) -> Tensor:
-    """torch 2.11 advances its generator by 20 numbers for each thread, which takes one more than it counts, of rates up to 64:
-    without more draws, calls that follow each other share what is left (docs/found/torch_poisson.py)."""
+    """In torch 2.11, draws of calls that follow each other are correlated (docs/found/torch_poisson.py): more draws between
+    them take the numbers that they would share."""
     drawn = torch.poisson(rates)
     one = rates.new_ones(1)
     for _ in range(ADVANCES):

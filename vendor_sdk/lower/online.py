@@ -9,7 +9,7 @@ Results are those of the two passes but for rounding: a running sum is multiplie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from vendor_sdk.ir import index as ix
@@ -40,6 +40,34 @@ def online(kernel: LoopKernel, position: int) -> LoopKernel:
     written = {s.param for s in walk(nest.body) if isinstance(s, Store)}
     body[position] = replace(nest, body=_joined(nest.body, written, taken))
     return replace(kernel, body=tuple(body))
+
+
+def gaps(body: Sequence[Stmt]) -> frozenset[str]:
+    """Names of the values in the loops of a nest's ``body`` that are an element less the largest of its row.
+
+    They are at most zero, and one of them is zero. The largest is the ``max``, or the first result of an ``expsum``, of an
+    earlier loop over the same elements.
+    """
+    written = {s.param for s in walk(tuple(body)) if isinstance(s, Store)}
+    return frozenset(_gaps(body, written))
+
+
+def _gaps(stmts: Sequence[Stmt], written: set[str]) -> Iterator[str]:
+    loops = [s for s in stmts if isinstance(s, Reduce | Nest)]
+    for position, late in enumerate(loops):
+        yield from _gaps(late.body, written)
+        there = {name: s for s in late.body for name in makes(s)}
+        for early in loops[:position]:
+            if not isinstance(early, Reduce) or [r.size for r in early.ranges] != [r.size for r in late.ranges]:
+                continue
+            variables = {a.var: ix.variable(b.var, b.size) for a, b in zip(late.ranges, early.ranges, strict=True)}
+            here = {name: s for s in early.body for name in makes(s)}
+            rows = {a.to[0]: meaning(a.args[0], here, {}, written) for a in early.accumulators if a.op in ("max", "expsum")}
+            for s in late.body:
+                if not isinstance(s, Compute) or s.op != "sub" or s.args[1] not in rows:
+                    continue
+                if meaning(s.args[0], there, variables, written) == rows[s.args[1]]:
+                    yield s.to
 
 
 def _joined(stmts: Sequence[Stmt], written: set[str], taken: set[str]) -> tuple[Stmt, ...]:
