@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -72,7 +73,9 @@ def _single(out: Outline) -> None:
 
 
 def _per_dim(values: Sequence[int], dims: int) -> list[int]:
-    return list(values) * dims if len(values) == 1 else list(values)
+    """Attributes of a node, which calls cannot change."""
+    known = static(values, "a convolution whose steps or edges come")
+    return [*known] * dims if len(known) == 1 else [*known]
 
 
 def _convolution(
@@ -121,7 +124,8 @@ def _convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
     """The gradient of the input is a transposed convolution (a convolution where that was transposed); that of the weight is
-    a convolution of the input with the gradient, batch and channels exchanged, stride and dilation exchanged."""
+    a matrix product, or a convolution of the input with the gradient, batch and channels exchanged, stride and dilation
+    exchanged."""
     _single(Outline(grad.dtype, grad.shape))
     _nonempty(grad, x, weight)
     dims = x.rank - 2
@@ -160,8 +164,16 @@ def _weight_gradient(
     groups: int,
 ) -> Value:
     """weight[o, c, k] = sum over n and i of small[n, o, i] * big[n, c, i * stride + k * dilation - pad], group by group."""
+    reach = static(weight.shape[2:], "convolution_backward")
+    taps = math.prod(reach)
+    sizes = (big.shape[0] if isinstance(big.shape[0], int) else 1, big.shape[1], *small.shape[2:])
+    known = all(isinstance(size, int) for size in sizes)
+    if known and (taps <= _MOST_TAPS or groups > 1) and 4 * taps * math.prod(sizes) <= _MOST_BYTES:
+        return _weight_gradient_of_columns(b, big, small, weight, reach, strides, pads, dilations, groups)
     if groups > _MOST_GROUPS:
-        raise Untranslatable(f"the weight gradient of a convolution in more than {_MOST_GROUPS} groups has no translation")
+        raise Untranslatable(
+            f"the weight gradient of a large convolution in more than {_MOST_GROUPS} groups has no translation"
+        )
     channels, kernels = big.shape[1] // groups, small.shape[1] // groups
     exchange = [1, 0, *range(2, big.rank)]
     images = b.transpose(b.cast(big, torch.float32), exchange)
@@ -171,14 +183,54 @@ def _weight_gradient(
         image = sliced(b, images, 0, group * channels, (group + 1) * channels) if groups > 1 else images
         kernel = sliced(b, filters, 0, group * kernels, (group + 1) * kernels) if groups > 1 else filters
         value = b.op("Conv", image, kernel, strides=dilations, dilations=strides, pads=[*pads, *pads])
-        for axis, size in enumerate(static(weight.shape[2:], "convolution_backward"), start=2):
+        for axis, size in enumerate(reach, start=2):
             value = sliced(b, value, axis, 0, size)  # rows that no window reached add one more position
         parts.append(b.transpose(value, exchange))
     return parts[0] if groups == 1 else b.op("Concat", *parts, axis=0)
 
 
+def _weight_gradient_of_columns(
+    b: Builder,
+    big: Operand,
+    small: Operand,
+    weight: Operand,
+    reach: Sequence[int],
+    strides: Sequence[int],
+    pads: Sequence[int],
+    dilations: Sequence[int],
+    groups: int,
+) -> Value:
+    """The same as a matrix product for each sample and group, of the gradient with what each position of the kernel meets."""
+    axes = list(range(2, big.rank))
+    lengths = static(small.shape[2:], "convolution_backward")
+    image = b.cast(big, torch.float32)
+    if any(pads):
+        image = b.op("Pad", image, b.constant([0, 0, *pads, 0, 0, *pads]))
+    parts = []
+    for tap in itertools.product(*map(range, reach)):
+        starts = [at * dilation for at, dilation in zip(tap, dilations, strict=True)]
+        ends = [start + (n - 1) * stride + 1 for start, n, stride in zip(starts, lengths, strides, strict=True)]
+        met = b.op("Slice", image, *map(b.constant, (starts, ends, axes, list(strides))))
+        parts.append(b.reshape(met, [b.size(big, 0), big.shape[1], 1, math.prod(lengths)]))
+    columns, rows = (
+        b.reshape(value, [b.size(each, 0), groups, each.shape[1] // groups * width, math.prod(lengths)])
+        for value, each, width in (
+            (b.op("Concat", *parts, axis=2), big, len(parts)),
+            (b.cast(small, torch.float32), small, 1),
+        )
+    )
+    products = b.op("MatMul", rows, b.transpose(columns, [0, 1, 3, 2]))
+    return b.reshape(b.op("ReduceSum", products, b.constant([0]), keepdims=0), weight.shape)
+
+
+_MOST_TAPS = 32
+"""Positions of a kernel up to which its gradient is taken as matrix products: as a convolution with the gradient for a kernel
+it has one column for each position, and few columns make slow products."""
+_MOST_BYTES = 1 << 28
+"""That what the positions meet may take in memory."""
 _MOST_GROUPS = 64
-"""Each group is a node of its own; a depthwise convolution of many channels would make a graph of thousands."""
+"""Each group of such a convolution is a node of its own; a depthwise convolution of many channels would make a graph of
+thousands."""
 
 
 RULES: Mapping[str, Rule] = {

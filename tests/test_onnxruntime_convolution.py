@@ -1,0 +1,80 @@
+"""Gradients of convolutions on ONNX Runtime: by weights as matrix products, in any number of groups."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from vendor_sdk import Kind
+from vendor_sdk.pipeline import recording
+
+pytest.importorskip("onnxruntime")
+
+from reference_backends.onnxruntime import contraction
+
+
+class Shape(NamedTuple):
+    """Sizes of the input and of the weight, and how the weight moves."""
+
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    transposed: bool = False
+
+
+SHAPES = {
+    "plain": Shape((2, 4, 9, 11), (6, 4, 3, 3), (1, 1), (1, 1), (1, 1)),
+    "groups, strides and dilations": Shape((2, 4, 9, 11), (6, 2, 3, 2), (2, 1), (1, 0), (1, 2), 2),
+    "depthwise, many channels": Shape((1, 80, 8, 8), (80, 1, 3, 3), (1, 1), (1, 1), (1, 1), 80),
+    "one dimension": Shape((2, 3, 13), (5, 3, 4), (3,), (2,), (2,)),
+    "three dimensions": Shape((2, 4, 5, 6, 7), (2, 2, 3, 1, 2), (1, 2, 1), (1, 0, 1), (1, 1, 2), 2),
+    "transposed": Shape((2, 4, 7, 7), (4, 6, 3, 3), (2, 2), (1, 1), (1, 1), 1, True),
+    "transposed, groups": Shape((2, 4, 7, 5), (4, 3, 3, 2), (2, 1), (1, 0), (1, 1), 2, True),
+    "a large kernel": Shape((2, 3, 20, 20), (4, 3, 7, 7), (2, 2), (3, 3), (1, 1)),
+}
+
+
+def gradients(s: Shape, x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor, backend: str) -> tuple[torch.Tensor, ...]:
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        zeros = [0] * len(s.stride)
+        return torch.convolution(x, weight, None, s.stride, s.padding, s.dilation, s.transposed, zeros, s.groups)
+
+    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    return torch.autograd.grad(torch.compile(function, backend=backend)(*leaves), leaves, grad)
+
+
+@pytest.mark.parametrize("most_bytes", [contraction._MOST_BYTES, 0])
+@pytest.mark.parametrize("name", SHAPES)
+def test_gradients_are_those_of_float64(name: str, most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As matrix products, and where these would take too much memory."""
+    monkeypatch.setattr(contraction, "_MOST_BYTES", most_bytes)
+    torch.compiler.reset()
+    s = SHAPES[name]
+    x, weight = torch.randn(s.x), torch.randn(s.weight)
+    zeros = [0] * len(s.stride)
+    result = torch.convolution(x, weight, None, s.stride, s.padding, s.dilation, s.transposed, zeros, s.groups)
+    grad = torch.randn_like(result)
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        found = gradients(s, x, weight, grad, "onnxruntime")
+    exact = gradients(s, x.double(), weight.double(), grad.double(), "eager")
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=2e-6 * float(other.abs().max()))
+    hosted = any(each.placement.kind == Kind.HOST for graph in graphs for each in graph.placements)
+    assert hosted == (s.groups > contraction._MOST_GROUPS and not most_bytes)
+
+
+def test_strides_that_a_call_decides_run_on_the_host() -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor, stride: int) -> torch.Tensor:
+        return torch.nn.functional.conv1d(x, weight, stride=stride)
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="onnxruntime", dynamic=True)
+    x, weight = torch.randn(2, 3, 30), torch.randn(4, 3, 3)
+    for stride in (2, 3, 4):
+        torch.testing.assert_close(compiled(x, weight, stride), function(x, weight, stride))
