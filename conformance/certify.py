@@ -320,6 +320,8 @@ def _lasting(
     )  # fmt: skip
     if not problems and not subject.opaque:
         problems += _disguised(case, compiled, inputs)
+    if not problems:
+        problems += _beside(compiled, program, inputs, first, judged)
     tampered = witness.replaced()
     if tampered:
         problems.append(Problem(None, "tampered", f"replaced by the backend: {', '.join(tampered)}"))
@@ -329,6 +331,27 @@ def _lasting(
         else _failure(case, trials[problem.position], problem.kind, problem.message)
         for problem in problems
     ]
+
+
+def _beside(
+    compiled: Compiled,
+    program: Program,
+    inputs: Guarded,
+    first: Sequence[Sequence[torch.Tensor]],
+    judged: Callable[[int, int, Sequence[torch.Tensor]], str],
+) -> list[Problem]:
+    """Launches that write beside their operands and results, or for which it matters what lies there."""
+    if compiled.guarded is None:
+        return []
+    torch.manual_seed(SEEDS[0])
+    outputs, breaches = compiled.guarded(*inputs.tensors)
+    problems = [Problem(None, "out-of-bounds", f"a launch {breach}") for breach in breaches]
+    for position, (found, before) in enumerate(zip(program.split(flat(outputs)), first, strict=True)):
+        if not all(same_bits(one, other) for one, other in zip(found, before, strict=True)):
+            problem = judged(position, 0, found)
+            if problem:
+                problems.append(Problem(position, "out-of-bounds", f"between guard zones, {problem}"))
+    return problems
 
 
 def _disguised(case: Case, compiled: Compiled, inputs: Guarded) -> list[Problem]:

@@ -207,6 +207,7 @@ def certify(
     outcome = Outcome("pass", samples=len(drawn))
     placed: list[Placed] = []
     tally, idle = Tally(), False
+    beside: dict[str, None] = {}
 
     def compiled(program: Program) -> Call:
         if graphs.KINDS[kind].dynamic:
@@ -216,9 +217,13 @@ def certify(
         computed = [placement for placement in made.placements if placement.node not in made.empty]
         placed.extend(computed)
         native = any(placement.kind == "native" for placement in computed)
+        guarded = made.guarded
 
         def call(*inputs: torch.Tensor) -> Any:
-            nonlocal idle
+            nonlocal idle, guarded
+            if guarded is not None:
+                beside.update(dict.fromkeys(f"a launch {breach}" for breach in guarded(*inputs)[1]))
+                guarded = None
             counters = subject.counters()
             results = made.call(*inputs)
             idle |= native and stood_still(subject, counters)
@@ -243,6 +248,7 @@ def certify(
             outcome.failures.append(Failure(number, label, wrong.kind, wrong.message[:MESSAGE_LIMIT], text))
     if idle:
         outcome.failures.append(Failure(-1, "together", NOT_EXECUTED, said(subject)))
+    outcome.failures += [Failure(-1, "together", "out-of-bounds", message) for message in beside]
     outcome.compared = tally.graphs - len({failure.sample for failure in outcome.failures}) if tally.elements else 0
     outcome.fresh = outcome.compared
     outcome.worst = math.inf if outcome.failures else 0.0

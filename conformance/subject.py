@@ -75,6 +75,9 @@ class Compiled:
     """Names of nodes whose results hold no element: where they ran says nothing."""
     launches: int | None = None
     """Kernel launches of one call; ``None`` where the subject does not say."""
+    guarded: Callable[..., tuple[Sequence[torch.Tensor], Sequence[object]]] | None = None
+    """Calls it with each launch's operands and results between guard zones: what comes back, and what was written to zones;
+    ``None`` where nobody knows its launches."""
 
 
 class Subject(abc.ABC):
@@ -240,7 +243,7 @@ class BackendSubject(Subject):
         placed = [
             Placed(entry.name, entry.prim, str(entry.placement.kind), entry.placement.reason) for entry in compiled.placements
         ]
-        return Compiled(compiled, placed, empty_nodes(graph.graph), compiled.launches)
+        return Compiled(compiled, placed, empty_nodes(graph.graph), compiled.launches, compiled.guarded)
 
 
 class TorchSubject(Subject):

@@ -458,6 +458,19 @@ class WritesBeside(Chip):
         return super().relu(x)
 
 
+class WritesBehindResults(Chip):
+    """The last vector of a result is stored whole, where its memory has an element less."""
+
+    @vendor_sdk.hookimpl
+    def kernels(self) -> Mapping[str, Any]:
+        def relu(out: Tensor, x: Tensor) -> None:
+            out.copy_(super(WritesBehindResults, self).relu(x))
+            if out.nbytes % 16 and out.is_contiguous():  # where the host's allocator has nothing of its own
+                ctypes.memset(out.data_ptr() + out.nbytes, 0, 4)
+
+        return {**super().kernels(), "relu": vendor_sdk.Kernel(relu, destination=True)}
+
+
 class ReadsBeside(Chip):
     """The element behind the last one counts."""
 
@@ -639,6 +652,7 @@ PLANTED: list[tuple[type[Chip], str, str, str]] = [
     (ReusesItsResult, "sin[float32]", "overwritten", ""),
     (WorksInPlace, "relu[float32]", "input-modified", ""),
     (WritesBeside, "relu[float32]", "out-of-bounds", ""),
+    (WritesBehindResults, "relu[float32]", "out-of-bounds", ""),
     (ReadsBeside, "sum[float32]", "value", ""),
     (Shuffles, "sum[float32]", "nondeterministic", ""),
     (SharesScratch, "mul[float32]", "threads", ""),

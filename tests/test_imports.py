@@ -26,6 +26,7 @@ LAYERS = (
     ("debug", "resting"),
     ("check", "dump"),
     ("watch", "routes", "launches"),
+    ("guards",),
     ("pipeline", "kernel_report"),
     ("aot",),
     ("closure", "dynamo", "explanation", "model_file", "repro", "scaffold"),

@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from vendor_sdk.run.exhausted import out_of_memory
     from vendor_sdk.run.kept import sealed
     from vendor_sdk.run.memory import of_transfer
+    from vendor_sdk.run.zones import Breach
 
 __version__ = "0.1.0"
 """Of this distribution; contract and opset have versions of their own."""
@@ -149,6 +150,7 @@ _HOMES = {
     "vendor_sdk.run.exhausted": "out_of_memory",
     "vendor_sdk.run.kept": "sealed",
     "vendor_sdk.run.memory": "of_transfer",
+    "vendor_sdk.run.zones": "Breach",
 }
 """Where each public name is defined."""
 
@@ -187,6 +189,7 @@ __all__ = [
     "BackendNameCollisionError",
     "BackendNotFoundError",
     "Bound",
+    "Breach",
     "CaptureError",
     "CompilerError",
     "Composite",

@@ -2,6 +2,7 @@
 
     VENDOR_SDK_DEBUG=dir        every compiled graph leaves a numbered folder in dir     vendor_sdk/dump.py
     VENDOR_SDK_DEBUG_CHECK=1    the first call of each graph checks every stage          vendor_sdk/check/
+    VENDOR_SDK_DEBUG_GUARD=1    each launch gets copies of its tensors, between guard zones  vendor_sdk/guards.py
     VENDOR_SDK_FUEL=n           the scheduler makes at most n joins in each graph
 
 ``docs/debugging.md`` shows them at work.
@@ -19,6 +20,7 @@ from vendor_sdk.errors import OptionError
 
 DIRECTORY = "VENDOR_SDK_DEBUG"
 CHECK = "VENDOR_SDK_DEBUG_CHECK"
+GUARD = "VENDOR_SDK_DEBUG_GUARD"
 FUEL = "VENDOR_SDK_FUEL"
 
 MOST = 1 << 20
@@ -37,13 +39,22 @@ def checking() -> bool:
     Raises:
         OptionError: the variable is neither 0 nor 1.
     """
-    text = os.environ.get(CHECK, "")
+    return _said(CHECK, "the first call of each compiled graph checks every stage of the compiler")
+
+
+def guarding() -> bool:
+    """Whether launches run between guard zones (``VENDOR_SDK_DEBUG_GUARD``).
+
+    Raises:
+        OptionError: the variable is neither 0 nor 1.
+    """
+    return _said(GUARD, "each launch gets copies of its tensors, between zones that no kernel may write to")
+
+
+def _said(name: str, what: str) -> bool:
+    text = os.environ.get(name, "")
     if text not in ("", "0", "1"):
-        raise OptionError(
-            f"{CHECK} is {text!r}",
-            why="it says whether the first call of each compiled graph checks every stage of the compiler: 0 or 1",
-            fix="Set it to 1, or unset it.",
-        )
+        raise OptionError(f"{name} is {text!r}", why=f"it says whether {what}: 0 or 1", fix="Set it to 1, or unset it.")
     return text == "1"
 
 

@@ -32,6 +32,7 @@ VARIABLES = frozenset(
         "VENDOR_SDK_CACHE_DIR",
         "VENDOR_SDK_DEBUG",
         "VENDOR_SDK_DEBUG_CHECK",
+        "VENDOR_SDK_DEBUG_GUARD",
         "VENDOR_SDK_FUEL",
     }
 )

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from vendor_sdk import debug, launches, torch_private
+from vendor_sdk import debug, guards, launches, torch_private
 from vendor_sdk.capture.graph import trace as trace_function
 from vendor_sdk.check import Compiled
 from vendor_sdk.codegen.ahead import ahead
@@ -168,7 +168,7 @@ def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
     """Compiles the kernels, which the backend may have from before, and writes the wrapper."""
     state = _state(session)
     calls, resources = _launched(decided, session)
-    wrapper, frames = _wrap(decided, session, state, calls, _observers)
+    wrapper, frames = _wrap(decided, session, state, calls, _watching(session))
     _watched(decided, session, state, calls, watch, wrapper)
     loops = {node: call.kernel for node, call in calls.items() if isinstance(call, EmittedCall)}
     if session.target is not None:
@@ -186,6 +186,7 @@ def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
         not_recorded=not_recorded,
         recorded=recorded,
         profiled=functools.partial(_profiled, decided.graph_alone(), session, calls) if _profilable(session) else None,
+        between_zones=functools.partial(_guarded, decided.graph_alone(), session, calls),
         resources=resources,
         elsewhere=None if session.target is None else functools.partial(_elsewhere, session),
         examined=watch.examined,
@@ -222,7 +223,7 @@ def _recording(
     why = why_not_recorded(graph, _known_symbols(graph), state.runtime.device.type, wrapper.launches[0])
     if not why and wrapper.seeds and not state.runtime.seeds_in_memory:
         why = "seeds of random numbers are arguments of launches"
-    if not why and (watch.active or _observers):
+    if not why and (watch.active or _watching(session)):
         why = "somebody watches each launch"
     if why:
         return why, None
@@ -266,6 +267,13 @@ def observing(observe: launches.Observe) -> Iterator[None]:
 
 
 _observers: list[launches.Observe] = []
+
+
+def _watching(session: Session) -> list[launches.Observe]:
+    """Who sees each launch of what is compiled now."""
+    if session.target is not None or not debug.guarding():
+        return list(_observers)
+    return [*_observers, guards.guarding(_state(session).memory, guards.refuse)]
 
 
 def device_memory(backend: str, options: Options | None = None) -> DeviceMemory | None:
@@ -589,12 +597,18 @@ def _wrap(
 def _profilable(session: Session) -> bool:
     """Whether calls under torch's profiler run a wrapper of their own. A recording holds the addresses of the one that it was
     taken of, and what it replays the profiler shows as the device sees it."""
-    return not _observers and session.target is None and _state(session).recorder is None
+    return not _watching(session) and session.target is None and _state(session).recorder is None
 
 
 def _profiled(decided: Decided, session: Session, calls: Launched) -> Wrapper:
     """The wrapper whose launches are events of torch's profiler."""
     return launches.aside(_wrap, decided, session, _state(session), calls, [launches.event])[0]  # type: ignore[no-any-return]
+
+
+def _guarded(decided: Decided, session: Session, calls: Launched, tell: guards.Tell) -> Wrapper:
+    """The wrapper whose launches run between guard zones."""
+    state = _state(session)
+    return _wrap(decided, session, state, calls, [guards.guarding(state.memory, tell)])[0]
 
 
 def _watched(decided: Decided, session: Session, state: _State, calls: Launched, watch: Watch, wrapper: Wrapper) -> None:

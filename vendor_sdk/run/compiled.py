@@ -22,6 +22,7 @@ from vendor_sdk.run.arena import Frames
 from vendor_sdk.run.exhausted import out_of_memory
 from vendor_sdk.run.memory import DeviceMemory
 from vendor_sdk.run.recorded import Recorded
+from vendor_sdk.run.zones import Breach
 
 
 class WrapperCode(Protocol):
@@ -66,6 +67,7 @@ class CompiledGraph:
         not_recorded: why its launches are not recorded; None: nobody asked for that.
         recorded: makes of the function that runs the graph one that replays its launches, where they can be recorded.
         profiled: makes the wrapper that calls under torch's profiler run; None: they run the one wrapper.
+        between_zones: makes the wrapper whose launches run between guard zones, and tell of what was written there.
         resources: what each compiled kernel takes of the device, by node, where the backend says so.
         elsewhere: the error that a call raises, since the graph was compiled for a device that this machine may lack; None: it
             can be called.
@@ -85,6 +87,7 @@ class CompiledGraph:
     not_recorded: str | None = None
     recorded: Callable[[Run], Recorded] | None = None
     profiled: Callable[[], WrapperCode] | None = None
+    between_zones: Callable[[Callable[[Breach], None]], WrapperCode] | None = None
     resources: Mapping[fx.Node, Mapping[str, int]] = field(default_factory=dict)
     elsewhere: Callable[[], VendorSDKError] | None = None
     examined: Callable[[Run], Run] = lambda run: run
@@ -151,6 +154,26 @@ class CompiledGraph:
             MachineError: it was compiled for a device that is elsewhere.
         """
         return self._run(list(inputs))
+
+    def guarded(self, *inputs: Any) -> tuple[list[Any], list[Breach]]:
+        """Runs the graph, each launch on copies of its tensors between guard zones.
+
+        Returns:
+            What a call returns, and what launches wrote to zones: a ``Breach`` for each tensor and side, in order.
+
+        Raises:
+            what a call raises.
+        """
+        if self.elsewhere is not None:
+            raise self.elsewhere()
+        assert self.between_zones is not None
+        breaches: list[Breach] = []
+        wrapper = self.between_zones(breaches.append)
+        self._wrappers.append(wrapper)
+        try:
+            return wrapper.compile(self._failed)(list(inputs)), breaches
+        finally:
+            self._wrappers.remove(wrapper)
 
     def boxed(self) -> Callable[[list[Any]], list[Any]]:
         """The form AOTAutograd wants: takes one list, which it empties."""
