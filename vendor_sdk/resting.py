@@ -31,10 +31,27 @@ def _rest() -> None:
 
 def _resume() -> None:
     global _resting
+    if _resting == 1 and _enabled:
+        _catch_up()  # Outside of the lock: finalizers are others' code.
     with _lock:
         _resting -= 1
         if not _resting and _enabled:
             gc.enable()
+
+
+def _catch_up() -> None:
+    """Does now, once, what would be due in several turns: what was made meanwhile and is alive lives as long as compiled code.
+
+    Left to itself Python goes through it three times: it is young, then (Dynamo asks for that) of middle age, and then there is
+    so much of it that everything is looked at.
+    """
+    due = gc.get_threshold()[0]
+    if not due or gc.get_count()[0] <= due:
+        return
+    gc.collect(1)
+    if not gc.get_freeze_count():  # Others may have frozen what they want to share with forks.
+        gc.freeze()
+        gc.unfreeze()  # All is of the oldest generation now, whose turn is as far off as after a full collection.
 
 
 @contextlib.contextmanager
