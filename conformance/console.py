@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from conformance.cases import EXHAUSTIVE
+from conformance.levels import STEPS
 from conformance.profiles import prim_of
 from conformance.report import broken, survivors
 
@@ -157,9 +158,21 @@ def _timed(console: Console, line: Any, report: Mapping[str, Any]) -> None:
     found = report["summary"]["levels"]
     chosen = report["run"]["selection"]["profile"]
     line("levels: " + ", ".join(f"{profile} [bold]{each['level']}[/]" for profile, each in found.items()))
+    reproducers = {entry["id"]: entry["reproducer"] for entry in report["cases"]}
+    name = report["run"]["backend"]["name"]
     for each in missing_for_next(found[chosen]):
         said = f" ({each['found']})" if each["found"] else ""
         line(f"  {chosen}, {each['level']}: [{NOT_MET[each['state']]}]{each['state']}[/] {escape(each['name'] + said)}")
+        if step := next_step(each, name, reproducers):
+            line(f"    {escape(step)}")
+
+
+def next_step(criterion: Mapping[str, Any], backend: str, reproducers: Mapping[str, str]) -> str:
+    """The command line that shows more of what keeps a criterion from being met; empty where none does. (Reports of before name
+    none.)"""
+    if step := criterion.get("step"):
+        return f"vendor-sdk {STEPS[step].format(backend)}"
+    return next((reproducers[case] for case in criterion.get("cases", ()) if case in reproducers), "")
 
 
 def missing_for_next(reached: Mapping[str, Any]) -> list[Mapping[str, Any]]:

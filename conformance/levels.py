@@ -36,6 +36,8 @@ LEAST_FRACTION = {"large": 0.6, "odd": 0.45, "dynamic": 0.45}
 """Of the roofline, in the geometric mean over the profile's patterns, for *fast*."""
 LEAST_EACH = 0.25
 """And for each pattern at its large size."""
+STEPS = {"run": "conformance --backend {} --effort standard", "implement": "next --backend {}"}
+"""What shows more: command lines of ``vendor-sdk``, for a backend. The first is a whole run, which looks at everything."""
 
 
 def levels(entries: Collection[Mapping[str, Any]], numerics_agree: bool | None) -> dict[str, dict[str, Any]]:
@@ -71,17 +73,25 @@ def _level(profile: str, entries: Sequence[Mapping[str, Any]], numerics_agree: b
     return {"level": reached, "criteria": criteria}
 
 
-def _criterion(level: str, name: str, met: bool | None, found: str) -> dict[str, Any]:
-    return {"level": level, "name": name, "state": "not shown" if met is None else "met" if met else "not met", "found": found}
+def _criterion(
+    level: str, name: str, met: bool | None, found: str, cases: Sequence[str] = (), step: str = ""
+) -> dict[str, Any]:
+    """A criterion with what was found: ``cases`` are those that keep it from being met, ``step`` one of ``STEPS``."""
+    state = "not shown" if met is None else "met" if met else "not met"
+    return {"level": level, "name": name, "state": state, "found": found, "cases": list(cases), "step": step}
 
 
 def _none_of(level: str, name: str, wrong: Sequence[str], looked_at: Sequence[Any], what: str) -> dict[str, Any]:
     """A criterion that holds where nothing is in ``wrong``, and something was looked at."""
     found = f"{len(looked_at)} {what}"
     if wrong:
-        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        found = f"{len(wrong)} of {found}: {', '.join(wrong[:4])}{more}"
-    return _criterion(level, name, not wrong if looked_at else None, found)
+        found = f"{len(wrong)} of {found}: {_some(wrong)}"
+    return _criterion(level, name, not wrong if looked_at else None, found, wrong, "" if looked_at else "run")
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def _ids(entries: Iterable[Mapping[str, Any]], wrong: Callable[[Mapping[str, Any]], bool]) -> list[str]:
@@ -100,13 +110,21 @@ def _runs(profile: str, prims: Sequence[Mapping[str, Any]], models: Sequence[Map
     total = sum(weight[prim] for prim in tried)
     share = sum(weight[prim] for prim in tried - off_chip) / total if total else 0.0
     met: bool | None = share >= LEAST_ON_CHIP
-    found = f"{share:.1%}"
+    found, step = f"{share:.1%}", "" if met else "implement"
+    heaviest = sorted(off_chip, key=lambda prim: (-weight[prim], prim))
+    if heaviest and not met:
+        found += f"; on the host: {_some([f'{prim} {weight[prim] / total:.1%}' for prim in heaviest])}"
     if missing or not prims:
-        met, found = None, f"{found}; {len(missing)} prims did not run"
+        met, found, step = None, f"{found}; {len(missing)} prims did not run: {_some(missing)}", "run"
     if any(e["placement"] == "opaque" for e in prims):
-        met, found = None, "the backend does not say where it runs what"
+        met, found, step = None, "the backend does not say where it runs what", ""
     yield _criterion(
-        "runs", f"{LEAST_ON_CHIP:.0%} of the calls of prims, as its models make them, run on the device", met, found
+        "runs",
+        f"{LEAST_ON_CHIP:.0%} of the calls of prims, as its models make them, run on the device",
+        met,
+        found,
+        [] if met else _ids(placed, lambda e: e["prim"] in off_chip and e["placement"] not in ON_CHIP),
+        step,
     )
     wrong = _ids(models, lambda e: e["verdict"] not in (*RIGHT, "waived"))
     yield _none_of("runs", "its models run, with right results", wrong, models, "models")
@@ -143,11 +161,10 @@ def _accurate(
     if wrong or (ran >= cases and not empty):
         yield _none_of("accurate", name, wrong, prims, said)
     elif ran >= cases:
-        yield _criterion(
-            "accurate", name, None, f"{len(empty)} of {len(prims)} {said}, gave no element: {', '.join(empty[:4])}"
-        )
+        yield _criterion("accurate", name, None, f"{len(empty)} of {len(prims)} {said}, gave no element: {_some(empty)}", empty)
     else:
-        yield _criterion("accurate", name, None, f"{len(ran)} of {len(cases)} cases ran")
+        lacking = [f"{prim}[{dtype}]" for prim, dtype in sorted(cases - ran)]
+        yield _criterion("accurate", name, None, f"{len(ran)} of {len(cases)} cases ran, not {_some(lacking)}", step="run")
     if any("mutants" in e for e in prims):  # reports of before have none
         scored = [e for e in prims if e.get("mutants")]
         blind = _ids(scored, lambda e: bool(e["mutants"]["survived"]))
@@ -155,14 +172,14 @@ def _accurate(
     wrong = _ids(generated, lambda e: e["verdict"] != "pass")
     yield _none_of("accurate", "generated graphs are as accurate as their prims", wrong, generated, "cases")
     wrong = _ids(behaviour, lambda e: e["verdict"] != "pass")
-    name = "gradients, views, strides, what is done in place and quantized programs are as they must be"
+    name = "programs (gradients, views, what is done in place, quantized, at the limits of size) are right"
     yield _none_of("accurate", name, wrong, behaviour, "cases")
     wrong = _ids(patterns, lambda e: e["verdict"] not in RIGHT)
     yield _none_of("accurate", "every fused pattern is right while it is timed", wrong, patterns, "patterns")
     wrong = _ids(models, lambda e: e["verdict"] not in RIGHT)
     yield _none_of("accurate", "models train as eager does, none waived", wrong, models, "models")
-    said = "no probe ran" if numerics_agree is None else ""
-    yield _criterion("accurate", "declared numerics are what was measured", numerics_agree, said)
+    said, step = ("no probe ran", "run") if numerics_agree is None else ("", "")
+    yield _criterion("accurate", "declared numerics are what was measured", numerics_agree, said, step=step)
 
 
 def _fast(patterns: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, Any]]) -> Iterable[dict[str, Any]]:
@@ -172,30 +189,44 @@ def _fast(patterns: Sequence[Mapping[str, Any]], models: Sequence[Mapping[str, A
         found = fractions(patterns, label)
         mean = math.exp(sum(map(math.log, found)) / len(found)) if found else 0.0
         said = f"{mean:.1%} of {len(found)} patterns"
-        yield _criterion(
-            "fast", f"{least:.0%} of the roofline in the mean, {label} size", mean >= least if found else None, said
-        )
-    worst = min(fractions(patterns, "large"), default=None)
-    met, said = (None, "") if worst is None else (worst >= LEAST_EACH, f"the least has {worst:.1%}")
-    yield _criterion("fast", f"{LEAST_EACH:.0%} of the roofline by each pattern", met, said)
+        met = mean >= least if found else None
+        # Those below are the ones to look at.
+        below = [] if met else _ids(patterns, lambda e: 0 < _fraction(e, label) < least)
+        said += f"; below: {_some(below)}" if below else ""
+        name = f"{least:.0%} of the roofline in the mean, {label} size"
+        yield _criterion("fast", name, met, said, below, "" if found else "run")
+    measured = fractions(patterns, "large")
+    below = _ids(patterns, lambda e: 0 < _fraction(e, "large") < LEAST_EACH)
+    said = f"the least has {min(measured):.1%}" if measured else ""
+    said += f"; below: {_some(below)}" if below else ""
+    name = f"{LEAST_EACH:.0%} of the roofline by each pattern"
+    yield _criterion("fast", name, not below if measured else None, said, below, "" if measured else "run")
     parts = [part for e in models if e["performance"] for part in e["performance"]["parts"]]
     slower = _ids(models, lambda e: e["verdict"] == "slow")
     yield _none_of("fast", "models are at least as fast as eager, and are compiled once", slower, models, "models")
     hosted = sorted({prim for part in parts for prim in part["host_prims"]})
     known = [part for part in parts if part["graphs"] is not None]
     met = len(hosted) <= MOST_HOST_NODES if known else None
-    yield _criterion("fast", "no node of its models runs on the host", met, ", ".join(hosted))
+    step = "implement" if met is False else ""
+    yield _criterion("fast", "no node of its models runs on the host", met, ", ".join(hosted), step=step)
     right = [e for e in (*patterns, *models) if e["verdict"] in RIGHT]
     open_ones = sum(e["verdict"] == "inconclusive" for e in right)
     met = open_ones <= MOST_INCONCLUSIVE * len(right) if right else None
     said = f"{open_ones} of {len(right)}"
-    yield _criterion("fast", f"{MOST_INCONCLUSIVE:.0%} of the timings at most are inconclusive", met, said)
+    unsure = _ids(right, lambda e: e["verdict"] == "inconclusive") if met is False else []
+    yield _criterion("fast", f"{MOST_INCONCLUSIVE:.0%} of the timings at most are inconclusive", met, said, unsure)
 
 
 def fractions(patterns: Sequence[Mapping[str, Any]], label: str) -> list[float]:
     """Medians of the parts of the roofline that patterns reach at the size called ``label``."""
-    sizes = [size for e in patterns if e["performance"] for size in e["performance"]["sizes"]]
-    return [max(size["fraction"]["median"], 1e-6) for size in sizes if size["label"] == label and size["fraction"]]
+    return [found for found in (_fraction(entry, label) for entry in patterns) if found]
+
+
+def _fraction(entry: Mapping[str, Any], label: str) -> float:
+    """That of one pattern; 0 where it was not measured."""
+    sizes = (entry["performance"] or {}).get("sizes", ())
+    found = [size["fraction"]["median"] for size in sizes if size["label"] == label and size["fraction"]]
+    return max(found[0], 1e-6) if found else 0.0
 
 
 def best(reached: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:

@@ -14,8 +14,8 @@ from markupsafe import Markup
 
 from conformance import charts, curves, measured
 from conformance.cases import DTYPES, EXHAUSTIVE, MODEL, TIMED
-from conformance.console import missing_for_next, tables
-from conformance.levels import NONE, best
+from conformance.console import missing_for_next, next_step, tables
+from conformance.levels import NONE, STEPS, best
 from conformance.report import broken, standing, survivors
 
 LOOKS = {
@@ -93,6 +93,7 @@ def html(report: Mapping[str, Any]) -> str:
             (entry["prim"] if entry["kind"] == MODEL else entry["id"].removeprefix("pattern:")): entry["id"] for entry in others
         },
         colours=VERDICT_COLOURS,
+        steps=STEPS,
     )
     profile = run["selection"]["profile"]
     bars = [
@@ -196,6 +197,11 @@ def markdown(report: Mapping[str, Any]) -> str:
     for profile, each in reached.items():
         missing = [f"{c['name']} ({c['found'] or c['state']})" for c in missing_for_next(each)]
         lines.append(f"| {profile} | **{each['level']}** | {_cell('; '.join(missing[:3]))} |")
+    chosen = run["selection"]["profile"]
+    reproducers = {entry["id"]: entry["reproducer"] for entry in report["cases"]}
+    steps = [next_step(each, backend["name"], reproducers) for each in missing_for_next(reached[chosen])]
+    if any(steps):
+        lines += ["", f"What shows more of profile {chosen}:", "", "```", *dict.fromkeys(filter(None, steps)), "```"]
     for _, columns, rows in tables(report["cases"]):
         if rows:
             lines += ["", f"| {' | '.join(columns)} |", "|---|---|" + "---:|" * (len(columns) - 2)]
@@ -212,15 +218,29 @@ def markdown(report: Mapping[str, Any]) -> str:
             lines += ["", f"and {len(blind) - 50} more"]
     wrong = [entry for entry in report["cases"] if broken(entry)]
     if wrong:
-        lines += ["", "| broken claim | verdict | first failure |", "|---|---|---|"]
+        lines += ["", "| broken claim | verdict | first failure | of the call | again |", "|---|---|---|---|---|"]
         for entry in wrong[:50]:
-            message = next(
-                (failure["message"].splitlines()[0] for failure in entry["failures"]), "passes, though declared to fail"
-            )
-            lines.append(f"| `{entry['id']}` | {entry['verdict']} | {_cell(message[:160])} |")
+            first = next(iter(entry["failures"]), None)
+            message = first["message"].splitlines()[0] if first else "passes, though declared to fail"
+            again = (first or entry)["reproducer"]
+            shown = message[:160], _call(first) if first else "", f"`{again}`"
+            lines.append(f"| `{entry['id']}` | {entry['verdict']} | {' | '.join(map(_cell, shown))} |")
         if len(wrong) > 50:
             lines += ["", f"and {len(wrong) - 50} more"]
     return "\n".join(lines) + "\n"
+
+
+def _call(failure: Mapping[str, Any]) -> str:
+    """The operands of a failing call, and what went into its worst element. (Reports of before have neither.)"""
+    shown = [
+        f"{each['name']} {each['dtype']}{each['shape']}" if "dtype" in each else f"{each['name']}={each['value']}"
+        for each in failure.get("operands") or ()
+    ]
+    worst = next(iter(failure.get("elements") or ()), None)
+    if worst and worst["inputs"]:
+        given = ", ".join(f"{name} {value}" for name, value in worst["inputs"].items())
+        shown.append(f"at {tuple(worst['index'])}: of {given} came {worst['got']}, not {worst['expected']}")
+    return "; ".join(shown)
 
 
 def badge(report: Mapping[str, Any]) -> str:

@@ -72,6 +72,7 @@ def test_the_summary_says_what_is_broken(document: dict[str, Any]) -> None:
     assert "## chip 1: claims broken" in text
     assert "| pass | 14 | | native | 14 |" in text
     assert "| `mul[bool]` | fail | &lt;/script>" in text
+    assert "What shows more of profile" in text
     right = copy.deepcopy(document)
     right["cases"].pop()
     right["summary"] = report.summarize(right["cases"], [])

@@ -18,6 +18,7 @@ from conformance import charts, models, profiles, roofline, zoo
 from conformance.cases import MODEL, PATTERN, PRIM, Case, Selection, SelectionError, every_case
 from conformance.closeness import LIMITS, error
 from conformance.compare import compare
+from conformance.console import next_step
 from conformance.levels import LEVELS, NONE, best, levels
 from conformance.outcome import Outcome
 from conformance.patterns import PATTERNS, Size
@@ -567,6 +568,37 @@ def test_each_level_asks_for_all_below() -> None:
     states = {c["state"] for c in levels([], True)["llm"]["criteria"] if c["level"] != "accurate"}
     assert states == {"not shown"}
     assert {c["level"] for c in levels([], True)["llm"]["criteria"]} == set(LEVELS)
+
+
+def test_criteria_name_what_keeps_them_from_being_met_and_what_shows_more() -> None:
+    found = entries()
+    for entry in found:
+        if entry["id"] in ("exp[float32]", "softmax[bfloat16]"):
+            entry["verdict"] = "fail"
+        if entry["prim"] == "sort":
+            entry["placement"] = "host"
+        if entry["id"] == "pattern:swiglu[float32]":
+            spots = [{**size, "fraction": {"median": 0.1}} for size in entry["performance"]["sizes"]]
+            entry["performance"] = {**entry["performance"], "sizes": spots}
+    criteria = levels(found, True)["full"]["criteria"]
+    by_name = {each["name"].partition(",")[0]: each for each in criteria}
+    assert by_name["every prim passes in every dtype"]["cases"] == ["exp[float32]"]
+    each = by_name["25% of the roofline by each pattern"]
+    assert (each["state"], each["cases"]) == ("not met", ["pattern:swiglu[float32]"])
+    assert "below: pattern:swiglu[float32]" in each["found"]
+    commands = {"add[float32]": "vendor-sdk conformance --prims add"}
+    wrong = {**each, "cases": ["add[float32]"]}
+    assert next_step(wrong, "mychip", commands) == "vendor-sdk conformance --prims add"
+    few = levels([e for e in found if e["prim"] in ("exp", "sort")], None)["full"]["criteria"]
+    steps = {each["name"].partition(" of the calls")[0]: next_step(each, "mychip", {}) for each in few}
+    assert steps["90%"] == "vendor-sdk conformance --backend mychip --effort standard"
+    share = next(each for each in few if each["name"].startswith("90%"))
+    assert "on the host: sort" in share["found"]
+    assert "prims did not run: " in share["found"]
+    hosted = levels([{**e, "placement": "host"} if e["kind"] == PRIM else e for e in entries()], True)["full"]["criteria"]
+    share = next(each for each in hosted if each["name"].startswith("90%"))
+    assert next_step(share, "mychip", {}) == "vendor-sdk next --backend mychip"
+    assert share["cases"]
 
 
 def test_a_prim_weighs_as_much_as_models_call_it() -> None:

@@ -436,6 +436,11 @@ def test_special_functions_far_from_the_samples(name: str) -> None:
     judge(row, sample, vendor_sdk.compile_graph(vendor_sdk.trace(row.target, [x]), backend=NAME)(x))
 
 
+def test_the_logarithm_of_gamma_is_zero_at_its_roots() -> None:
+    found = torch.compile(torch.lgamma, backend=NAME)(torch.tensor([1.0, 2.0]))
+    assert found.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("function", [torch.log2, torch.log10])
 def test_logarithms_to_other_bases_are_within_three_units_everywhere(function: Callable[..., torch.Tensor]) -> None:
     x = torch.arange(0.75, 0.8, 2.0**-24)

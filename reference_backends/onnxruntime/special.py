@@ -170,13 +170,15 @@ def _log_gamma_of_positive(b: Builder, x: Value) -> Value:
 
 
 def _lgamma(b: Builder, x: Value) -> Value:
-    """For x < 1/2 by reflection: gamma(x) gamma(1 - x) = pi / sin(pi x). Whole numbers below 1 are poles."""
+    """For x < 1/2 by reflection: gamma(x) gamma(1 - x) = pi / sin(pi x). Whole numbers below 1 are poles, 1 and 2 are roots."""
     low = _less(b, x, 0.5)
     value = _log_gamma_of_positive(b, b.where(low, b.op("Sub", _c(b, 1), x), x))
     sine = b.op("Abs", _sine_of_pi(b, _from_whole(b, x)))
     mirrored = b.op("Sub", b.op("Log", _div(b, math.pi, sine)), value)
     infinite = b.op("IsInf", x, dtype=BOOL)
     pole = b.op("And", low, b.compare("Equal", sine, _c(b, 0)))
+    root = b.compare("Equal", b.op("Abs", _add(b, x, -1.5)), _c(b, 0.5))
+    value = b.where(root, _c(b, 0), value)
     return b.where(b.op("Or", infinite, pole), _c(b, math.inf), b.where(low, mirrored, value))
 
 
