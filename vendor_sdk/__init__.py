@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     from vendor_sdk.profiling import Profile, profile
     from vendor_sdk.resting import without_collections
     from vendor_sdk.run.arena import release_memory
-    from vendor_sdk.run.blocks import warm_empty
+    from vendor_sdk.run.blocks import warm_allocator, warm_empty
     from vendor_sdk.run.exhausted import out_of_memory
     from vendor_sdk.run.kept import sealed
     from vendor_sdk.run.memory import of_transfer
@@ -146,7 +146,7 @@ _HOMES = {
     "vendor_sdk.profiling": "Profile profile",
     "vendor_sdk.resting": "without_collections",
     "vendor_sdk.run.arena": "release_memory",
-    "vendor_sdk.run.blocks": "warm_empty",
+    "vendor_sdk.run.blocks": "warm_allocator warm_empty",
     "vendor_sdk.run.exhausted": "out_of_memory",
     "vendor_sdk.run.kept": "sealed",
     "vendor_sdk.run.memory": "of_transfer",
@@ -296,6 +296,7 @@ __all__ = [
     "trace",
     "unregister",
     "violations",
+    "warm_allocator",
     "warm_empty",
     "without_collections",
     "words_kept",

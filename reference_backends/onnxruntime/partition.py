@@ -23,7 +23,7 @@ import onnxruntime as ort
 import torch
 
 from reference_backends.onnxruntime.values import CPU_DEVICE, torch_tensor
-from vendor_sdk import KernelError, out_of_memory, sealed, warm_empty
+from vendor_sdk import KernelError, out_of_memory, sealed, warm_allocator
 
 OUT_OF_MEMORY = re.compile(r"Failed to allocate memory(?: for requested buffer of size (?P<bytes>\d+))?|bad.alloc")
 """What ONNX Runtime and the C++ library say of memory that ran out."""
@@ -91,7 +91,7 @@ class Partition:
     def __init__(self, signature: Signature, make: MakeSession) -> None:
         self.signature = signature
         self.verified = signature.exact  # ONNX Runtime fills what was allocated for it, or raises
-        self._make = make
+        self._make, self._seeds = make, signature.seeds
         self._sides: dict[int, _Sessions] = {}
         self._lock = threading.Lock()
 
@@ -100,7 +100,7 @@ class Partition:
 
     def sessions(self) -> _Sessions:
         """The sessions for the number of threads that torch is set to."""
-        threads = torch.get_num_threads()
+        threads = _threads()
         found = self._sides.get(threads)
         if found is None:
             with self._lock:
@@ -108,9 +108,9 @@ class Partition:
         return found
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        if self.signature.seeds:
-            inputs = [*inputs, torch.empty(self.signature.seeds, dtype=torch.int64).random_()]
-        return self.sessions().run(inputs)
+        if self._seeds:
+            inputs = [*inputs, torch.empty(self._seeds, dtype=torch.int64).random_()]
+        return (self._sides.get(_threads()) or self.sessions()).run(inputs)
 
     def made(self) -> list[ort.InferenceSession]:
         """The sessions that calls have needed so far."""
@@ -178,6 +178,9 @@ class _Sessions:
             return self._inside[1]
 
 
+_threads = torch.get_num_threads
+
+
 def _getter(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """What takes the items at some places."""
     return operator.itemgetter(*places) if len(places) > 1 else lambda items: [items[index] for index in places]
@@ -195,8 +198,9 @@ class _Calls:
         self.session = session
         self._places = [(index, slot.name, slot.element, slot.dtype) for index in places for slot in (signature.inputs[index],)]
         self._outputs = [
-            (slot.name, slot.element, slot.dtype, slot.shape, slot.shape if slot.sizes is None else slot.sizes)
+            (slot.name, slot.element, slot.shape, None if sizes is None else warm_allocator(sizes, slot.dtype), slot.dtype)
             for slot in signature.outputs
+            for sizes in (slot.shape if slot.sizes is None else slot.sizes,)
         ]
         self._dynamic = any(slot.shape is None for slot in signature.outputs)
         self._idle: list[_Binding] = []
@@ -219,11 +223,11 @@ class _Calls:
                 if bound.get(name) != where:
                     raw.bind_input(name, CPU_DEVICE, element, where[1], where[0])
                     bound[name] = where
-            for name, element, dtype, shape, sizes in self._outputs:
-                if sizes is None:
+            for name, element, shape, allocate, _ in self._outputs:
+                if allocate is None:
                     raw.bind_output(name, CPU_DEVICE)
                     continue
-                result = warm_empty(sizes, dtype)
+                result = allocate()
                 results.append(result)
                 address = result.data_ptr() or _NOWHERE
                 if bound.get(name) != address:  # who drops a result gives its memory to the next one, often
@@ -242,8 +246,8 @@ class _Calls:
         if self._dynamic:
             given = iter(results)
             results = [
-                torch_tensor(value, dtype) if sizes is None else next(given)
-                for value, (_, _, dtype, _, sizes) in zip(raw.get_outputs(), self._outputs, strict=True)
+                torch_tensor(value, dtype) if allocate is None else next(given)
+                for value, (_, _, _, allocate, dtype) in zip(raw.get_outputs(), self._outputs, strict=True)
             ]
         self._idle.append(binding)
         return results

@@ -18,7 +18,7 @@ import mmap
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -177,6 +177,14 @@ def warm_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if nbytes < LARGE:
         return _allocate(shape, strides, dtype)
     return shaped(tensor_over_block(nbytes), 0, shape, dtype, strides)
+
+
+def warm_allocator(shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """``warm_empty`` of one shape and dtype, for whoever allocates it in every call."""
+    nbytes, strides = _extent(shape, dtype)
+    if nbytes < LARGE:
+        return functools.partial(_allocate, shape, strides, dtype)
+    return functools.partial(warm_empty, shape, dtype)
 
 
 @functools.lru_cache(maxsize=4096)

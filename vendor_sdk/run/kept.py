@@ -64,14 +64,14 @@ def sealed(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]]
     # Every call of a compiled graph comes here, for each of its parameters: no bytecode runs for each.
     addresses, versions = [seal.address for seal in seals], [seal.version for seal in seals]
     memory = [place for seal in seals for place, _ in seal.samples]
-    contents = [content for seal in seals for _, content in seal.samples]
+    contents = b"".join(content for seal in seals for _, content in seal.samples)
 
     def hold(given: Sequence[torch.Tensor]) -> bool:
         try:
             return (  # The addresses come first: what lay at an earlier one may be gone.
                 list(map(_address, given)) == addresses
                 and list(map(_version, given)) == versions
-                and list(map(_raw, memory)) == contents
+                and b"".join(memory) == contents
                 and since == _broken[0]
             )
         except RuntimeError:  # an inference tensor has no version
@@ -82,7 +82,6 @@ def sealed(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]]
 
 _address = torch.Tensor.data_ptr
 _version = operator.attrgetter("_version")
-_raw = operator.attrgetter("raw")
 
 
 @dataclass(eq=False, slots=True)
