@@ -36,6 +36,8 @@ ELEMENT_TYPES = {
     torch.bool: TensorProto.BOOL,
     torch.int16: TensorProto.INT16,
     torch.uint64: TensorProto.UINT64,
+    torch.float8_e4m3fn: TensorProto.FLOAT8E4M3FN,
+    torch.float8_e5m2: TensorProto.FLOAT8E5M2,
 }
 """torch dtype to ONNX element type, for the dtypes of this backend; int16, which the bits of halves are read as; uint64, in
 which random words are made."""
@@ -51,6 +53,8 @@ ARRAY_TYPES: dict[torch.dtype, Any] = {
     torch.bool: np.bool_,
     torch.int16: np.int16,
     torch.uint64: np.uint64,
+    torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,
+    torch.float8_e5m2: ml_dtypes.float8_e5m2,
 }
 
 

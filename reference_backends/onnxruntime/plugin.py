@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vendor_sdk import ALL, Backend, GraphCompiler, Legalization, NodeContext, Option, Support, TorchDevice, hookimpl
+from vendor_sdk import STORED, Backend, GraphCompiler, Legalization, NodeContext, Option, Support, TorchDevice, hookimpl
 
 if TYPE_CHECKING:
     from reference_backends.onnxruntime.providers import Provider
@@ -39,7 +39,7 @@ def backend() -> Backend:
     return Backend(
         name="onnxruntime",
         version=VERSION,
-        dtypes=frozenset(ALL),
+        dtypes=frozenset(STORED),
         legalize=Legalization(explicit_promotion=True, no_scalars=True),
         composites=_composites(),
         requires=_requires,

@@ -6,13 +6,15 @@ and rounded.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value
+from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Builder, Operand, Outline, Rule, Untranslatable, Value
+from vendor_sdk import FLOAT8
 
 FLOAT, DOUBLE, INT64, INT32, UINT8, BOOL = (
     torch.float32,
@@ -530,9 +532,33 @@ def _right_shift(b: Builder, out: Outline, x: Any, y: Any) -> Value:
 def _to_copy(b: Builder, out: Outline, x: Value, *, dtype: torch.dtype | None = None) -> Value:
     if x.dtype == out.dtype:
         return b.op("Identity", x)
+    if x.dtype in FLOAT8:
+        x = b.cast(x, FLOAT)  # of which ONNX Runtime knows that -0.0 is false
+    if out.dtype in FLOAT8:
+        return _to_float8(b, b.cast(x, FLOAT), out.dtype)
     if x.dtype.is_floating_point and out.dtype == UINT8:
         return b.cast(b.cast(x, INT64), UINT8)  # what does not fit wraps, as torch's conversion does
     return b.cast(x, out.dtype)
+
+
+def _to_float8(b: Builder, x: Value, dtype: torch.dtype) -> Value:
+    """What is too large for e4m3fn is what the installed torch says, its largest number or NaN; for e5m2 it is infinite, where
+    ONNX Runtime gives NaN between the largest number and the next power of two."""
+    if dtype == torch.float8_e5m2:
+        half_way = b.constant(_E5M2_INFINITE, FLOAT)
+        beyond = b.compare("GreaterOrEqual", b.op("Abs", x), half_way)
+        x = b.where(beyond, b.op("Mul", x, b.constant(math.inf, FLOAT)), x)
+    return b.op("Cast", x, dtype=dtype, to=ELEMENT_TYPES[dtype], saturate=int(dtype == torch.float8_e4m3fn and _saturates()))
+
+
+_E5M2_INFINITE = 61440.0
+"""Half way between the largest number and the one that would follow; its mantissa is odd, so this goes up."""
+
+
+@functools.cache
+def _saturates() -> bool:
+    """Whether torch takes what is too large for e4m3fn to its largest number: 2.13 does, 2.11 makes it NaN."""
+    return not torch.tensor(torch.finfo(FLOAT).max).to(torch.float8_e4m3fn).isnan()
 
 
 RULES: Mapping[str, Rule] = {

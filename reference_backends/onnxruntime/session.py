@@ -17,7 +17,7 @@ from reference_backends.onnxruntime.refusal import support, unwritable
 from reference_backends.onnxruntime.saving import save
 from reference_backends.onnxruntime.stored import session
 from reference_backends.onnxruntime.translate import RULES, translate
-from vendor_sdk import CompilerError, GraphCompiler, ModelFile, NodeContext, PrimGraph, Support
+from vendor_sdk import FLOAT8, CompilerError, GraphCompiler, ModelFile, NodeContext, PrimGraph, Support
 
 
 class OnnxCompiler(GraphCompiler):
@@ -61,11 +61,12 @@ class OnnxCompiler(GraphCompiler):
 def _signature(graph: PrimGraph, model: onnx.ModelProto, *, keep: bool) -> Signature:
     fakes = [node.meta["val"] for node in graph.outputs]
     outputs = tuple(_result(info, fake) for info, fake in zip(model.graph.output, fakes, strict=True))
+    inputs = tuple(map(_slot, model.graph.input))
     return Signature(
-        inputs=tuple(map(_slot, model.graph.input)),
+        inputs=inputs,
         seeds=sum(each.type.tensor_type.shape.dim[0].dim_value for each in model.graph.input if each.name == SEEDS),
         outputs=outputs,
-        static=tuple(sorted(graph.static_inputs)),
+        static=tuple(index for index in sorted(graph.static_inputs) if inputs[index].dtype not in FLOAT8),
         training=graph.training,
         keep=keep,
         exact=all(slot.sizes is not None and slot.dtype == fake.dtype for slot, fake in zip(outputs, fakes, strict=True)),

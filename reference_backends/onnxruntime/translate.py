@@ -29,7 +29,7 @@ from reference_backends.onnxruntime import (
     view,
 )
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, static
-from vendor_sdk import COMPOSITES, OPSET, LoweringError, NodeContext, PrimGraph, TensorInfo, trace
+from vendor_sdk import COMPOSITES, FLOAT8, OPSET, LoweringError, NodeContext, PrimGraph, TensorInfo, trace
 
 
 def traced(builder: Builder, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
@@ -68,7 +68,7 @@ def traced(builder: Builder, function: Callable[..., Any], *args: Any, **kwargs:
 
 
 def _array(value: torch.Tensor) -> Any:
-    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # which numpy itself does not have
+    return (value.float() if value.dtype in (torch.bfloat16, *FLOAT8) else value).numpy()  # which numpy itself does not have
 
 
 def _in_torch(function: Callable[..., Any]) -> Rule:

@@ -1,11 +1,15 @@
-"""Values of ONNX Runtime over torch's memory, and the other way round: nothing is copied."""
+"""Values of ONNX Runtime over torch's memory, and the other way round: nothing is copied, save floats of eight bits."""
 
 from __future__ import annotations
+
+import ctypes
 
 import onnxruntime as ort
 import torch
 from onnxruntime.capi import _pybind_state as native
 from torch.utils import dlpack
+
+from vendor_sdk import FLOAT8
 
 CPU_DEVICE = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
 """Where torch's tensors are."""
@@ -20,6 +24,11 @@ def shared(tensor: torch.Tensor) -> ort.OrtValue:
 
 
 def torch_tensor(value: native.OrtValue, dtype: torch.dtype) -> torch.Tensor:
-    """A value in the memory of the host as a tensor, which keeps its memory alive. DLPack has uint8 where ``dtype`` is bool."""
+    """A value in the memory of the host as a tensor, which keeps its memory alive. DLPack has uint8 where ``dtype`` is bool;
+    floats of eight bits, which ONNX Runtime does not give to it, are copied."""
+    if dtype in FLOAT8:
+        result = torch.empty(value.shape(), dtype=dtype)
+        ctypes.memmove(result.data_ptr(), value.data_ptr(), result.nbytes)
+        return result
     tensor: torch.Tensor = dlpack.from_dlpack(value.to_dlpack())
     return tensor if tensor.dtype == dtype else tensor.view(dtype)
