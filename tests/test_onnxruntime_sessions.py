@@ -106,10 +106,10 @@ class _Counted:
 
 def test_only_what_moved_is_bound_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, other = torch.randn(2, 64, 8)
+    blocks = [torch.empty(64, 8) for _ in range(2)]
+    monkeypatch.setattr("reference_backends.onnxruntime.partition.warm_allocator", lambda shape, dtype: lambda: blocks[0])
     run = compiled(torch.sin, x)
     (calls,) = partition_of(run).sessions().made()
-    blocks = [torch.empty(64, 8) for _ in range(2)]
-    monkeypatch.setattr("reference_backends.onnxruntime.partition.warm_empty", lambda shape, dtype: blocks[0])
     run(x)
     (binding,) = calls._idle
     binding.run = lambda counted, options: calls.session._sess.run_with_iobinding(counted.raw, options)

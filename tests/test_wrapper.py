@@ -21,7 +21,7 @@ from tests.toys import register_toys
 from vendor_sdk import ALL, COMPOSITES, Backend, Kernel, PrimGraph, TorchDevice, hookimpl
 from vendor_sdk.pipeline import recording
 from vendor_sdk.run import arena
-from vendor_sdk.run.blocks import BLOCKS, LARGE, warm_empty
+from vendor_sdk.run.blocks import BLOCKS, LARGE, warm_allocator, warm_empty
 
 Function = Callable[..., Any]
 
@@ -310,10 +310,12 @@ def test_blocks_stay_below_their_limit() -> None:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0, 5), (4, 1, 3), (1024, 512)])
 def test_memory_lies_row_major(shape: tuple[int, ...], inference: bool) -> None:
     with torch.inference_mode(inference):
-        like, found = torch.empty(shape, dtype=torch.float64), warm_empty(shape, torch.float64)
-    assert (found.shape, found.stride(), found.dtype) == (like.shape, like.stride(), like.dtype)
-    assert found.storage_offset() == 0
-    assert not found.is_inference() or inference
+        like = torch.empty(shape, dtype=torch.float64)
+        both = warm_empty(shape, torch.float64), warm_allocator(shape, torch.float64)()
+    for found in both:
+        assert (found.shape, found.stride(), found.dtype) == (like.shape, like.stride(), like.dtype)
+        assert found.storage_offset() == 0
+        assert not found.is_inference() or inference
 
 
 def test_memory_is_released_and_taken_again() -> None:
