@@ -33,17 +33,6 @@ template <int L, int S = 1, class V> INLINE V lane_sums(V *vectors) {
   }
 }
 
-// A vector that was loaded stays in its register: compilers would rather load it again for each use.
-template <class V> INLINE void keep(V &vector) {
-#if defined __AVX512F__
-  __asm__("" : "+v"(vector));
-#elif defined __SSE2__
-  __asm__("" : "+x"(vector));
-#elif defined __aarch64__
-  __asm__("" : "+w"(vector));
-#endif
-}
-
 // tile[i * pitch + j] = (fresh ? 0 : itself) + the sum over `k` steps of row i of `a` times row j of `b`, for M times DOTS / M / U rows,
 // of which only `rows` and `columns` are there. U vectors of each row at once: where M alone does not let a row of `b` be read far enough
 // ahead of its use.

@@ -2,8 +2,9 @@
 // products.h.
 //
 // The left factor is read where it lies when it is a tensor along its rows or along the sum; a factor that is computed is packed in
-// panels, shared by all threads. Each thread takes panels of columns, packs a block of the right factor that fits its first cache
-// levels, and runs it against all panels of the left one. Where the right factor has more columns than the left one has rows and is
+// panels, shared by all threads. Each thread takes spans of columns, packs a block of the right factor that fits its first cache
+// levels, and runs it against all panels of the left one. A span has several tiles side by side where tiles are narrow: some rows of the
+// left factor then meet one tile's columns after the other while they are in the second cache. Where the right factor has more columns than the left one has rows and is
 // summed along memory, which packing would transpose, the product's transpose is computed: the left factor is packed, and the right one
 // read where it lies. What a thread packs and sums is on its stack. Every element of the result is summed in one order, whatever the
 // number of threads.
@@ -17,6 +18,10 @@ enum { VECTOR_BYTES = 32, TILE_ROWS = 6, TILE_VECTORS = 2 };
 #else
 enum { VECTOR_BYTES = 16, TILE_ROWS = 6, TILE_VECTORS = 2 };
 #endif
+enum {
+  SPAN_TILES = 256 / (VECTOR_BYTES * TILE_VECTORS),  // Side by side in the columns that a thread takes at a time.
+  CHUNK = SPAN_TILES > 1 ? 96 : 1,                   // Rows that stay in the second cache from one of them to the next.
+};
 
 extern "C" int omp_get_max_threads(void) noexcept;
 extern "C" int omp_get_thread_num(void) noexcept;
@@ -66,10 +71,21 @@ template <> SPECIALISED Pairs add(Pairs a, Pairs b) {
 }
 template <> SPECIALISED bfloat16_pair add(bfloat16_pair a, bfloat16_pair b) { return bits<bfloat16_pair>(bits<float>(a) + bits<float>(b)); }
 
+// A vector that was loaded stays in its register: compilers would rather load it again for each use.
+template <class V> INLINE void keep(V &vector) {
+#if defined __AVX512F__
+  __asm__("" : "+v"(vector));
+#elif defined __SSE2__
+  __asm__("" : "+x"(vector));
+#elif defined __aarch64__
+  __asm__("" : "+w"(vector));
+#endif
+}
+
 // tile[i][j] = (fresh ? 0 : tile[i][j]) + the sum of a[i][.] * b[.][j] over `k` steps, for a tile of M rows and N vectors; steps of b
-// are `pitch` apart. Sums of sums: the rounding errors of a long sum grow with its blocks instead of with its terms.
+// are `pitch` apart, rows of the tile `apart`. Sums of sums: the rounding errors of a long sum grow with its blocks instead of with its terms.
 template <class T, int M, int N>
-static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RESTRICT b, int64_t pitch, int64_t k, T *RESTRICT tile, bool fresh) {
+static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RESTRICT b, int64_t pitch, int64_t k, T *RESTRICT tile, int64_t apart, bool fresh) {
   typedef typename Lane<T>::Vector V;
   enum { L = Lane<T>::COUNT };
   V sum[M][N];
@@ -85,7 +101,10 @@ static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RE
   const auto add_products = [&]() INLINE_LAMBDA {
     V right[N];
 #pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) right[j] = *(const V *)(b + j * L);
+    for (int j = 0; j < N; ++j) {
+      right[j] = *(const V *)(b + j * L);
+      keep(right[j]);
+    }
 #pragma GCC unroll 32
     for (int i = 0; i < M; ++i) {
       const V left = row[i][at] - V{};
@@ -100,7 +119,7 @@ static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RE
   for (int i = 0; i < M; ++i)
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
-      V *const to = (V *)(tile + (i * N + j) * L);
+      V *const to = (V *)(tile + i * apart + j * L);
       *to = fresh ? sum[i][j] : add<V>(*to, sum[i][j]);
     }
 }
@@ -204,15 +223,15 @@ enum : int64_t {
   TURN_ROWS = 48,               // That are turned together: a whole number of vectors.
 };
 
-// A block of a factor as depth x width, the rows (or columns) beyond `count` zero.
+// A block of a factor as depth x width, its steps `pitch` apart, the rows (or columns) beyond `count` zero.
 template <class T>
-static __attribute__((noinline)) void pack(const Factor<T> &factor, int64_t batch, int64_t first, int64_t count, int64_t width, int64_t from, int64_t depth, T *to) {
+static __attribute__((noinline)) void pack(const Factor<T> &factor, int64_t batch, int64_t first, int64_t count, int64_t width, int64_t from, int64_t depth, T *to, int64_t pitch) {
   typedef typename Lane<T>::Vector V;
   typedef T Unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(T))));
   enum { L = Lane<T>::COUNT };
   if (!factor.along) {
-    if (count < width) __builtin_memset(to, 0, depth * width * sizeof(T));
-    fill_block(factor, batch, first, count, from, depth, to, width);
+    if (count < width) __builtin_memset(to, 0, depth * pitch * sizeof(T));
+    fill_block(factor, batch, first, count, from, depth, to, pitch);
     return;
   }
   T strip[L * STRIP] __attribute__((aligned(64)));
@@ -227,7 +246,7 @@ static __attribute__((noinline)) void pack(const Factor<T> &factor, int64_t batc
         for (int r = 0; r < L; ++r) block[r] = *(const Unaligned *)(source + r * factor.row + start);
         exchange_rows<L / 2, L>(block);
 #pragma GCC unroll 64
-        for (int r = 0; r < L; ++r) *(Unaligned *)(to + (start + r) * width + group) = block[r];
+        for (int r = 0; r < L; ++r) *(Unaligned *)(to + (start + r) * pitch + group) = block[r];
       }
     }
     if (rows < L) __builtin_memset(strip, 0, sizeof strip);
@@ -239,19 +258,22 @@ static __attribute__((noinline)) void pack(const Factor<T> &factor, int64_t batc
 #pragma GCC unroll 64
         for (int r = 0; r < L; ++r) block[r] = *(const V *)(strip + r * STRIP + step);
         exchange_rows<L / 2, L>(block);
-        T *target = to + (start + step) * width + group;
+        T *target = to + (start + step) * pitch + group;
         if (step + L <= length) {
 #pragma GCC unroll 64
-          for (int r = 0; r < L; ++r) *(Unaligned *)(target + r * width) = block[r];
+          for (int r = 0; r < L; ++r) *(Unaligned *)(target + r * pitch) = block[r];
         } else {
-          for (int r = 0; r < length - step; ++r) *(Unaligned *)(target + r * width) = block[r];
+          for (int r = 0; r < length - step; ++r) *(Unaligned *)(target + r * pitch) = block[r];
         }
       }
     }
   }
 }
+template <class T> INLINE void pack(const Factor<T> &factor, int64_t batch, int64_t first, int64_t count, int64_t width, int64_t from, int64_t depth, T *to) {
+  pack(factor, batch, first, count, width, from, depth, to, width);
+}
 
-// One batch's product, in blocks of the left factor: `height` panels of rows, and where it is packed, `depth` steps. The panels of
+// One batch's product, in blocks of the left factor: `height` panels of rows, and where it is packed, `depth` steps. The spans of
 // columns of a block are tasks, cut into `groups` of rows where there are too few of them for all threads.
 template <class T> struct Blocks {
   const Product<T> &p;
@@ -260,10 +282,15 @@ template <class T> struct Blocks {
   int64_t pitch, per_group;  // Of packed rows: panels share a group of whole vectors.
   T *left, *sums;
 
-  enum { L = Lane<T>::COUNT, WIDTH = L * TILE_VECTORS };
+  enum {
+    L = Lane<T>::COUNT,
+    WIDTH = L * TILE_VECTORS,
+    SPAN = WIDTH * SPAN_TILES,
+    RIGHT_PITCH = SPAN_TILES > 1 ? SPAN + WIDTH : SPAN,  // Of a packed block: one tile's columns are in all sets of the first cache.
+  };
 
   Blocks(const Product<T> &product, int64_t threads, const Product<T> *whose = nullptr) : p(product), turned(whose) {
-    panels = parts(p.m, p.rows), columns = parts(p.n, WIDTH);
+    panels = parts(p.m, p.rows), columns = parts(p.n, SPAN);
     per_group = max_int(L / p.rows, 1), pitch = parts(p.rows, L) * L;
     const int64_t steps = max_int(p.k, 1);
     unit = direct() ? min_int(p.left.stretch, steps) : steps;
@@ -287,12 +314,14 @@ template <class T> struct Blocks {
   bool direct() const { return p.left.address; }
   bool split() const { return depth < p.k; }
   int64_t left_bytes() const { return direct() ? 0 : lines(parts(height, per_group) * pitch * depth); }
-  int64_t shared_bytes() const { return left_bytes() + (split() ? lines(height * columns * p.rows * WIDTH) : 0); }
-  // Of a block of the right factor, and of the tiles that are summed over several blocks.
+  int64_t shared_bytes() const { return left_bytes() + (split() ? lines(height * columns * p.rows * SPAN) : 0); }
+  // Of a block of the right factor, and of the tiles that are summed over several blocks, or wait for their neighbours.
   int64_t own_bytes() const {
-    const int64_t tiles = split() ? 0 : keeps_tiles() ? parts(height, groups) : 1;
-    return lines(min_int(block, depth) * WIDTH + tiles * p.rows * WIDTH + (turned ? (L + TURN_ROWS) * WIDTH : 0));
+    const int64_t tiles = split() ? 0 : keeps_tiles() ? parts(height, groups) : chunk();
+    return lines(right_count() + tiles * p.rows * SPAN + (turned ? (L + TURN_ROWS) * SPAN : 0));
   }
+  int64_t right_count() const { return min_int(block, depth) * RIGHT_PITCH; }
+  int64_t chunk() const { return max_int(CHUNK / p.rows, 1); }  // Panels.
   bool keeps_tiles() const { return block < p.k || turned; }
   int64_t tiles_to_turn() const { return TURN_ROWS / p.rows; }
   void use(char *memory) { left = (T *)memory, sums = (T *)(memory + left_bytes()); }
@@ -309,13 +338,13 @@ template <class T> struct Blocks {
   }
 
   // Tiles that lie one behind the other, as rows of the product that was asked for.
-  void finish_turned(int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *tiles, int64_t width, T *to) const {
+  void finish_turned(int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *tiles, T *to) const {
     typedef typename Lane<T>::Vector V;
     for (int64_t r = 0; r < rows; r += L)
       for (int64_t c = 0; c < columns; c += L) {
         V block[L];
 #pragma GCC unroll 64
-        for (int i = 0; i < L; ++i) block[i] = *(const V *)(tiles + (r + i) * width + c);
+        for (int i = 0; i < L; ++i) block[i] = *(const V *)(tiles + (r + i) * SPAN + c);
         exchange_rows<L / 2, L>(block);
 #pragma GCC unroll 64
         for (int i = 0; i < L; ++i) *(V *)(to + (c + i) * TURN_ROWS + r) = block[i];
@@ -323,36 +352,47 @@ template <class T> struct Blocks {
     turned->finish(turned->context, batch, column, columns, row, min_int(rows, p.m - row), to, TURN_ROWS);
   }
 
-  // Panels [begin, end) of the left block against one panel of columns.
+  // Panels [begin, end) of the left block against one span of columns.
   void multiply(int64_t batch, int64_t first_panel, int64_t begin, int64_t end, int64_t column, int64_t from, int64_t steps, T *own) const {
-    T *const own_sums = own + min_int(block, depth) * WIDTH;
-    const int64_t first = column * WIDTH, count = min_int(WIDTH, p.n - first), width = count <= p.narrow ? p.narrow : WIDTH;
-    const auto product = count <= p.narrow ? p.slim : p.wide, last_product = count <= p.narrow ? p.last_slim : p.last_wide;
-    T *const tiles = split() ? sums + (column * height + begin) * p.rows * WIDTH : own_sums;
-    const int64_t apart = split() || keeps_tiles() ? p.rows * (turned ? width : WIDTH) : 0;
-    const int64_t apart_in_right = p.right.panel ? p.right.panel : width;
-    const bool last = from + steps >= p.k;
-    if (steps <= 0) __builtin_memset(tiles, 0, p.rows * WIDTH * sizeof(T));
+    T *const own_sums = own + right_count();
+    const int64_t first = column * SPAN, count = min_int(SPAN, p.n - first), rest = count % WIDTH;
+    const int64_t width = rest && rest <= p.narrow ? count - rest + p.narrow : parts(count, WIDTH) * WIDTH;
+    T *const sums_here = split() ? sums + (column * height + begin) * p.rows * SPAN : own_sums;
+    const bool last = from + steps >= p.k, kept = split() || keeps_tiles();
+    if (steps <= 0) __builtin_memset(sums_here, 0, (kept ? end - begin : chunk()) * p.rows * SPAN * sizeof(T));
     for (int64_t start = 0, length; start < steps || start == 0; start += length) {
       length = min_int(min_int(block, steps - start), unit - (from + start) % unit);
-      const T *right = own;
-      if (p.right.panel) right = p.right.address(p.right.address_context, batch, first, from + start);
-      else if (steps > 0) pack(p.right, batch, first, count, width, from + start, length, own);
-      for (int64_t panel = begin; panel < end; ++panel) {
-        T *const tile = tiles + (panel - begin) * apart;
-        const auto run = first_panel + panel + 1 < panels ? product : last_product;
-        if (steps > 0) run(tile_at(batch, first_panel, panel, from, steps, start), right, apart_in_right, length, tile, from + start == 0);
-        if (last && start + length >= steps && turned) {
-          const int64_t strip = (panel - begin) / tiles_to_turn() * tiles_to_turn();
-          if (panel + 1 == end || panel - begin + 1 == strip + tiles_to_turn())
-            finish_turned(batch, (first_panel + begin + strip) * p.rows, (panel - begin + 1 - strip) * p.rows, first, count, tiles + strip * apart, width, own_sums + parts(height, groups) * p.rows * WIDTH + L * WIDTH);
-        } else if (last && start + length >= steps) {
-          const int64_t row = (first_panel + panel) * p.rows;
-          p.finish(p.context, batch, row, min_int(p.rows, p.m - row), first, count, tile, width);
-        }
+      if (!p.right.panel && steps > 0) pack(p.right, batch, first, count, width, from + start, length, own, RIGHT_PITCH);
+      const bool ready = last && start + length >= steps;
+      for (int64_t some = begin, next; some < end; some = next) {
+        next = min_int(end, some + chunk());
+        T *const tiles = sums_here + (kept ? some - begin : 0) * p.rows * SPAN;
+        if (steps > 0)
+          for (int64_t strip = 0; strip < count; strip += WIDTH) {
+            const bool slim = count - strip <= p.narrow;
+            const T *const right = p.right.panel ? p.right.address(p.right.address_context, batch, first + strip, from + start) : own + strip;
+            const int64_t apart = p.right.panel ? p.right.panel : (int64_t)RIGHT_PITCH;
+            for (int64_t panel = some; panel < next; ++panel) {
+              const auto run = first_panel + panel + 1 < panels ? (slim ? p.slim : p.wide) : (slim ? p.last_slim : p.last_wide);
+              run(tile_at(batch, first_panel, panel, from, steps, start), right, apart, length, tiles + (panel - some) * p.rows * SPAN + strip, SPAN, from + start == 0);
+            }
+          }
+        for (int64_t panel = some; ready && panel < next; ++panel) finish(batch, first_panel, begin, end, panel, first, count, sums_here, tiles + (panel - some) * p.rows * SPAN, own_sums);
       }
       if (steps <= 0) break;
     }
+  }
+
+  // What one panel of [begin, end) has against a span is summed up.
+  void finish(int64_t batch, int64_t first_panel, int64_t begin, int64_t end, int64_t panel, int64_t first, int64_t count, const T *all, const T *tile, T *own_sums) const {
+    if (!turned) {
+      const int64_t row = (first_panel + panel) * p.rows;
+      p.finish(p.context, batch, row, min_int(p.rows, p.m - row), first, count, tile, SPAN);
+      return;
+    }
+    const int64_t strip = (panel - begin) / tiles_to_turn() * tiles_to_turn();
+    if (panel + 1 == end || panel - begin + 1 == strip + tiles_to_turn())
+      finish_turned(batch, (first_panel + begin + strip) * p.rows, (panel - begin + 1 - strip) * p.rows, first, count, all + strip * p.rows * SPAN, own_sums + (parts(height, groups) * p.rows + L) * SPAN);
   }
 
   // Task `number` of a block of rows.

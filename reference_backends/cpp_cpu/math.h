@@ -31,14 +31,11 @@ INLINE V<float> signed_as(V<float> a, V<float> b) { return op_copysign(a, b); }
 // NaN goes through.
 template <class F> INLINE F at_least(F a, float low) { return select(a < F(low), F(low), a); }
 template <class F> INLINE F at_most(F a, float high) { return select(a > F(high), F(high), a); }
+#ifdef LARGER
+INLINE V<float> at_least(V<float> a, float low) { return LARGER(V<float>(low), a); }
+INLINE V<float> at_most(V<float> a, float high) { return SMALLER(V<float>(high), a); }
+#endif
 #if MASKED_MOVES
-// The instructions give the second operand where one is NaN.
-INLINE V<float> at_least(V<float> a, float low) {
-  return V<float>((Part<float>)__builtin_ia32_maxps512_mask(V<float>(low).v, a.v, a.v, (uint16_t)-1, 4));
-}
-INLINE V<float> at_most(V<float> a, float high) {
-  return V<float>((Part<float>)__builtin_ia32_minps512_mask(V<float>(high).v, a.v, a.v, (uint16_t)-1, 4));
-}
 INLINE V<float> reciprocal_guess(V<float> a) { return V<float>((Part<float>)__builtin_ia32_rcp14ps512_mask(a.v, a.v, (uint16_t)-1)); }
 INLINE float reciprocal_guess(float a) {
   typedef Pack<float, 4>::type Four;

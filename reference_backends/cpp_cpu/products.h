@@ -18,7 +18,7 @@ template <class T> struct Tile {
   int64_t row, step, rows;
 };
 // See `tile_product` of gemm.h.
-template <class T> using TileProduct = void (*)(const Tile<T> &a, const T *b, int64_t pitch, int64_t k, T *tile, bool fresh);
+template <class T> using TileProduct = void (*)(const Tile<T> &a, const T *b, int64_t pitch, int64_t k, T *tile, int64_t apart, bool fresh);
 
 // A factor: `fill` writes the elements of `count` rows (of the left factor; columns of the right one) from `first` and `depth`
 // steps of the sum from `from`. Along: row r, step s at to[r * pitch + s]; across: at to[s * pitch + r].

@@ -14,6 +14,12 @@
 #else
 #define MASKED_MOVES 0
 #endif
+// AVX2 has moves under masks of vectors, of elements of four and eight bytes.
+#if REGISTER_BYTES == 32 && !defined(__clang__)
+#define VECTOR_MASKED_MOVES 1
+#else
+#define VECTOR_MASKED_MOVES 0
+#endif
 enum : int { LANES = REGISTER_BYTES / 4, HALF = LANES / 2 };
 
 // How many lanes of a step are iterations of the loop: all, or the first few at its end.
@@ -99,16 +105,22 @@ INLINE Part<uint16_t> low_bytes(Mask v) { return __builtin_convertvector((Part<u
 template <class To, class From> struct PieceConvert {
   INLINE_METHOD static Piece<To> apply(Piece<From> v) { return __builtin_convertvector(v, Piece<To>); }
 };
-#if MASKED_MOVES
-typedef Pack<long long, 8>::type Longs;
 #define PIECE_CONVERT(To, From, expression) \
   template <> struct PieceConvert<To, From> { INLINE_METHOD static Piece<To> apply(Piece<From> v) { return (Piece<To>)expression; } };
+#if MASKED_MOVES
+typedef Pack<long long, 8>::type Longs;
 PIECE_CONVERT(double, float, __builtin_ia32_cvtps2pd512_mask(v, Piece<double>{}, (uint8_t)-1, 4))
 PIECE_CONVERT(float, double, __builtin_ia32_cvtpd2ps512_mask(v, Piece<float>{}, (uint8_t)-1, 4))
 PIECE_CONVERT(int64_t, int32_t, __builtin_ia32_pmovsxdq512_mask(v, Longs{}, (uint8_t)-1))
 PIECE_CONVERT(int32_t, int64_t, __builtin_ia32_pmovqd512_mask((Longs)v, Piece<int32_t>{}, (uint8_t)-1))
 PIECE_CONVERT(float, int64_t, __builtin_ia32_cvtqq2ps512_mask((Longs)v, Piece<float>{}, (uint8_t)-1, 4))
 PIECE_CONVERT(double, int64_t, __builtin_ia32_cvtqq2pd512_mask((Longs)v, Piece<double>{}, (uint8_t)-1, 4))
+#elif VECTOR_MASKED_MOVES
+typedef Pack<long long, 4>::type Longs;
+PIECE_CONVERT(double, float, __builtin_ia32_cvtps2pd256(v))
+PIECE_CONVERT(float, double, __builtin_ia32_cvtpd2ps256(v))
+PIECE_CONVERT(double, int32_t, __builtin_ia32_cvtdq2pd256(v))
+PIECE_CONVERT(int64_t, int32_t, __builtin_ia32_pmovsxdq256(v))
 #endif
 
 template <class T, int Bytes = sizeof(T)> struct V {
@@ -215,6 +227,8 @@ template <class X> INLINE X select(bool m, X a, X b) { return m ? a : b; }
 INLINE uint32_t lane_bits(B m) {
 #if MASKED_MOVES
   return __builtin_ia32_cvtd2mask512(m.v);
+#elif VECTOR_MASKED_MOVES
+  return (uint32_t)__builtin_ia32_movmskps256((Part<float>)m.v);
 #else
   uint32_t r = 0;
   for (int l = 0; l < LANES; ++l) r |= (uint32_t)(m.v[l] & 1) << l;
@@ -226,6 +240,22 @@ INLINE bool some(B m) { return lane_bits(m) != 0; }
 
 // Memory. A tail reads and writes its own lanes alone; the others are zero.
 template <class P> INLINE P load_pack(const void *p) { P r; __builtin_memcpy(&r, p, sizeof r); return r; }
+template <class P> INLINE void store_pack(void *p, P v) { __builtin_memcpy(p, &v, sizeof v); }
+// Some of the first BYTES of a register, in parts of half the size each: never lane by lane in a loop, which g++ 12 makes vectors of the
+// loop around it from, with zeros in some of them.
+template <int BYTES> INLINE void copy_some(char *to, const char *from, int bytes) {
+  if constexpr (BYTES > 1) {
+    if (bytes & (BYTES / 2)) __builtin_memcpy(to, from, BYTES / 2), to += BYTES / 2, from += BYTES / 2;
+    copy_some<BYTES / 2>(to, from, bytes);
+  }
+}
+#if VECTOR_MASKED_MOVES
+INLINE Longs first_longs(int n) { return (Longs)((Longs){0, 1, 2, 3} < (long long)n); }
+template <class P> INLINE P load_masked(const void *p, Mask m) { return (P)__builtin_ia32_maskloadd256((const Mask *)p, m); }
+template <class P> INLINE P load_masked(const void *p, WideMask m) { return (P)__builtin_ia32_maskloadq256((const Longs *)p, (Longs)m); }
+template <class P> INLINE void store_masked(void *p, Mask m, P v) { __builtin_ia32_maskstored256((Mask *)p, m, (Mask)v); }
+template <class P> INLINE void store_masked(void *p, WideMask m, P v) { __builtin_ia32_maskstoreq256((Longs *)p, (Longs)m, (Longs)v); }
+#endif
 template <class P> INLINE P load_pack(const void *p, int n) {
   if (n <= 0) return P{};
 #if MASKED_MOVES
@@ -234,12 +264,15 @@ template <class P> INLINE P load_pack(const void *p, int n) {
     return (P)__builtin_ia32_loaddqudi512_mask((const long long *)p, (Pack<long long, 8>::type){}, (uint8_t)(n >= 8 ? 255 : (1u << n) - 1));
   if constexpr (sizeof(P) == 32) return (P)__builtin_ia32_loaddquhi256_mask((const short *)p, (Pack<short, 16>::type){}, (uint16_t)((1u << n) - 1));
   if constexpr (sizeof(P) == 16) return (P)__builtin_ia32_loaddquqi128_mask((const char *)p, (Pack<char, 16>::type){}, (uint16_t)((1u << n) - 1));
+#elif VECTOR_MASKED_MOVES
+  if constexpr (sizeof(P) == 32 && sizeof(P{}[0]) == 4) return load_masked<P>(p, (Mask)(lane_numbers() < n));
+  if constexpr (sizeof(P) == 32 && sizeof(P{}[0]) == 8) return load_masked<P>(p, (WideMask)first_longs(n));
 #endif
+  if (n * (int)sizeof(P{}[0]) >= (int)sizeof(P)) return load_pack<P>(p);
   P r{};
-  for (int l = 0; l < (int)(sizeof(P) / sizeof(r[0])); ++l) if (l < n) __builtin_memcpy((char *)&r + l * sizeof(r[0]), (const char *)p + l * sizeof(r[0]), sizeof(r[0]));
+  copy_some<sizeof(P)>((char *)&r, (const char *)p, n * (int)sizeof(r[0]));
   return r;
 }
-template <class P> INLINE void store_pack(void *p, P v) { __builtin_memcpy(p, &v, sizeof v); }
 template <class P> INLINE void store_pack(void *p, P v, int n) {
   if (n <= 0) return;
 #if MASKED_MOVES
@@ -249,7 +282,8 @@ template <class P> INLINE void store_pack(void *p, P v, int n) {
   if constexpr (sizeof(P) == 32) return __builtin_ia32_storedquhi256_mask((short *)p, (Pack<short, 16>::type)v, (uint16_t)((1u << n) - 1));
   if constexpr (sizeof(P) == 16) return __builtin_ia32_storedquqi128_mask((char *)p, (Pack<char, 16>::type)v, (uint16_t)((1u << n) - 1));
 #endif
-  for (int l = 0; l < (int)(sizeof(P) / sizeof(v[0])); ++l) if (l < n) __builtin_memcpy((char *)p + l * sizeof(v[0]), (char *)&v + l * sizeof(v[0]), sizeof(v[0]));
+  if (n * (int)sizeof(v[0]) >= (int)sizeof(P)) return store_pack(p, v);
+  copy_some<sizeof(P)>((char *)p, (const char *)&v, n * (int)sizeof(v[0]));
 }
 // Past the caches: for results larger than the last of them. The address is aligned to the vector.
 template <class P> INLINE void stream_pack(void *p, P v) {
@@ -300,6 +334,11 @@ template <class T, class L, class F> INLINE vec<T> per_lane(L live, F f) {
 template <class T, class L> INLINE vec<T> load_where(B mask, const T *p, vec<T> other, L live) {
 #if MASKED_MOVES
   if constexpr (sizeof(T) == 4) return vec<T>((Part<T>)__builtin_ia32_loaddqusi512_mask((const int *)p, (Mask)other.v, (uint16_t)lane_bits(mask & alive(live))));
+#elif VECTOR_MASKED_MOVES
+  const B there = mask & alive(live);
+  if constexpr (sizeof(T) == 4) return select(there, vec<T>(load_masked<Part<T>>(p, there.v)), other);
+  if constexpr (sizeof(T) == 8)
+    return select(there, vec<T>(load_masked<Piece<T>>(p, there.low()), load_masked<Piece<T>>(p + HALF, there.high())), other);
 #endif
   if (every(mask | !alive(live))) return load(p, live);
   if (!some(mask & alive(live))) return other;
@@ -308,6 +347,11 @@ template <class T, class L> INLINE vec<T> load_where(B mask, const T *p, vec<T> 
 }
 template <class T, class L> INLINE void store_where(B mask, T *p, vec<T> v, L live, bool past_caches) {
   if (every(mask | !alive(live))) return store(p, v, live, past_caches);
+#if VECTOR_MASKED_MOVES
+  const B there = mask & alive(live);
+  if constexpr (sizeof(T) == 4) return store_masked(p, there.v, v.v);
+  if constexpr (sizeof(T) == 8) return store_masked(p, there.low(), v.low), store_masked(p + HALF, there.high(), v.high);
+#endif
   for (int l = 0; l < live.n; ++l) if (mask[l]) p[l] = v[l];
 }
 
@@ -354,6 +398,13 @@ template <class T, class L> INLINE vec<T> load_second_where(B mask, const T *p, 
     const uint32_t bits = lane_bits(mask & alive(live));
     const Mask a = __builtin_ia32_loaddqusi512_mask((const int *)p, Mask{}, (uint16_t)spread(bits & 255));
     const Mask b = __builtin_ia32_loaddqusi512_mask((const int *)p + LANES - 1, Mask{}, (uint16_t)(spread(bits >> HALF) << 1));
+    return select(mask, vec<T>((Part<T>)every_second(a, b)), other);
+  }
+#elif VECTOR_MASKED_MOVES
+  if constexpr (sizeof(T) == 4) {
+    const Mask there = (mask & alive(live)).v;
+    const Mask a = load_masked<Mask>(p, shuffle(there, Mask{}, Mask{0, 8, 1, 8, 2, 8, 3, 8}));
+    const Mask b = load_masked<Mask>(p + LANES - 1, shuffle(there, Mask{}, Mask{8, 4, 8, 5, 8, 6, 8, 7}));
     return select(mask, vec<T>((Part<T>)every_second(a, b)), other);
   }
 #endif
@@ -494,6 +545,13 @@ template <> struct VectorConvert<f16, float, void> {
     return V<f16>((Part<f16>)__builtin_ia32_vcvtps2ph512_mask(a.v, 0, (Pack<short, 16>::type){}, (uint16_t)-1));
   }
 };
+#elif VECTOR_MASKED_MOVES && defined(__F16C__)
+template <> struct VectorConvert<float, f16, void> {
+  INLINE_METHOD static V<float> apply(V<f16> a) { return V<float>((Part<float>)__builtin_ia32_vcvtph2ps256((Pack<short, 8>::type)a.v)); }
+};
+template <> struct VectorConvert<f16, float, void> {
+  INLINE_METHOD static V<f16> apply(V<float> a) { return V<f16>((Part<f16>)__builtin_ia32_vcvtps2ph256(a.v, 0)); }
+};
 #endif
 template <class To, class T, int S> INLINE vec<To> convert(V<T, S> a) { return VectorConvert<To, T>::apply(a); }
 template <class To> INLINE vec<To> convert(B a) { return VectorConvert<To, bool>::apply(a); }
@@ -506,14 +564,17 @@ template <class T, int S> INLINE V<T, S> op_max(V<T, S> a, V<T, S> b) { return s
 template <class T, int S> INLINE V<T, S> op_min(V<T, S> a, V<T, S> b) { return select((b < a) | (b != b), b, a); }
 template <class T, int S> INLINE V<T, S> op_fmax(V<T, S> a, V<T, S> b) { return select((b > a) | (a != a), b, a); }
 template <class T, int S> INLINE V<T, S> op_fmin(V<T, S> a, V<T, S> b) { return select((b < a) | (a != a), b, a); }
-#if MASKED_MOVES
 // The instructions give the second operand where one is NaN, or both are zero.
-INLINE V<float> op_max(V<float> a, V<float> b) {
-  return select(b != b, b, V<float>((Part<float>)__builtin_ia32_maxps512_mask(b.v, a.v, a.v, (uint16_t)-1, 4)));
-}
-INLINE V<float> op_min(V<float> a, V<float> b) {
-  return select(b != b, b, V<float>((Part<float>)__builtin_ia32_minps512_mask(b.v, a.v, a.v, (uint16_t)-1, 4)));
-}
+#if MASKED_MOVES
+#define LARGER(a, b) V<float>((Part<float>)__builtin_ia32_maxps512_mask((a).v, (b).v, (b).v, (uint16_t)-1, 4))
+#define SMALLER(a, b) V<float>((Part<float>)__builtin_ia32_minps512_mask((a).v, (b).v, (b).v, (uint16_t)-1, 4))
+#elif VECTOR_MASKED_MOVES
+#define LARGER(a, b) V<float>((Part<float>)__builtin_ia32_maxps256((a).v, (b).v))
+#define SMALLER(a, b) V<float>((Part<float>)__builtin_ia32_minps256((a).v, (b).v))
+#endif
+#ifdef LARGER
+INLINE V<float> op_max(V<float> a, V<float> b) { return select(b != b, b, LARGER(b, a)); }
+INLINE V<float> op_min(V<float> a, V<float> b) { return select(b != b, b, SMALLER(b, a)); }
 #endif
 INLINE B op_max(B a, B b) { return a | b; }
 INLINE B op_min(B a, B b) { return a & b; }
@@ -585,9 +646,10 @@ INLINE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, 
 INLINE float multiply_add(float a, float b, float c) { return a * b + c; }
 #endif
 // By one divisor for all lanes. The product with its reciprocal, corrected by what it leaves over, is rounded as the quotient is
-// (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990), where no step leaves the normal numbers.
+// (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990), where no step leaves the normal numbers. Narrower
+// registers are divided in about the time that this takes.
 template <class T, int S> INLINE V<T, S> op_div_by(V<T, S> a, T b) { return a / V<T, S>(b); }
-#if defined(__FMA__) || defined(__aarch64__)
+#if REGISTER_BYTES == 64 && defined(__FMA__)
 INLINE V<float> op_div_by(V<float> a, float b) {
   const int32_t least = 0x23800000, most = 0x5b800000;  // 2^-56, 2^56
   const float reciprocal = 1.0f / b, size = __builtin_fabsf(b);

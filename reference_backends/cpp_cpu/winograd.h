@@ -91,7 +91,7 @@ static void plain_sums(const Product<T> &p, int64_t batch, int64_t row, int64_t 
       steps = min_int(DEPTH, p.k - from);
       pack(p.right, batch, first + column, columns, WIDTH, from, steps, right);
       pack(p.left, batch, row, rows, pitch, from, steps, left);
-      p.wide({left, 1, pitch, rows}, right, WIDTH, steps, tile, from == 0);
+      p.wide({left, 1, pitch, rows}, right, WIDTH, steps, tile, WIDTH, from == 0);
     }
     for (int64_t r = 0; r < rows; ++r) __builtin_memcpy(results + r * room + column, tile + r * WIDTH, columns * sizeof(T));
   }
@@ -337,7 +337,7 @@ template <class T> struct Filtering {
               const bool last = first_row + (r + 1) * p.rows >= p.m;
               const auto product = slim ? (last ? p.last_slim : p.slim) : (last ? p.last_wide : p.wide);
               T *const tile = sums + r * panel_sums + strip * POINTS * p.rows * WIDTH + point * step;
-              product({left, 1, pitch, p.rows}, right, slim ? p.narrow : WIDTH, depth, tile, from == 0);
+              product({left, 1, pitch, p.rows}, right, lanes, depth, tile, lanes, from == 0);
             }
           }
       }

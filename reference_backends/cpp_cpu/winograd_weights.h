@@ -212,7 +212,7 @@ template <class T> struct Gathering {
           const T *const a = left + panel * left_panel + ((at_group + r / per_group) * POINTS + point) * left_step + r % per_group * p.rows;
           const bool last = first_row + (r + 1) * p.rows >= p.m;
           const auto product = slim ? (last ? p.last_slim : p.slim) : (last ? p.last_wide : p.wide);
-          product({a, 1, pitch, p.rows}, b, slim ? p.narrow : WIDTH, tiles, sums + r * tile_step + point * step, first + panel == 0);
+          product({a, 1, pitch, p.rows}, b, lanes, tiles, sums + r * tile_step + point * step, lanes, first + panel == 0);
         }
       }
     }
