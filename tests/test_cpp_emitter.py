@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import shutil
 import subprocess
 import threading
@@ -315,20 +314,6 @@ def test_positions_are_compared_with_a_bound_once_for_all_lanes(name: str, step:
         bound = torch.tensor(value)
         for found, expected in zip(compiled(bound), function(bound), strict=True):
             assert torch.equal(found, expected), value
-
-
-@pytest.mark.parametrize("instructions", ["x86-64-v3", "x86-64-v2"])
-def test_other_instruction_sets(instructions: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if platform.machine() != "x86_64":
-        pytest.skip("for x86")
-    flags = tuple(f"-march={instructions}" if f.startswith("-march=") else f for f in compiler.FLAGS)
-    monkeypatch.setattr(compiler, "FLAGS", flags)
-    compiler.toolchain.cache_clear()
-    try:
-        check([*kernels.cases(20_000, 333), *kernels.cases(5000, 77, torch.bfloat16)])
-        test_nests_across_memory()
-    finally:
-        compiler.toolchain.cache_clear()
 
 
 def test_code_compiles_for_arm(tmp_path: Path) -> None:

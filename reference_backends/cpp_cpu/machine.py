@@ -8,12 +8,12 @@ from pathlib import Path
 
 def multiplies_pairs() -> bool:
     """Whether the processor multiplies bfloat16s in pairs, and adds up their products in float32 (AVX512_BF16)."""
-    return "avx512_bf16" in _flags()
+    return "avx512_bf16" in flags()
 
 
 @functools.cache
-def _flags() -> frozenset[str]:
-    """What Linux says that the processor can."""
+def flags() -> frozenset[str]:
+    """What Linux says that the processor can, in its words."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -153,7 +153,7 @@ template <class F> INLINE F log1p_of(F a) {
 
 // Beyond nine it is one.
 template <class F> INLINE F tanh_of(F a) {
-  return signed_as(by_pieces<6>(at_most(magnitude(a), 9.3f), 0.296875f, TANH_PIECES), a);
+  return signed_as(by_pieces(at_most(magnitude(a), 9.3f), TANH_WIDTH, TANH_PIECES), a);
 }
 template <class F> INLINE F sigmoid_of(F a) {
   // The exponential never overflows, and far left the result keeps its digits.
@@ -169,7 +169,7 @@ template <class F> INLINE F sigmoid_of(F a) {
 }
 
 // Beyond 3.9 it is one.
-template <class F> INLINE F erf_of(F a) { return signed_as(by_pieces<5>(at_most(magnitude(a), 3.9f), 0.125f, ERF_PIECES), a); }
+template <class F> INLINE F erf_of(F a) { return signed_as(by_pieces(at_most(magnitude(a), 3.9f), ERF_WIDTH, ERF_PIECES), a); }
 // (1 + 2 m) exp(m*m) erfc(m) as a polynomial of (m - k) / (m + k) (fit; k = 3; the substitution is Shepherd and Laframboise's, Math. Comp. 36,
 // 1981). The square is exact in two parts.
 template <class F> INLINE F erfc_of(F a) {

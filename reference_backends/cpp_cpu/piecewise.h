@@ -1,33 +1,39 @@
-// Functions of float as polynomials by pieces: of 32 pieces of equal width, piece k is a polynomial of the distance to k widths.
-// One fetch in registers for each coefficient instead of a longer polynomial, a branch or an exponential. The coefficients
-// interpolate at Chebyshev's nodes (fit). To the first piece x is added, so that results near zero keep their digits.
+// Functions of float as polynomials by pieces of equal width: piece k is a polynomial of the distance to k widths. One fetch in
+// registers for each coefficient instead of a longer polynomial, a branch or an exponential. The coefficients interpolate at
+// Chebyshev's nodes (fit). To the first piece x is added, so that results near zero keep their digits. There are as many pieces as
+// one instruction chooses from: two registers of 64 bytes, or one of 32.
+#if REGISTER_BYTES == 64
+enum : int { PIECE_COUNT = 32 };
+#else
+enum : int { PIECE_COUNT = 8 };
+#endif
 
-template <int DEGREE> using Pieces = float[DEGREE + 1][32];
+template <int DEGREE> using Pieces = float[DEGREE + 1][PIECE_COUNT];
 
-INLINE float piece(const float *row, int32_t k) { return row[k & 31]; }
+INLINE float piece(const float *row, int32_t k) { return row[k & (PIECE_COUNT - 1)]; }
 INLINE V<float> piece(const float *row, V<int32_t> k) {
-#if REGISTER_BYTES >= 32 && !defined(__clang__)
-  const auto part = [&](int first) INLINE_LAMBDA {
-    return V<float>(__builtin_shuffle(load_pack<Part<float>>(row + first), load_pack<Part<float>>(row + first + LANES), k.v));
-  };
-  if constexpr (LANES == 16) return part(0);
-  else return select((k & V<int32_t>(16)) == V<int32_t>(0), part(0), part(16));
+#if REGISTER_BYTES == 64 && !defined(__clang__)
+  return V<float>(__builtin_shuffle(load_pack<Part<float>>(row), load_pack<Part<float>>(row + LANES), k.v));
+#elif REGISTER_BYTES == 32 && !defined(__clang__)
+  return V<float>(__builtin_ia32_permvarsf256(load_pack<Part<float>>(row), k.v));
 #else
   V<float> r;
-  for (int l = 0; l < LANES; ++l) r.v[l] = row[k.v[l] & 31];
+  for (int l = 0; l < LANES; ++l) r.v[l] = row[k.v[l] & (PIECE_COUNT - 1)];
   return r;
 #endif
 }
-// For x in [0, 31.5) widths; products of whole numbers below 32 with the width must be exact. NaN goes through.
-template <int DEGREE, class F> INLINE F by_pieces(F x, float width, const Pieces<DEGREE> &table) {
+// For x in [0, PIECE_COUNT - 1/2) widths; products of whole numbers below PIECE_COUNT with the width must be exact. NaN goes through.
+template <int ROWS, class F> INLINE F by_pieces(F x, float width, const float (&table)[ROWS][PIECE_COUNT]) {
   const F whole(12582912.0f), shifted = multiply_add(x, F(1.0f / width), whole), u = multiply_add(shifted - whole, F(-width), x);
   const auto k = bits<int32_t>(shifted);
-  F p = piece(table[DEGREE], k);
-#pragma GCC unroll 8
-  for (int j = DEGREE - 1; j > 0; --j) p = multiply_add(p, u, piece(table[j], k));
+  F p = piece(table[ROWS - 1], k);
+#pragma GCC unroll 16
+  for (int j = ROWS - 2; j > 0; --j) p = multiply_add(p, u, piece(table[j], k));
   return multiply_add(p, u, select(shifted == whole, u, piece(table[0], k)));
 }
 
+#if REGISTER_BYTES == 64
+static const float TANH_WIDTH = 0.296875f, ERF_WIDTH = 0.125f;
 static const Pieces<6> TANH_PIECES = {
   {
     0.0f, 0.288450211f, 0.53258729f, 0.711702287f, 0.829801917f, 0.902284443f, 0.944829464f, 0.969150901f, 0.982845008f,
@@ -106,3 +112,30 @@ static const Pieces<5> ERF_PIECES = {
     0.012484523f, 0.010653742f, 0.008358106f, 0.00612052f, 0.004221866f, 0.002759592f, 0.00171636f, 0.0010188362f,
     0.00057852356f, 0.00031479393f, 0.00016437324f, 8.245765e-05f, 3.977725e-05f, 1.8466495e-05f, 8.256005e-06f},
 };
+#else
+static const float TANH_WIDTH = 1.25f;
+static const Pieces<10> TANH_PIECES = {
+  {0.0f, 0.84828365f, 0.9866143f, 0.99889445f, 0.9999092f, 0.99999255f, 0.9999994f, 0.99999994f},
+  {-4.062092e-11f, 0.28041485f, 0.026592227f, 0.0022098923f, 0.00018158324f, 1.4906502e-05f, 1.2236086e-06f, 1.0043996e-07f},
+  {1.2929467e-08f, -0.23787132f, -0.026236271f, -0.0022074492f, -0.00018156675f, -1.4906391e-05f, -1.2236078e-06f, -1.00439955e-07f},
+  {-0.333334f, 0.10831083f, 0.017021025f, 0.001468378f, 0.000121022495f, 9.937444e-06f, 8.1573734e-07f, 6.695995e-08f},
+  {1.2881166e-05f, -0.012588664f, -0.0080477465f, -0.0007309382f, -6.0489274e-05f, -4.968574e-06f, -4.0786773e-07f, -3.3479974e-08f},
+  {0.13321137f, -0.019194955f, 0.0028569964f, 0.0002897788f, 2.417844e-05f, 1.9873391e-06f, 1.6314861e-07f, 1.33921745e-08f},
+  {0.0006188524f, 0.015204455f, -0.00071943767f, -9.486663e-05f, -8.047705e-06f, -6.623627e-07f, -5.4381953e-08f, -4.464023e-09f},
+  {-0.055605978f, -0.0046752603f, 8.110433e-05f, 2.6126698e-05f, 2.2908357e-06f, 1.8903715e-07f, 1.5523815e-08f, 1.2743175e-09f},
+  {0.001483955f, -0.00094617764f, 3.7882724e-05f, -6.0478174e-06f, -5.695473e-07f, -4.7250598e-08f, -3.8819334e-09f, -3.186712e-10f},
+  {0.024993021f, 0.0017279905f, -3.5431753e-05f, 1.1198495e-06f, 1.2973577e-07f, 1.09107665e-08f, 8.973753e-10f, 7.367294e-11f},
+  {-0.009846568f, -0.0006609305f, 1.4191588e-05f, -1.2866123e-07f, -2.5117455e-08f, -2.1635944e-09f, -1.7828684e-10f, -1.4639314e-11f},
+};
+static const float ERF_WIDTH = 0.53125f;
+static const Pieces<7> ERF_PIECES = {
+  {0.0f, 0.54752845f, 0.8670583f, 0.9757977f, 0.997346f, 0.9998277f, 0.99999344f, 0.9999999f},
+  {0.12837917f, 0.8509139f, 0.36490288f, 0.08898772f, 0.01234082f, 0.0009732381f, 4.3647084e-05f, 1.1131457e-06f},
+  {-1.9529535e-08f, -0.4520472f, -0.3877098f, -0.14182428f, -0.026224123f, -0.0025851633f, -0.00013913355f, -4.1406893e-06f},
+  {-0.37612522f, -0.12353785f, 0.15299304f, 0.121025756f, 0.03303738f, 0.00425347f, 0.00028109408f, 9.892122e-06f},
+  {-2.5431616e-05f, 0.18344012f, 0.047992844f, -0.04916118f, -0.026369339f, -0.0047874567f, -0.00040101478f, -1.6929216e-05f},
+  {0.113096975f, -0.0019159723f, -0.06627349f, -0.004972664f, 0.012497212f, 0.003811423f, 0.00042756935f, 2.2294184e-05f},
+  {-0.0012840513f, -0.04728686f, 0.009908965f, 0.015604579f, -0.0016279017f, -0.0020970872f, -0.00036098037f, -2.5022342e-05f},
+  {-0.024200926f, 0.0074718283f, 0.012379809f, -0.0057777194f, -0.0019088602f, 0.00066590786f, 0.00021821013f, 2.0275627e-05f},
+};
+#endif

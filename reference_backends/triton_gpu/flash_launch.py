@@ -135,8 +135,7 @@ def query_blocks(f: Form, rows: int, shared: int) -> Blocks:
         return min(block, 64), 32, 8, 1
     room = shared >= ROOM
     keys = 32 if room and f.drops and width <= 64 else 64
-    large = room and not (f.drops and width > 64)
-    return min(block, 128 if large else 64), keys, 8 if block >= 64 else 4, 2
+    return min(block, 128 if room else 64), keys, 8 if block >= 64 else 4, 2
 
 
 def key_blocks(f: Form, keys: int, shared: int) -> Blocks:
@@ -147,9 +146,13 @@ def key_blocks(f: Form, keys: int, shared: int) -> Blocks:
     if width > 128:
         return 32, min(block, 64), 8, 1
     room = shared >= ROOM
-    most = 128 if room and (width <= 64 or not (f.mask or f.drops)) else 64
+    if room and f.drops:
+        if width > 64:
+            return 16, min(block, 64), 4, 1
+        return (64, block, 8, 1) if block > 64 else (32, block, 4, 2)
+    most = 128 if room and (width <= 64 or not f.mask) else 64
     stages = 1 if width > 64 and (f.drops or (f.mask and not room)) else 2
-    return (64 if room and width <= 64 and not f.drops else 32), min(block, most), 8 if block >= 64 else 4, stages
+    return (64 if room and width <= 64 else 32), min(block, most), 8 if block >= 64 else 4, stages
 
 
 def _block(count: int) -> int:

@@ -1,0 +1,106 @@
+"""Code of the C++ backend for processors with fewer instructions than this one may have."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from reference_backends.cpp_cpu import compiler, machine
+from reference_backends.cpp_cpu.emitter import CppEmitter
+from tests import kernels
+from tests.lowered import call
+from tests.test_cpp_emitter import check, test_nests_across_memory
+from tests.toys import use_kind
+from vendor_sdk.errors import LoweringError
+from vendor_sdk.lower import LOWERINGS, VIEWS
+from vendor_sdk.prims.bounds import violations
+from vendor_sdk.prims.opset import OPSET
+from vendor_sdk.prims.reference import reference
+from vendor_sdk.prims.samples import Effort, SampleContext
+
+EMITTER = CppEmitter()
+MOVES = ("view", "indexing", "conversion")
+"""Families whose loops are short, masked, of every width of an element, or turned."""
+
+
+@pytest.fixture(params=["x86-64-v3", "x86-64-v2"])
+def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if platform.machine() != "x86_64":
+        pytest.skip("for x86")
+    if request.param == "x86-64-v3" and not {"avx2", "fma"} <= machine.flags():
+        pytest.skip("this processor has no AVX2")
+    flags = tuple(f"-march={request.param}" if f.startswith("-march=") else f for f in compiler.FLAGS)
+    monkeypatch.setattr(compiler, "FLAGS", flags)
+    compiler.toolchain.cache_clear()
+    yield
+    compiler.toolchain.cache_clear()
+
+
+@pytest.mark.usefixtures("_instructions")
+def test_fused_kernels() -> None:
+    check([*kernels.cases(20_000, 333), *kernels.cases(5000, 77, torch.bfloat16)])
+    test_nests_across_memory()
+
+
+@pytest.mark.usefixtures("_instructions")
+def test_what_moves_elements() -> None:
+    made, kept = [], []
+    for name, row in sorted(OPSET.items()):
+        if row.family not in MOVES or (name not in LOWERINGS and name not in VIEWS):
+            continue
+        for dtype in row.dtypes[:3]:
+            for sample in row.samples(SampleContext.make(dtype, Effort.QUICK)):
+                try:
+                    lowered = call(row.target, sample.args, sample.kwargs)
+                except LoweringError:
+                    continue
+                kernel = lowered.lowered.kernel
+                object.__setattr__(kernel, "name", f"kernel{len(made)}")
+                made.append((kernel, EMITTER.emit(kernel)))
+                kept.append((name, row, sample, lowered))
+    assert len({name for name, *_ in kept}) > 20
+    for (name, row, sample, lowered), launch in zip(kept, EMITTER.compile(made), strict=True):
+        outputs = lowered.outputs()
+        launch([*lowered.inputs, *outputs], lowered.symbols(1234))
+        verdict = violations(row.bound, row, sample, lowered.results(outputs), reference(row, sample))
+        assert verdict.ok, f"{name}: {sample.label}: {verdict.message}"
+
+
+SIZES = [(1, 5, 3), (6, 16, 64), (7, 300, 65), (61, 513, 130), (97, 260, 17), (130, 40, 192), (200, 1030, 80)]
+
+
+@pytest.mark.usefixtures("_instructions")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_products(dtype: torch.dtype) -> None:
+    """Tiles that fill the registers and spans of them, blocks of the sum, and what is left of each; factors that lie either way."""
+    backend = use_kind("cpp_cpu")
+    for rows, steps, columns in SIZES:
+        for turned in range(4):
+            a = torch.randn(steps, rows, dtype=dtype).t() if turned & 1 else torch.randn(rows, steps, dtype=dtype)
+            b = torch.randn(columns, steps, dtype=dtype).t() if turned & 2 else torch.randn(steps, columns, dtype=dtype)
+            bias = torch.randn(columns, dtype=dtype)
+            found = torch.compile(lambda a, b, c: F.relu(a @ b + c), backend=backend, dynamic=False)(a, b, bias)
+            exact = F.relu(a.double() @ b.double() + bias.double())
+            allowed = torch.finfo(dtype).eps * (a.double().abs() @ b.double().abs() + bias.double().abs())
+            assert ((found.double() - exact).abs() <= 4 * allowed).all(), (rows, steps, columns, turned)
+
+
+@pytest.mark.usefixtures("_instructions")
+def test_convolutions_and_attention() -> None:
+    backend = use_kind("cpp_cpu")
+    x, w = torch.randn(2, 19, 23, 21, requires_grad=True), torch.randn(37, 19, 3, 3, requires_grad=True)
+    q, k, v = (torch.randn(2, 3, 45, 24, requires_grad=True) for _ in range(3))
+    for function, inputs in [
+        (lambda x, w: F.conv2d(x, w, padding=1), (x, w)),
+        (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), (q, k, v)),
+    ]:
+        wide = [t.detach().double().requires_grad_() for t in inputs]
+        exact, found = function(*wide), torch.compile(function, backend=backend)(*inputs)
+        g = torch.randn_like(found)
+        wanted = [exact, *torch.autograd.grad(exact, wide, g.double())]
+        for one, other in zip([found, *torch.autograd.grad(found, inputs, g)], wanted, strict=True):
+            assert (one.double() - other).norm() <= 1e-6 * other.norm() + 1e-6
