@@ -173,7 +173,10 @@ LOCAL void block_product(const A *a, int64_t row, int64_t step, const A *b, int6
     UNROLL(2) for (int j = 0; j < V; ++j) sum[i][j] = Vector<A>{};
   for (int64_t k = 0; k < terms; ++k) {
     Vector<A> x[V];
-    UNROLL(2) for (int j = 0; j < V; ++j) x[j] = at(b + j * N);
+    UNROLL(2) for (int j = 0; j < V; ++j) {
+      x[j] = at(b + j * N);
+      keep_loaded(x[j]);
+    }
     UNROLL(8) for (int i = 0; i < BLOCK; ++i) {
       const A factor = a[i * row];
       UNROLL(2) for (int j = 0; j < V; ++j) sum[i][j] += factor * x[j];

@@ -26,6 +26,17 @@ template <class To, class From> INLINE To bits(From value) {
   return result;
 }
 
+// A vector that was loaded stays in its register: compilers would rather load it again for each use.
+template <class V> INLINE void keep_loaded(V &vector) {
+#if defined __AVX512F__
+  __asm__("" : "+v"(vector));
+#elif defined __SSE2__
+  __asm__("" : "+x"(vector));
+#elif defined __aarch64__
+  __asm__("" : "+w"(vector));
+#endif
+}
+
 // Halves are storage: arithmetic is done in float.
 // Enumerations, because loops over them vectorise and loops over structures do not.
 enum class bf16 : uint16_t {};

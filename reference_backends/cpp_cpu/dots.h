@@ -55,12 +55,12 @@ static __attribute__((noinline)) void dot_products(const T *a, int64_t a_row, in
 #pragma GCC unroll 16
       for (int i = 0; i < M; ++i) {
         here[i] = (V)*(const Unaligned *)(left[i] + at + u * L);
-        keep(here[i]);
+        keep_loaded(here[i]);
       }
 #pragma GCC unroll 16
       for (int j = 0; j < N; ++j) {
         V there = (V)*(const Unaligned *)(right[j] + at + u * L);
-        if (M > 1) keep(there);
+        if (M > 1) keep_loaded(there);
 #pragma GCC unroll 16
         for (int i = 0; i < M; ++i) sum[(i * N + j) * U + u] = multiply_add(here[i], there, sum[(i * N + j) * U + u]);
       }

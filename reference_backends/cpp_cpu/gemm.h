@@ -71,17 +71,6 @@ template <> SPECIALISED Pairs add(Pairs a, Pairs b) {
 }
 template <> SPECIALISED bfloat16_pair add(bfloat16_pair a, bfloat16_pair b) { return bits<bfloat16_pair>(bits<float>(a) + bits<float>(b)); }
 
-// A vector that was loaded stays in its register: compilers would rather load it again for each use.
-template <class V> INLINE void keep(V &vector) {
-#if defined __AVX512F__
-  __asm__("" : "+v"(vector));
-#elif defined __SSE2__
-  __asm__("" : "+x"(vector));
-#elif defined __aarch64__
-  __asm__("" : "+w"(vector));
-#endif
-}
-
 // tile[i][j] = (fresh ? 0 : tile[i][j]) + the sum of a[i][.] * b[.][j] over `k` steps, for a tile of M rows and N vectors; steps of b
 // are `pitch` apart, rows of the tile `apart`. Sums of sums: the rounding errors of a long sum grow with its blocks instead of with its terms.
 template <class T, int M, int N>
@@ -103,7 +92,7 @@ static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RE
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
       right[j] = *(const V *)(b + j * L);
-      keep(right[j]);
+      keep_loaded(right[j]);
     }
 #pragma GCC unroll 32
     for (int i = 0; i < M; ++i) {
