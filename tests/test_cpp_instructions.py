@@ -76,7 +76,7 @@ SIZES = [(1, 5, 3), (6, 16, 64), (7, 300, 65), (61, 513, 130), (97, 260, 17), (1
 @pytest.mark.usefixtures("_instructions")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_products(dtype: torch.dtype) -> None:
-    """Tiles that fill the registers and spans of them, blocks of the sum, and what is left of each; factors that lie either way."""
+    """Tiles that fill the registers, spans of them, blocks of the sum, what is left of each; factors that lie either way."""
     backend = use_kind("cpp_cpu")
     for rows, steps, columns in SIZES:
         for turned in range(4):

@@ -43,7 +43,9 @@ def text_of(name: str) -> str:
     with mpmath.workdps(40):
         rows = coefficients(function, width, degree)
     lines = ["  {" + ", ".join(f"{np.float32(x)!s}f" for x in row) + "}," for row in rows]
-    return "\n".join((f"static const float {name}_WIDTH = {width}f;", f"static const Pieces<{degree}> {name}_PIECES = {{", *lines, "};"))
+    return "\n".join(
+        (f"static const float {name}_WIDTH = {width}f;", f"static const Pieces<{degree}> {name}_PIECES = {{", *lines, "};")
+    )
 
 
 @pytest.mark.parametrize("name", FITS)

@@ -34,8 +34,6 @@ LONG = 64
 """Elements of a stretch beyond which a longer one is no better."""
 PACK = 16
 """Products of a left factor's element in whose time it is packed."""
-PANEL_BYTES = 256
-"""Of a step in a panel of the right factor: a tile's columns under AVX-512, several tiles' elsewhere."""
 STRETCH = 128
 """Steps that must lie at one distance for a factor to be read where it lies: blocks of the sum end where they do."""
 
@@ -68,7 +66,7 @@ def prepare(dtype: torch.dtype, *, convolutions: bool) -> None:
 
 def panel(dtype: torch.dtype) -> int:
     """Columns of a panel in which a right factor that is a parameter is best kept (``Emitter.panel``)."""
-    return PANEL_BYTES // dtype.itemsize if dtype in (torch.float32, torch.float64) else 0
+    return machine.tile_bytes() // dtype.itemsize if dtype in (torch.float32, torch.float64) else 0
 
 
 def write(text: KernelText, c: contraction.Contraction) -> None:

@@ -4,10 +4,10 @@
 // The left factor is read where it lies when it is a tensor along its rows or along the sum; a factor that is computed is packed in
 // panels, shared by all threads. Each thread takes spans of columns, packs a block of the right factor that fits its first cache
 // levels, and runs it against all panels of the left one. A span has several tiles side by side where tiles are narrow: some rows of the
-// left factor then meet one tile's columns after the other while they are in the second cache. Where the right factor has more columns than the left one has rows and is
-// summed along memory, which packing would transpose, the product's transpose is computed: the left factor is packed, and the right one
-// read where it lies. What a thread packs and sums is on its stack. Every element of the result is summed in one order, whatever the
-// number of threads.
+// left factor then meet one tile's columns after the other while they are in the second cache. Where the right factor has more columns
+// than the left one has rows and is summed along memory, which packing would transpose, the product's transpose is computed: the left
+// factor is packed, and the right one read where it lies. What a thread packs and sums is on its stack. Every element of the result is
+// summed in one order, whatever the number of threads.
 
 // A tile's sums, the vectors that they are made of and an element of the left factor are all in registers: what is spilled is
 // loaded and stored at every step.
@@ -300,7 +300,9 @@ template <class T> struct Blocks {
   }
 
   static int64_t lines(int64_t elements) { return parts(elements * (int64_t)sizeof(T), 64) * 64; }
-  bool direct() const { return p.left.address; }
+  // Whether the left factor is read where it lies. Of one across the sum a tile has a part of a line from every step: narrow tiles, which
+  // read it more often, want it packed.
+  bool direct() const { return p.left.address && (SPAN_TILES == 1 || p.left.step == 1 || p.n < 4 * SPAN); }
   bool split() const { return depth < p.k; }
   int64_t left_bytes() const { return direct() ? 0 : lines(parts(height, per_group) * pitch * depth); }
   int64_t shared_bytes() const { return left_bytes() + (split() ? lines(height * columns * p.rows * SPAN) : 0); }

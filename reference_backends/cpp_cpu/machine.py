@@ -11,6 +11,11 @@ def multiplies_pairs() -> bool:
     return "avx512_bf16" in flags()
 
 
+def tile_bytes() -> int:
+    """Bytes of a tile's columns (``gemm.h``) with the registers of AVX2 or AVX-512; a multiple of them with others."""
+    return 64 if "avx2" in flags() and "avx512f" not in flags() else 256
+
+
 @functools.cache
 def flags() -> frozenset[str]:
     """What Linux says that the processor can, in its words."""
