@@ -560,6 +560,8 @@ def test_explain_lists_kernels_bytes_and_reasons() -> None:
     assert re.search(r"x6\s", printed) or re.search(r"x5\s", printed)
     assert "lower bound" in printed
     assert "why neighbours are not one kernel" in printed
+    assert "why neighbours are not one kernel" in str(found)
+    assert repr(found) == "<Explanation of 1 graphs on toyloops>"
     record = json.loads(found.to_json())["graphs"][0]
     assert record["moved_bytes"] == kernels.moved
     assert record["kernels"][0]["prims"] == list(kernels.kernels[0].prims)

@@ -45,6 +45,8 @@ def test_launches_of_an_emitter_by_name(tmp_path: Path) -> None:
     console = Console(record=True, width=160)
     seen.print(console)
     assert total.name in console.export_text()
+    assert total.name in str(seen)
+    assert repr(seen) == f"<Profile of {len(seen.events)} launches>"
     # Afterwards nothing is observed.
     before = len(seen.events)
     torch.compile(model, backend="toyloops")(x)

@@ -61,9 +61,9 @@ class GraphReport:
     launching: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
-    """What ``explain`` found.
+    """What ``explain`` found. As a string it is what ``print`` shows.
 
     Attributes:
         backend: name.
@@ -82,6 +82,12 @@ class Explanation:
     measured: Traffic | None = None
     counts: dict[str, int] = field(default_factory=dict)
     target: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Explanation of {len(self.graphs)} graphs on {self.backend}>"
+
+    def __str__(self) -> str:
+        return terminal.as_text(self.print)
 
     def placements(self) -> list[NodePlacement]:
         """All graphs' placements in one list."""

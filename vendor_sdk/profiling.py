@@ -89,9 +89,9 @@ class Total:
     shapes: tuple[str, ...]
 
 
-@dataclass
+@dataclass(repr=False)
 class Profile:
-    """What ``profile`` saw.
+    """What ``profile`` saw. As a string it is what ``print`` shows.
 
     Attributes:
         events: launches, in order.
@@ -101,6 +101,12 @@ class Profile:
 
     events: list[Event] = field(default_factory=list)
     peaks: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Profile of {len(self.events)} launches>"
+
+    def __str__(self) -> str:
+        return terminal.as_text(self.print)
 
     def totals(self) -> list[Total]:
         """By graph, name, kind and shapes, the longest first. First launches count only where there are no others."""

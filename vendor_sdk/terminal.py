@@ -55,6 +55,17 @@ def completing(names: Callable[[], Iterable[str]], *, several: bool = False) -> 
     return complete
 
 
+def as_text(show: Callable[[Console], None]) -> str:
+    """What ``show`` prints, as plain text."""
+    import io
+
+    from rich.console import Console
+
+    out = io.StringIO()
+    show(Console(file=out, width=PIPED_WIDTH))
+    return out.getvalue().rstrip("\n")
+
+
 def console() -> Console:
     """Where tables go: in colours and as wide as the terminal, if it is one."""
     from rich.console import Console
