@@ -1,7 +1,7 @@
 """g++ makes zeros of elements that a loop copies one by one under a condition, at -O3 for AVX2 with -fwrapv.
 
-The loop around it is made one over vectors, and of the first of its iterations in which `second` holds the copies are lost. Found by
-the prim `slice_scatter`, on a processor without AVX-512.
+The loop around it is made one over vectors, and of the first of its iterations in which `second` holds the copies are lost.
+Found by the prim `slice_scatter`, on a processor without AVX-512.
 """
 
 import platform
