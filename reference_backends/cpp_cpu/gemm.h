@@ -72,7 +72,8 @@ template <> SPECIALISED Pairs add(Pairs a, Pairs b) {
 template <> SPECIALISED bfloat16_pair add(bfloat16_pair a, bfloat16_pair b) { return bits<bfloat16_pair>(bits<float>(a) + bits<float>(b)); }
 
 // tile[i][j] = (fresh ? 0 : tile[i][j]) + the sum of a[i][.] * b[.][j] over `k` steps, for a tile of M rows and N vectors; steps of b
-// are `pitch` apart, rows of the tile `apart`. Sums of sums: the rounding errors of a long sum grow with its blocks instead of with its terms.
+// are `pitch` apart, rows of the tile `apart`. Sums of sums: the rounding errors of a long sum grow with its blocks instead of with its
+// terms.
 template <class T, int M, int N>
 static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RESTRICT b, int64_t pitch, int64_t k, T *RESTRICT tile, int64_t apart, bool fresh) {
   typedef typename Lane<T>::Vector V;
@@ -275,7 +276,7 @@ template <class T> struct Blocks {
     L = Lane<T>::COUNT,
     WIDTH = L * TILE_VECTORS,
     SPAN = WIDTH * SPAN_TILES,
-    RIGHT_PITCH = SPAN_TILES > 1 ? SPAN + WIDTH : SPAN,  // Of a packed block: one tile's columns are in all sets of the first cache.
+    SPAN_PITCH = SPAN_TILES > 1 ? SPAN + WIDTH : SPAN,  // Of several tiles' packed columns: each tile's are in all sets of the first cache.
   };
 
   Blocks(const Product<T> &product, int64_t threads, const Product<T> *whose = nullptr) : p(product), turned(whose) {
@@ -311,7 +312,7 @@ template <class T> struct Blocks {
     const int64_t tiles = split() ? 0 : keeps_tiles() ? parts(height, groups) : chunk();
     return lines(right_count() + tiles * p.rows * SPAN + (turned ? (L + TURN_ROWS) * SPAN : 0));
   }
-  int64_t right_count() const { return min_int(block, depth) * RIGHT_PITCH; }
+  int64_t right_count() const { return min_int(block, depth) * SPAN_PITCH; }
   int64_t chunk() const { return max_int(CHUNK / p.rows, 1); }  // Panels.
   bool keeps_tiles() const { return block < p.k || turned; }
   int64_t tiles_to_turn() const { return TURN_ROWS / p.rows; }
@@ -348,12 +349,16 @@ template <class T> struct Blocks {
     T *const own_sums = own + right_count();
     const int64_t first = column * SPAN, count = min_int(SPAN, p.n - first), rest = count % WIDTH;
     const int64_t width = rest && rest <= p.narrow ? count - rest + p.narrow : parts(count, WIDTH) * WIDTH;
+    const int64_t pitch_here = p.right.panel ? p.right.panel : width > WIDTH ? (int64_t)SPAN_PITCH : width;
     T *const sums_here = split() ? sums + (column * height + begin) * p.rows * SPAN : own_sums;
     const bool last = from + steps >= p.k, kept = split() || keeps_tiles();
     if (steps <= 0) __builtin_memset(sums_here, 0, (kept ? end - begin : chunk()) * p.rows * SPAN * sizeof(T));
     for (int64_t start = 0, length; start < steps || start == 0; start += length) {
       length = min_int(min_int(block, steps - start), unit - (from + start) % unit);
-      if (!p.right.panel && steps > 0) pack(p.right, batch, first, count, width, from + start, length, own, RIGHT_PITCH);
+      const T *right[SPAN_TILES];
+      if (!p.right.panel && steps > 0) pack(p.right, batch, first, count, width, from + start, length, own, pitch_here);
+      for (int64_t strip = 0; strip < count; strip += WIDTH)
+        right[strip / WIDTH] = p.right.panel ? p.right.address(p.right.address_context, batch, first + strip, from + start) : own + strip;
       const bool ready = last && start + length >= steps;
       for (int64_t some = begin, next; some < end; some = next) {
         next = min_int(end, some + chunk());
@@ -361,14 +366,14 @@ template <class T> struct Blocks {
         if (steps > 0)
           for (int64_t strip = 0; strip < count; strip += WIDTH) {
             const bool slim = count - strip <= p.narrow;
-            const T *const right = p.right.panel ? p.right.address(p.right.address_context, batch, first + strip, from + start) : own + strip;
-            const int64_t apart = p.right.panel ? p.right.panel : (int64_t)RIGHT_PITCH;
             for (int64_t panel = some; panel < next; ++panel) {
               const auto run = first_panel + panel + 1 < panels ? (slim ? p.slim : p.wide) : (slim ? p.last_slim : p.last_wide);
-              run(tile_at(batch, first_panel, panel, from, steps, start), right, apart, length, tiles + (panel - some) * p.rows * SPAN + strip, SPAN, from + start == 0);
+              T *const tile = tiles + (panel - some) * p.rows * SPAN + strip;
+              run(tile_at(batch, first_panel, panel, from, steps, start), right[strip / WIDTH], pitch_here, length, tile, SPAN, from + start == 0);
             }
           }
-        for (int64_t panel = some; ready && panel < next; ++panel) finish(batch, first_panel, begin, end, panel, first, count, sums_here, tiles + (panel - some) * p.rows * SPAN, own_sums);
+        for (int64_t panel = some; ready && panel < next; ++panel)
+          finish(batch, first_panel, begin, end, panel, first, count, sums_here, tiles + (panel - some) * p.rows * SPAN, own_sums);
       }
       if (steps <= 0) break;
     }
