@@ -11,9 +11,8 @@ import torch.nn.functional as F
 
 from reference_backends.cpp_cpu import compiler, machine
 from reference_backends.cpp_cpu.emitter import CppEmitter
-from tests import kernels
+from tests import kernels, test_cpp_emitter
 from tests.lowered import call
-from tests.test_cpp_emitter import check, test_nests_across_memory
 from tests.toys import use_kind
 from vendor_sdk.errors import LoweringError
 from vendor_sdk.lower import LOWERINGS, VIEWS
@@ -42,8 +41,8 @@ def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("_instructions")
 def test_fused_kernels() -> None:
-    check([*kernels.cases(20_000, 333), *kernels.cases(5000, 77, torch.bfloat16)])
-    test_nests_across_memory()
+    test_cpp_emitter.check([*kernels.cases(20_000, 333), *kernels.cases(5000, 77, torch.bfloat16)])
+    test_cpp_emitter.test_nests_across_memory()
 
 
 @pytest.mark.usefixtures("_instructions")

@@ -100,12 +100,13 @@ INLINE Mask widened(Part<int8_t> v) { return __builtin_ia32_pmovsxbd256(in_regis
 INLINE Mask widened(Part<uint8_t> v) { return __builtin_ia32_pmovzxbd256(in_register((Pack<char, 8>::type)v)); }
 INLINE Mask widened(Part<int16_t> v) { return __builtin_ia32_pmovsxwd256((Pack<short, 8>::type)v); }
 INLINE Mask widened(Part<uint16_t> v) { return __builtin_ia32_pmovzxwd256((Pack<short, 8>::type)v); }
-INLINE Part<uint16_t> low_bytes(Mask v) { return __builtin_convertvector((Part<uint32_t>)v, Part<uint16_t>); }
 #else
 INLINE Mask widened(Part<int8_t> v) { return __builtin_convertvector(__builtin_convertvector(v, Part<int16_t>), Mask); }
 INLINE Mask widened(Part<uint8_t> v) { return (Mask)__builtin_convertvector(__builtin_convertvector(v, Part<uint16_t>), Part<uint32_t>); }
 INLINE Mask widened(Part<int16_t> v) { return __builtin_convertvector(v, Mask); }
 INLINE Mask widened(Part<uint16_t> v) { return (Mask)__builtin_convertvector(v, Part<uint32_t>); }
+#endif
+#if !MASKED_MOVES
 INLINE Part<uint16_t> low_bytes(Mask v) { return __builtin_convertvector((Part<uint32_t>)v, Part<uint16_t>); }
 #endif
 
