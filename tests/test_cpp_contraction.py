@@ -107,6 +107,21 @@ def test_blocks_of_the_left_factor_and_of_the_sum() -> None:
     check_mm(torch.randn(1100, 1300), torch.randn(1300, 1000))
 
 
+@pytest.mark.parametrize("nbytes", [64, 100_032, 1 << 20, 1 << 23])
+@pytest.mark.parametrize("shape", [(1024, 512, 512), (103, 700, 3000), (64, 300, 500), (256, 250, 4096)], ids=str)
+def test_what_is_packed_goes_where_memory_is_spare(shape: tuple[int, int, int], nbytes: int) -> None:
+    """Whatever was there; and nothing is written behind it."""
+    m, n, k = shape
+    spare = torch.full((nbytes + 128,), 0xFF, dtype=torch.uint8)  # NaN
+    start = -spare.data_ptr() % 64
+    for left in (torch.randn(k, m).t(), torch.randn(m, k)):
+        right = torch.randn(k, n)
+        (result,) = launch(call(aten.mm.default, (left, right)), spare[start : start + nbytes])
+        close(result, left.double() @ right.double(), left.double().abs() @ right.double().abs())
+    assert bool((spare[:start] == 0xFF).all())
+    assert bool((spare[start + nbytes :] == 0xFF).all())
+
+
 def test_many_batches() -> None:
     check_mm(torch.randn(9, 33, 20), torch.randn(9, 20, 17))
     check_mm(torch.randn(3, 20, 200).transpose(1, 2), torch.randn(1, 20, 31).expand(3, 20, 31))

@@ -225,16 +225,30 @@ def test_what_is_spare_is_the_longest_stretch_that_nothing_lies_in() -> None:
     ]
 
 
+def test_what_is_spare_may_lie_in_a_result_that_is_there_already() -> None:
+    """From step 1 on, when the first buffer lies in it, to step 3, when it is written; without its padding."""
+    plan = plan_of([(64, 0, 4, Home.ARENA), (512, 1, 2, Home.ARENA), (2000, 3, 4, Home.BLOCK)], 5)
+    plan.fixed = Layout(64, 0, {0: Place(None, 0), 1: Place(2, 256)}, 2112, 2112)
+    assert spare(plan) == [None, Stretch(Place(2, 768), 1232), Stretch(Place(2, 768), 1232), None, None]
+
+
 def check_spare(plan: MemoryPlan, layout: Layout) -> None:
-    """Nothing lies in what is said to be spare."""
+    """Nothing lies in what is said to be spare, and it is there."""
     plan.fixed, sizes = layout, plan.sizes({})
+    rooms: dict[int, int] = {}  # results that others lie in, with the first step of these
+    for n, p in layout.places.items():
+        if p.block is not None and p.block != BANK:
+            rooms[p.block] = min(rooms.get(p.block, len(plan.steps)), plan.buffers[n].first)
+    whole = {None: layout.arena_bytes, BANK: layout.bank_bytes} | {room: plan.buffers[room].nbytes.value for room in rooms}
     taken = [(p.block, p.offset, sizes[n], plan.buffers[n].first, plan.buffers[n].last) for n, p in layout.places.items()]
     if plan.lender is not None and layout.lender is not None:
         taken += [(BANK, layout.lender + v.offset, v.nbytes, 0, v.last) for v in plan.lender.values]
     for step, found in enumerate(spare(plan)):
         if found is not None:
             begin, end = found.place.offset, found.place.offset + found.nbytes
-            assert 0 <= begin < end <= (layout.arena_bytes if found.place.block is None else layout.bank_bytes)
+            assert 0 <= begin < end <= whole[found.place.block]
+            if found.place.block in rooms:
+                assert rooms[found.place.block] <= step < plan.buffers[found.place.block].first
             here = [each for each in taken if each[0] == found.place.block and each[2] and each[3] <= step <= each[4]]
             assert all(offset + size <= begin or end <= offset for _, offset, size, _, _ in here)
 

@@ -19,6 +19,7 @@ import vendor_sdk
 from tests.toyloops import LoopEmitter
 from tests.toys import register_toys
 from vendor_sdk import ALL, COMPOSITES, Backend, Kernel, PrimGraph, TorchDevice, hookimpl
+from vendor_sdk.contract.program import Program
 from vendor_sdk.pipeline import recording
 from vendor_sdk.run import arena
 from vendor_sdk.run.blocks import BLOCKS, LARGE, warm_allocator, warm_empty
@@ -486,6 +487,28 @@ def test_what_launches_keep_for_themselves_is_told_and_given_back() -> None:
         compiled(x, g)
         gc.collect()
         assert vendor_sdk.release_memory() >= scratch
+
+
+def test_what_launches_need_besides_lies_in_a_result_that_is_not_written_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs: list[Program] = []
+
+    def link(emitter: LoopEmitter, program: Program) -> Any:
+        programs.append(program)
+        return linked(emitter, program)
+
+    linked = LoopEmitter.link
+    monkeypatch.setattr(LoopEmitter, "link", link)
+
+    def layers(x: torch.Tensor, narrow: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+        return ((x @ narrow) @ narrow) @ wide
+
+    inputs = torch.randn(64, 32), torch.randn(32, 32), torch.randn(32, 4096)
+    same(build(layers, *inputs)(*inputs), [layers(*inputs)])
+    (program,) = programs
+    first, second, last = (step.spare for step in program.steps)
+    assert [each.buffer.base for each in first] == [each.buffer.base for each in second] == ["result"]
+    assert all(0 < each.nbytes < 64 * 4096 * 4 for each in first + second)
+    assert not any(each.buffer.base == "result" for each in last)
 
 
 class Frozen(Layers):

@@ -233,13 +233,13 @@ extern "C" void *aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__) noexcept;
 
 // Memory of a launch is what the caller has to spare: nobody else uses it meanwhile. Where that is too little, it is one block that its
 // library keeps for the next launch, unless it is large; launches that run meanwhile have blocks of their own. A block begins with
-// its size.
+// its size. Whoever wants nothing has an address all the same.
 struct Spare {
   char *memory;
   int64_t bytes;
 };
-static char *kept_memory;
 enum : int64_t { KEPT_BYTES = 1 << 26, BLOCK_HEAD = 64 };
+static char *kept_memory, no_memory[BLOCK_HEAD] __attribute__((aligned(64)));
 class Memory {
   Spare &spare;
   int64_t size;
@@ -247,7 +247,7 @@ class Memory {
 
  public:
   char *data;  // Aligned to 64 bytes; null where there is no memory.
-  Memory(Spare &from, int64_t wanted) : spare(from), size(max_int(wanted + 63, 64) / 64 * 64), lent(size <= from.bytes), data(from.memory) {
+  Memory(Spare &from, int64_t wanted) : spare(from), size((wanted + 63) / 64 * 64), lent(size <= from.bytes), data(size ? from.memory : no_memory) {
     if (lent) {
       spare.memory += size, spare.bytes -= size;
       return;

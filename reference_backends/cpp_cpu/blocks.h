@@ -64,7 +64,7 @@ static i64 free_idle_blocks(i64 kept) {
 // A block of at least `bytes`, and at most an eighth more than a fresh one would have; null where there is no memory.
 static Block *take_block(i64 bytes) {
   i64 step = 4096;
-  while (step < HUGE_PAGE && step * 32 <= bytes) step *= 2;
+  while (step < HUGE_PAGE && step * 512 <= bytes) step *= 2;
   const i64 size = (bytes + step - 1) / step * step;
   Block *best = nullptr;
   if (lock_blocks()) {

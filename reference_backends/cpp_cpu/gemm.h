@@ -208,6 +208,8 @@ enum : int64_t {
   STRIP = 128,                  // Steps that are filled before they are transposed.
   LEFT_BYTES = 2 << 20,         // Of packed left factor.
   SUM_BYTES = 2 << 20,          // Of sums of all rows and columns so far, while parts of the left factor are packed.
+  FEW_LEFT_BYTES = 1 << 18,     // Of packed left factor where the caller has no memory to spare,
+  FEW_LEFT_ROWS = 96,           // or so many rows: with fewer, packing the right factor once for each of their blocks counts.
   PARALLEL_PRODUCTS = 1 << 17,  // Fewer are not worth other threads.
   SEPARATE_PRODUCTS = 1 << 28,  // Of a batch that one thread may take alone.
   TURN_ROWS = 48,               // That are turned together: a whole number of vectors.
@@ -287,10 +289,13 @@ template <class T> struct Blocks {
     depth = steps, height = panels;
     if (!direct()) {
       // Packed, of some steps for all rows, where the sums so far can be kept, so that the right factor is packed once; of all steps
-      // for some rows otherwise.
-      const int64_t step_bytes = pitch * (int64_t)sizeof(T), all = parts(panels, per_group);
-      if (p.m * p.n * (int64_t)sizeof(T) > SUM_BYTES)
-        height = min_int(panels, max_int(LEFT_BYTES / (steps * step_bytes), 4) * per_group);
+      // for some rows otherwise, and where memory is dear, if they are not too few.
+      const int64_t step_bytes = pitch * (int64_t)sizeof(T), all = parts(panels, per_group), some = min_int(all, parts(FEW_LEFT_ROWS, per_group * p.rows));
+      const bool roomy = p.spare.bytes >= LEFT_BYTES + SUM_BYTES;
+      const int64_t left_bytes = roomy ? LEFT_BYTES : min_int(max_int(p.spare.bytes, FEW_LEFT_BYTES), LEFT_BYTES);
+      const bool few = !roomy && some * steps * step_bytes <= left_bytes;
+      if (few || p.m * p.n * (int64_t)sizeof(T) > SUM_BYTES)
+        height = min_int(panels, max_int((few ? left_bytes : LEFT_BYTES) / (steps * step_bytes), 4) * per_group);
       else depth = parts(steps, parts(steps, max_int(LEFT_BYTES / (all * step_bytes), DEPTH)));
     }
     block = parts(unit, parts(unit, DEPTH));

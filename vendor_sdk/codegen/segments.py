@@ -10,12 +10,12 @@ import torch
 from torch import fx
 
 from vendor_sdk.codegen.text import Text
-from vendor_sdk.codegen.values import Arena, InBank, Values, tensor_of
+from vendor_sdk.codegen.values import Arena, InBank, Inside, Values, tensor_of
 from vendor_sdk.contract.emitter import Launch
 from vendor_sdk.contract.program import Argument, Buffer, Entry, Number, Offset, Program, Result, Spare, Step
 from vendor_sdk.ir.index import Int
 from vendor_sdk.ir.loop import LoopKernel, Symbol
-from vendor_sdk.ir.memory import Slot
+from vendor_sdk.ir.memory import BANK, Place, Slot
 
 
 @dataclass(frozen=True)
@@ -160,8 +160,7 @@ class _Builder:
     def _spare(self, node: fx.Node) -> Iterator[Spare]:
         found = self.of.values.spare(node)
         if found is not None:
-            buffer = Buffer("arena", 0, 0) if found.place.block is None else self._input("BANK", None)
-            yield Spare(self._shift(buffer, found.place.offset), found.nbytes)
+            yield Spare(self._placed(found.place), found.nbytes)
         if self.of.lends:
             yield Spare(self._input("REST", None), self._argument("REST_BYTES", False))
 
@@ -191,6 +190,18 @@ class _Builder:
             return Buffer("arena", 0, Offset(where.number) if fixed is None else fixed.places[where.number].offset)
         if isinstance(where, InBank):
             return self._shift(self._input("BANK", None), where.offset)
+        return self._inside(where)
+
+    def _placed(self, place: Place) -> Buffer:
+        """What is at a place of a static plan."""
+        if place.block is None:
+            return Buffer("arena", 0, place.offset)
+        if place.block == BANK:
+            return self._shift(self._input("BANK", None), place.offset)
+        return self._inside(Inside(self.of.values.plan.buffers[place.block].slots[-1], place.offset))
+
+    def _inside(self, where: Inside) -> Buffer:
+        """What is in the memory of a result or of an input."""
         there = not self.of.values.allocated(where.owner[0])
         if there or (where.owner in self.of.ready and where.owner not in self.results):
             return self._shift(self._input(self.of.values.variable(where.owner), None), where.offset)

@@ -137,7 +137,7 @@ class MemoryPlan:
         alignment: bytes; sizes are rounded up to it, and offsets are multiples.
         fixed: the layout, when no size is symbolic.
         lender: the forward graph's bank, where this is its backward graph.
-        spare: for each step of a static plan the longest stretch of arena or bank in which nothing lies.
+        spare: for each step of a static plan the longest stretch of memory that is there in which nothing lies.
     """
 
     steps: Sequence[fx.Node]

@@ -1,13 +1,14 @@
-"""What is spare: at each step, the longest stretch of the arena or of the bank in which nothing lies.
+"""What is spare: at each step, the longest stretch of the arena, of the bank, or of a result's memory in which nothing lies.
 
-Both are there during the whole call, and full at its worst step alone. Launches that need memory of their own take it there, so
-the call holds no more than was planned.
+Arena and bank are there during the whole call, and full at its worst step alone; the memory of a result in which others lie
+before it is written is there from the first of them on. Launches that need memory of their own take it there, so the call holds
+no more than was planned.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vendor_sdk.ir.memory import BANK, Layout, MemoryPlan, Place, Stretch
 
@@ -21,12 +22,17 @@ def spare(plan: MemoryPlan) -> list[Stretch | None]:
     memory = {None: _Free(layout.arena_bytes), BANK: _Free(layout.bank_bytes)}
     begins: list[list[_Lies]] = [[] for _ in plan.steps]
     ends: list[list[_Lies]] = [[] for _ in plan.steps]
-    for block, begin, end, first, last in _lying(plan, layout):
+    there = _first_uses(plan, layout)
+    for block, begin, end, first, last in _lying(plan, layout, there):
         if begin < end:
             begins[first].append((block, begin, end))
             ends[min(last, len(plan.steps) - 1)].append((block, begin, end))
+    comes: dict[int, list[int]] = {}
+    for block, first in there.items():
+        comes.setdefault(first, []).append(block)
     found: list[Stretch | None] = []
-    for born, dying in zip(begins, ends, strict=True):
+    for step, (born, dying) in enumerate(zip(begins, ends, strict=True)):
+        memory |= {block: _Free(_nbytes(plan, block)) for block in comes.get(step, ())}
         for block, begin, end in born:
             memory[block].take(begin, end)
         block, (begin, end) = max(
@@ -38,17 +44,35 @@ def spare(plan: MemoryPlan) -> list[Stretch | None]:
     return found
 
 
+def _nbytes(plan: MemoryPlan, block: int) -> int:
+    """Of a result, whose memory has no padding at its end."""
+    return plan.buffers[block].nbytes.value or 0
+
+
+def _first_uses(plan: MemoryPlan, layout: Layout) -> dict[int, int]:
+    """Results in whose memory others lie, each with the step from which on it is there."""
+    first: dict[int, int] = {}
+    for number, place in layout.places.items():
+        if place.block is not None and place.block != BANK:
+            step = plan.buffers[number].first
+            first[place.block] = min(first.get(place.block, step), step)
+    return first
+
+
 _Lies = tuple[int | None, int, int]
 """In which memory (``Place.block``), from where to where."""
 
 
-def _lying(plan: MemoryPlan, layout: Layout) -> Iterator[tuple[int | None, int, int, int, int]]:
+def _lying(plan: MemoryPlan, layout: Layout, results: Mapping[int, int]) -> Iterator[tuple[int | None, int, int, int, int]]:
     """What lies where, and from which step to which."""
     sizes = plan.sizes({})
     for number, place in layout.places.items():
-        if place.block is None or place.block == BANK:
-            buffer = plan.buffers[number]
-            yield place.block, place.offset, place.offset + sizes[number], buffer.first, buffer.last
+        buffer, end = plan.buffers[number], place.offset + sizes[number]
+        if place.block is not None and place.block in results:
+            end = min(end, _nbytes(plan, place.block))
+        yield place.block, place.offset, end, buffer.first, buffer.last
+    for number in results:
+        yield number, 0, _nbytes(plan, number), plan.buffers[number].first, plan.buffers[number].last
     if plan.lender is not None and layout.lender is not None:
         for value in plan.lender.values:
             begin = layout.lender + value.offset
