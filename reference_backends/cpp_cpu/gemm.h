@@ -292,10 +292,10 @@ template <class T> struct Blocks {
       // for some rows otherwise, and where memory is dear, if they are not too few.
       const int64_t step_bytes = pitch * (int64_t)sizeof(T), all = parts(panels, per_group), some = min_int(all, parts(FEW_LEFT_ROWS, per_group * p.rows));
       const bool roomy = p.spare.bytes >= LEFT_BYTES + SUM_BYTES;
-      const int64_t left_bytes = roomy ? LEFT_BYTES : min_int(max_int(p.spare.bytes, FEW_LEFT_BYTES), LEFT_BYTES);
-      const bool few = !roomy && some * steps * step_bytes <= left_bytes;
+      const int64_t most = roomy ? LEFT_BYTES : min_int(max_int(p.spare.bytes, FEW_LEFT_BYTES), LEFT_BYTES);
+      const bool few = !roomy && some * steps * step_bytes <= most;
       if (few || p.m * p.n * (int64_t)sizeof(T) > SUM_BYTES)
-        height = min_int(panels, max_int((few ? left_bytes : LEFT_BYTES) / (steps * step_bytes), 4) * per_group);
+        height = min_int(panels, max_int((few ? most : LEFT_BYTES) / (steps * step_bytes), 4) * per_group);
       else depth = parts(steps, parts(steps, max_int(LEFT_BYTES / (all * step_bytes), DEPTH)));
     }
     block = parts(unit, parts(unit, DEPTH));

@@ -45,7 +45,7 @@ def spare(plan: MemoryPlan) -> list[Stretch | None]:
 
 
 def _nbytes(plan: MemoryPlan, block: int) -> int:
-    """Of a result, whose memory has no padding at its end."""
+    """Bytes of a result, whose memory has no padding at its end."""
     return plan.buffers[block].nbytes.value or 0
 
 
