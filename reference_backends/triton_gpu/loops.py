@@ -356,14 +356,16 @@ class Loops(Statements):
             assert self.tile is not None
             return f"tl.reshape(tl.broadcast_to({text}.to({kind}), {shape}), [XBLOCK, {self.tile.block} // {GROUP}, {GROUP}])"
 
-        power = "weight_of_gap" if total in self.weights.names else "power_of_gap"
+        power = "base.weight({}, True)" if total in self.weights.names else "libdevice.exp({})"
         self.out(f"{largest}_v = {f'tl.where({mask}, {value}, {constant(nothing(a)[0], a.dtype)})' if mask else value}")
         self.out(f"{largest}_v = {grouped(f'{largest}_v')}")
         self.out(f"{largest}_n = base.maximum({largest}_w, tl.reduce({largest}_v, 2, base.combine_max))")
-        self.out(f"{total}_v = base.{power}({largest}_v, {largest}_n[:, :, None])")
+        # Of nothing but negative infinities none weighs anything, which keeps comparisons out of the elements.
+        self.out(f"{largest}_b = tl.where({largest}_n == float('-inf'), 0.0, {largest}_n)")
+        self.out(f"{total}_v = {power.format(f'{largest}_v - {largest}_b[:, :, None]')}")
         counted = f"tl.where({mask}, {weight}, 0)" if mask else weight
         self.out(f"{total}_v *= {grouped(counted)}")
-        self.out(f"{total}_w *= base.{power}({largest}_w, {largest}_n)")
+        self.out(f"{total}_w *= {power.format(f'{largest}_w - {largest}_b')}")
         self.out(f"{total}_w += tl.reduce({total}_v, 2, base.combine_sum)")
         self.out(f"{largest}_w = {largest}_n")
 
