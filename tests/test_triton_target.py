@@ -6,7 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -331,3 +331,27 @@ def test_what_fails_in_a_thread_is_tried_again(monkeypatch: pytest.MonkeyPatch) 
     begun = launch.Begun(compile_)
     assert begun.wait() is None
     assert begun.result() == "made"
+
+
+def test_what_other_threads_parsing_disturbs_is_done_again() -> None:
+    """Wherever Triton's words for it have the error: itself, its cause, or its text."""
+    found = SystemError(f"{machine_code.DISTURBED} (before=18, after=11)")
+
+    def disturbed(error: Exception, cause: Exception | None, times: int) -> Callable[[], int]:
+        left = iter(range(times))
+
+        def call() -> int:
+            if next(left, None) is None:
+                return 5
+            raise error from cause
+
+        return call
+
+    for error, cause in ((found, None), (RuntimeError("at 1:0"), found), (RuntimeError(repr(found)), None)):
+        assert machine_code.undisturbed(disturbed(error, cause, 3)) == 5
+        with pytest.raises(type(error)):
+            machine_code.undisturbed(disturbed(error, cause, machine_code.TRIES))
+    other = disturbed(RuntimeError("at 1:0"), None, 1)
+    with pytest.raises(RuntimeError):
+        machine_code.undisturbed(other)
+    assert other() == 5, "not asked again"

@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 import torch
 
 from reference_backends.triton_gpu.machine import Machine, machine
-from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of
+from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of, undisturbed
 from reference_backends.triton_gpu.table import FLOAT8
 from vendor_sdk import split
 
@@ -307,7 +307,7 @@ class Launcher:
         self.compiling = []
         arguments = tuple(each.view(torch.uint8) if getattr(each, "dtype", None) in FLOAT8 else each for each in arguments)
         try:
-            return self.kernel[(plan.programs, 1, 1)](*arguments, **plan.settings)
+            return undisturbed(lambda: self.kernel[(plan.programs, 1, 1)](*arguments, **plan.settings))
         except Exception as error:
             if not type(error).__module__.startswith("triton."):
                 raise
@@ -332,8 +332,7 @@ class Begun:
         return self.future.result()
 
     def result(self) -> Any:
-        """The ``CompiledKernel``. What failed in the thread is tried again here, for its reason; and Python 3.11 counts depths
-        of syntax trees for all threads together, and complains."""
+        """The ``CompiledKernel``. What failed in the thread is tried again here, for its reason."""
         return self.wait() or self.compile()
 
 

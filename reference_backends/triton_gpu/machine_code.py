@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -31,6 +31,10 @@ SIGNATURE = {
     torch.float8_e4m3fn: "*u8",
     torch.float8_e5m2: "*u8",
 }
+
+DISTURBED = "AST constructor recursion depth mismatch"
+TRIES = 10
+Result = TypeVar("Result")
 
 
 class Argument(NamedTuple):
@@ -97,12 +101,28 @@ def compiled(
         "debug": bool(function.debug) or triton.knobs.runtime.debug,
         "instrumentation_mode": triton.knobs.compilation.instrumentation_mode,
     }
+    source = ASTSource(function, signature, constants, even)
     try:
-        return triton.compile(ASTSource(function, signature, constants, even), target=target, options=options)
+        return undisturbed(lambda: triton.compile(source, target=target, options=options))
     except OSError:  # of the cache's files
         raise
     except Exception as error:
         raise refused(function, error) from error
+
+
+def undisturbed(call: Callable[[], Result]) -> Result:
+    """What a call returns that parses Python. It is made again where other threads that parse disturbed it: Python 3.11 counts
+    the depth of syntax trees for all threads together, and fails where the count is off (CPython's issue 106905)."""
+    for _ in range(TRIES - 1):
+        try:
+            return call()
+        except Exception as error:
+            causes = [str(error)]
+            while error := error.__cause__ or error.__context__:  # type: ignore[assignment]
+                causes.append(str(error))
+            if not any(DISTURBED in cause for cause in causes):
+                raise
+    return call()
 
 
 def target_of(capability: tuple[int, int]) -> Any:
