@@ -184,6 +184,50 @@ def inside(pointers: Any, mask: Any) -> None:
         raise IndexError(f"{np.count_nonzero(~known)} lanes leave the buffers")
 
 
+def hasten(interpreter: Any) -> None:
+    """Has the interpreter combine blocks, in as many turns as they can be halved, where it would call a function for each
+    element; and prepare the language once a launch, where it would for each function that is called."""
+    from triton import language
+
+    def combined(self: Any, left: list[Any], right: list[Any], kinds: list[Any]) -> list[Any]:
+        pairs = [self.to_tensor(d, kind) for side in (left, right) for d, kind in zip(side, kinds, strict=True)]
+        result = self.combine_fn.fn(*pairs)
+        return [r.handle.data for r in (result if isinstance(result, tuple) else (result,))]
+
+    def reduced(self: Any, given: tuple[Any, ...]) -> list[Any]:
+        rank, kinds = len(given[0].shape), [t.dtype for t in given]
+        inputs, axis = self.unravel(given, self.axis)
+        data = [np.moveaxis(t.handle.data, axis, 0) for t in inputs]
+        while len(data[0]) > 1:
+            found = combined(self, [d[::2] for d in data], [d[1::2] for d in data], kinds)
+            data = [f.reshape(d[::2].shape) for f, d in zip(found, data, strict=True)]
+        ends = [d[0] if self.axis is not None else d.item() for d in data]
+        if self.keep_dims:
+            ends = [np.expand_dims(d, axis) if self.axis is not None else np.full((1,) * rank, d) for d in ends]
+        return [self.to_tensor(d, kind) for d, kind in zip(ends, kinds, strict=True)]
+
+    def scanned(self: Any, given: list[Any]) -> list[Any]:
+        kinds = [t.dtype for t in given]
+        data = [np.moveaxis(t.handle.data, self.axis, 0) for t in given]
+        step = 1
+        while step < len(data[0]):
+            found = combined(self, [np.roll(d, step, 0) for d in data], data, kinds)  # Blocks have powers of two.
+            data = [np.concatenate([d[:step], f.reshape(d.shape)[step:]]) for f, d in zip(found, data, strict=True)]
+            step *= 2
+        return [self.to_tensor(np.moveaxis(d, 0, self.axis), kind) for d, kind in zip(data, kinds, strict=True)]
+
+    prepare = interpreter._patch_lang
+
+    def prepared(function: Any) -> Any:
+        modules = [each for each in (language, language.core) if any(each is value for value in function.__globals__.values())]
+        ready = all(not language.core.is_builtin(each.load) for each in modules)
+        return interpreter._LangPatchScope() if ready else prepare(function)
+
+    interpreter.ReduceOps.generic_reduce = reduced
+    interpreter.ScanOps.generic_scan = scanned
+    interpreter._patch_lang = prepared
+
+
 def install() -> None:
     """Puts torch's functions where kernels look for NVIDIA's, lets assertions count, mends what the interpreter gets wrong."""
     from triton import language
@@ -191,6 +235,7 @@ def install() -> None:
     from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+    hasten(interpreter)
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, debug=True, sanitize_overflow=False)
     patch = interpreter._patch_lang_tensor
