@@ -19,6 +19,7 @@ from vendor_sdk.prims import bounds, reference
 from vendor_sdk.prims.opset import COMPOSITE_BY_TARGET, COMPOSITES
 from vendor_sdk.prims.row import Composite
 from vendor_sdk.prims.samples import Sample, SampleContext
+from vendor_sdk.torch_private import dynamo as torch_dynamo
 
 TABLE = prim_table(frozenset())
 
@@ -75,7 +76,7 @@ def _compiled(
             seen.extend(str(node.target) for node in graph.calls())
         return torch_private.boxed(lambda *values: graph.interpret(*values))
 
-    return torch_private.aot_function(function, compiler, capture_table())
+    return torch_dynamo.aot_function(function, compiler, capture_table())
 
 
 def _draw(*shape: int) -> torch.Tensor:

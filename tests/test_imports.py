@@ -257,6 +257,12 @@ for words in ("list", "list --json", "doctor --fast", "new freshchip --route emi
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=60, stdout=subprocess.DEVNULL)
 
 
+def test_what_captures_nothing_imports_no_dynamo() -> None:
+    """The rows, the pipeline, and the process of the suite that starts others: Dynamo takes as long as torch to import."""
+    program = "import sys, conformance.run, vendor_sdk.pipeline; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 def test_the_sdk_works_with_no_backend_installed(tmp_path: Path) -> None:
     """The reference backends and example chips hidden (`tests/without.py`), a plugin compiles, is explained and is listed;
     `pytest --without all` runs the SDK's own tests so."""

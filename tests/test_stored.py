@@ -19,11 +19,12 @@ from torch._dynamo.utils import counters
 import vendor_sdk
 from tests.toys import register_toys
 from tests.without import python_path
-from vendor_sdk import aot, pipeline, torch_private
+from vendor_sdk import aot, pipeline
 from vendor_sdk.contract.loader import load
 from vendor_sdk.ir import index, pickled
 from vendor_sdk.pipeline import recording
 from vendor_sdk.run.compiled import CompiledGraph
+from vendor_sdk.torch_private import dynamo as torch_dynamo
 
 Tensor = torch.Tensor
 register_toys()
@@ -184,7 +185,7 @@ def test_settings_of_torch_hold_for_a_compilation_only(monkeypatch: pytest.Monke
     def settings() -> tuple[Any, ...]:
         config, tag = torch._functorch.config, torch.compiler.config.cache_key_tag
         ours = config.bundled_autograd_cache, config.force_non_lazy_backward_lowering
-        return *ours, tag, torch_private._keys.short, gc.isenabled()
+        return *ours, tag, torch_dynamo._keys.short, gc.isenabled()
 
     before = settings()
     model = Block()

@@ -40,6 +40,7 @@ from vendor_sdk.normalize.undefined import expected, without_gradients
 from vendor_sdk.plan.activations import Activations
 from vendor_sdk.routes import Routes, table_of, targets
 from vendor_sdk.run.gradients import Backward, Zeros, zeros_of
+from vendor_sdk.torch_private import dynamo as torch_dynamo
 from vendor_sdk.watch import Watch
 
 Options = Mapping[str, Any]
@@ -112,10 +113,10 @@ def compile_dynamo(
     compilers = compiler(training=True), compiler(backward=True), compiler()
     table = _capture_table(frozenset(session.loaded.backend.composites))
     if key is None:
-        compile_pair = torch_private.aot_autograd(*compilers, table, joint)
+        compile_pair = torch_dynamo.aot_autograd(*compilers, table, joint)
     else:
         restore = functools.partial(_restore, backend, dict(options or {}))
-        compile_pair = torch_private.cached_aot_autograd(*compilers, table, joint, restore, key)
+        compile_pair = torch_dynamo.cached_aot_autograd(*compilers, table, joint, restore, key)
     resting.rest_in_dynamo()  # again: resets forget it
     with resting.without_collections():
         run = compile_pair(module, example_inputs)

@@ -33,6 +33,7 @@ from vendor_sdk.capture.graph import to_prim_graph
 from vendor_sdk.normalize.decompose import capture_table, prim_table
 from vendor_sdk.prims.exclusions import EXCLUSIONS
 from vendor_sdk.prims.opset import BY_TARGET
+from vendor_sdk.torch_private import dynamo as torch_dynamo
 from vendor_sdk.torch_private import pytree
 
 DTYPES = (torch.float32, torch.int64, torch.bool)
@@ -223,7 +224,7 @@ class _Call:
             foreign.update(foreign_operators(graph.module))
             return torch_private.boxed(lambda *values: graph.interpret(*values))
 
-        return self._run(torch_private.aot_function(self.function, compiler, capture_table()))
+        return self._run(torch_dynamo.aot_function(self.function, compiler, capture_table()))
 
     def eager(self) -> list[torch.Tensor | None]:
         """Results and gradients computed by torch, none where eager torch itself has no gradient."""

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vendor_sdk import torch_private
+import torch
+
 from vendor_sdk.errors import OptionError
 
 DIRECTORY = "VENDOR_SDK_DEBUG"
@@ -110,14 +111,14 @@ def bisect(check: Callable[[], object]) -> int | None:
 
 
 def _fails(check: Callable[[], object], joins: int | None) -> bool:
-    torch_private.forget_compiled()
+    torch.compiler.reset()
     try:
         with variable(FUEL, None if joins is None else str(joins)):
             return check() is False
     except Exception:
         return True
     finally:
-        torch_private.forget_compiled()
+        torch.compiler.reset()
 
 
 @contextmanager

@@ -40,7 +40,7 @@ VARIABLES = frozenset(
 PREFIX = "VENDOR_SDK_"
 OLDEST_PYTHON = (3, 11)
 TORCH_CHECKED = ("2.11", "2.13")
-"""The oldest and the newest torch that ``torch_private.py`` was checked on."""
+"""The oldest and the newest torch that ``torch_private`` was checked on."""
 SECONDS = 120
 FUNCTION = "int f(){return 0;}"
 """What a compiler is tried with, in C and in C++."""

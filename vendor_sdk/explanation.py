@@ -23,6 +23,7 @@ from vendor_sdk.ir.transfer import to_device, to_host
 from vendor_sdk.kernel_report import Kernels, kernels_of
 from vendor_sdk.partition.segments import Partition
 from vendor_sdk.run.compiled import CompiledGraph
+from vendor_sdk.torch_private import dynamo as torch_dynamo
 
 ROWS = 30
 """Rows up to which a table of kernels or reasons is printed; the rest is counted."""
@@ -224,7 +225,7 @@ class Observed:
         graphs: compiled graphs of SDK backends, in order; other backends of ``torch.compile`` leave none.
     """
 
-    def __init__(self, events: torch_private.DynamoEvents) -> None:
+    def __init__(self, events: torch_dynamo.DynamoEvents) -> None:
         self.graphs: list[CompiledGraph] = []
         self._events = events
 
@@ -242,7 +243,7 @@ class Observed:
 @contextlib.contextmanager
 def observe() -> Iterator[Observed]:
     """Watches what is compiled meanwhile, by any thread."""
-    with torch_private.dynamo_events() as events:
+    with torch_dynamo.dynamo_events() as events:
         observed = Observed(events)
         with pipeline.recording(observed.graphs.append):
             yield observed
@@ -265,7 +266,7 @@ def explain(
         options: as in ``torch.compile``.
         show: whether the tables are printed.
     """
-    torch_private.forget_compiled()
+    torch.compiler.reset()
     owned = model if isinstance(model, torch.nn.Module) else torch.nn.Module()
     leaves = [t for t in (*owned.parameters(), *_leaves((inputs, kwargs))) if t.requires_grad]
     buffers = [(buffer, buffer.detach().clone()) for buffer in owned.buffers()]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -222,12 +223,12 @@ def profile() -> Iterator[Profile]:
 
         return observed
 
-    torch_private.forget_compiled()
+    torch.compiler.reset()
     try:
         with pipeline.observing(observe):
             yield seen
     finally:
-        torch_private.forget_compiled()
+        torch.compiler.reset()
 
 
 def _fraction(events: list[Event]) -> float | None:

@@ -11,8 +11,6 @@ import gc
 import threading
 from collections.abc import Iterator
 
-from vendor_sdk import torch_private
-
 _lock = threading.Lock()
 _resting = 0
 _enabled = False
@@ -66,7 +64,9 @@ def without_collections() -> Iterator[None]:
 
 def rest_in_dynamo() -> None:
     """From the next compilation on, the collector rests while Dynamo traces too (until ``torch._dynamo.reset``)."""
-    torch_private.around_compilations(_dynamo_starts, _dynamo_ends)
+    from vendor_sdk.torch_private import dynamo
+
+    dynamo.around_compilations(_dynamo_starts, _dynamo_ends)
 
 
 # Neither is sure to come with the other: a reset may fall between them, and this may be asked for between them.
