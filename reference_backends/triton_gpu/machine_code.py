@@ -33,7 +33,9 @@ SIGNATURE = {
 }
 
 DISTURBED = "AST constructor recursion depth mismatch"
+"""What Python 3.11 says of a syntax tree whose depth other threads miscounted."""
 TRIES = 10
+"""Of one compilation."""
 Result = TypeVar("Result")
 
 
