@@ -390,7 +390,10 @@ def _resized(inputs: Callable[[Draw, int], Sequence[Tensor]], functions: Mapping
 RESIZED: list[Resized] = [
     *_resized(_rows, {
         "elementwise": lambda x: (x * 2 + 1, x > 0, x.to(torch.int64)),
-        "sums of all, of columns, of rows": lambda x: (x.sum(), x.sum(0), x.sum(1), x.prod(0), (x > 0).any(0), (x > 0).all()),
+        # Products of -1, 0 and 1: parts of others overflow, and may meet a zero, in some orders.
+        "sums of all, of columns, of rows": lambda x: (
+            x.sum(), x.sum(0), x.sum(1), x.clamp(-1, 1).prod(0), (x > 0).any(0), (x > 0).all()
+        ),
         "means of rows": lambda x: (x.mean(1), x.sum(1), x.amax(1), x.argmax(1)),
         "softmax": lambda x: (torch.softmax(x, 1), torch.softmax(x, 0), torch.logsumexp(x, 1)),
         "sorted, and sums so far": lambda x: (x.sort(0).values, x.cumsum(0), x.topk(3, 1).values),

@@ -10,6 +10,7 @@ import torch
 
 from conformance import behaviour, limits
 from conformance.cases import BEHAVIOUR, HUGE, Selection, all_cases
+from conformance.draw import Draw
 from conformance.guards import storage_bytes
 from conformance.outcome import Outcome
 from conformance.subject import Subject, TorchSubject
@@ -55,6 +56,16 @@ def test_what_is_right_of_large_tensors(small: None, backend: str, group: str) -
 def test_large_tensors_have_more_elements_than_32_bits_count() -> None:
     assert (1 << 31) < limits.COUNT < (1 << 31) + (1 << 22)
     assert all(program.nbytes > limits.COUNT for group in HUGE for program in limits.FULL_ONLY[group.partition("/")[2]])
+
+
+def test_sums_and_products_of_changing_sizes_are_exact_in_any_order() -> None:
+    """A chip may multiply the halves of a column apart: neither may overflow where the other is zero."""
+    (program,) = (each for each in limits.RESIZED if each.name.startswith("sums of all"))
+    for seed in range(20):
+        (x,) = program.inputs(Draw(seed, torch.device("cpu")), 257)
+        found, halves = program.function(x), [program.function(part) for part in (x[:128], x[128:])]
+        assert torch.equal(found[1], halves[0][1] + halves[1][1])
+        assert torch.equal(found[3], halves[0][3] * halves[1][3])
 
 
 def test_what_there_is_no_memory_for_is_left_out_and_said() -> None:
