@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -119,10 +120,7 @@ def undisturbed(call: Callable[[], Result]) -> Result:
         try:
             return call()
         except Exception as error:
-            causes = [str(error)]
-            while error := error.__cause__ or error.__context__:  # type: ignore[assignment]
-                causes.append(str(error))
-            if not any(DISTURBED in cause for cause in causes):
+            if DISTURBED not in "".join(traceback.format_exception(error)):
                 raise
     return call()
 

@@ -1,7 +1,7 @@
 """The only home of private torch names: a torch upgrade is this package's work.
 
 Each function says what it wraps; all were checked on torch 2.11 and 2.13. What Dynamo and AOTAutograd have is in ``dynamo.py``:
-the two take longer to import than torch, and much of the SDK does without.
+the two take nearly as long to import as torch, and much of the SDK does without.
 """
 
 from __future__ import annotations
