@@ -258,7 +258,7 @@ for words in ("list", "list --json", "doctor --fast", "new freshchip --route emi
 
 
 def test_what_captures_nothing_imports_no_dynamo() -> None:
-    """The rows, the pipeline, and the process of the suite that starts others: importing Dynamo takes nearly as long as torch."""
+    """The rows, the pipeline, and the process of the suite that starts others: its import takes nearly as long as torch's."""
     program = "import sys, conformance.run, vendor_sdk.pipeline; assert 'torch._dynamo' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
