@@ -74,7 +74,7 @@ def certify(
     started = time.perf_counter()
     outcome = Outcome("pass")
     try:
-        trials = _trials(case, effort, seed, only)
+        trials = _trials(case, effort, seed, only, device.type)
     except Exception as error:
         traceback.print_exc()
         outcome.failures.append(Failure(-1, "", "suite", f"the suite's own sampler or reference raised {_brief(error)}"))
@@ -94,7 +94,7 @@ def certify(
             if not apart and not _refused(trials[0], error):
                 outcome.failures.append(_exception(case, trials[0]))
             else:
-                trials = _trials(case, effort, seed, only)
+                trials = _trials(case, effort, seed, only, device.type)
         else:
             placed = list(result.placed)
             ran = True
@@ -159,17 +159,17 @@ class _RunResult:
     curve: Curve | None = None
 
 
-def _trials(case: Case, effort: Effort, seed: int, only: int | None) -> list[_Trial]:
+def _trials(case: Case, effort: Effort, seed: int, only: int | None, device: str) -> list[_Trial]:
     samples = draw(case, effort, seed)
     others = draw(case, effort, seed, "second call")
     trials = []
     for index, sample in enumerate(samples):
         if only is not None and index != only:
             continue
-        expected = expected_result(case.row, sample)
+        expected = expected_result(case.row, sample, device)
         other = others[index] if index < len(others) else sample
         if tensors(sample) and interchangeable(sample, other):
-            trials.append(_Trial(index, sample, expected, other, expected_result(case.row, other)))
+            trials.append(_Trial(index, sample, expected, other, expected_result(case.row, other, device)))
         else:
             trials.append(_Trial(index, sample, expected, sample, expected))
     if only is not None and not trials:

@@ -237,6 +237,12 @@ def certify(
         if width == 1:
             announce(part[0])
         for number, wrong in _tried(compiled, drawn, part, device, tally, subject.flushing).items():
+            if graphs.KINDS[kind].dynamic and wrong.kind == "exception" and not followed(drawn[number], device):
+                print(
+                    f"{label(drawn[number])}: torch {torch.__version__} itself does not follow it at changing sizes", flush=True
+                )
+                outcome.samples -= 1
+                continue
             small = smaller(compiled, kind, seed, number, drawn[number], wrong, device, subject.flushing)
             text = (
                 script.text(subject.describe().name, subject.options, small.drawn, small.wrong, graphs.KINDS[kind].dynamic)
@@ -244,8 +250,7 @@ def certify(
                 else ""
             )
             print(text, flush=True)
-            label = f"{drawn[number].operators} prims" if number >= 0 else "together"
-            outcome.failures.append(Failure(number, label, wrong.kind, wrong.message[:MESSAGE_LIMIT], text))
+            outcome.failures.append(Failure(number, label(drawn[number]), wrong.kind, wrong.message[:MESSAGE_LIMIT], text))
     if idle:
         outcome.failures.append(Failure(-1, "together", NOT_EXECUTED, said(subject)))
     outcome.failures += [Failure(-1, "together", "out-of-bounds", message) for message in beside]
@@ -298,6 +303,25 @@ def fails(compiled: Compile, drawn: Drawn, device: torch.device, flushing: Flush
     except Exception as error:
         return _raised(error)
     return failed[0].wrong if failed else None
+
+
+def label(drawn: Drawn) -> str:
+    return f"{drawn.operators} prims"
+
+
+def followed(drawn: Drawn, device: torch.device) -> bool:
+    """Whether torch captures a graph for sizes that change, and runs it as it is. Of one that it does not (some version of it:
+    what sizes it can prove to be equal differs between them) no backend is told."""
+    torch.compiler.reset()
+    program = together([drawn], device)
+    call = torch.compile(program.module, backend="eager", dynamic=True)
+    try:
+        for again in (0, 1):
+            call(*(value.to(device) for value in drawn.values(again, other=again == 1)))
+    except Exception:
+        traceback.print_exc()
+        return False
+    return True
 
 
 def _raised(error: Exception) -> Wrong:

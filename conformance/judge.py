@@ -46,9 +46,12 @@ class Judgement:
     statistic: float | None = None
 
 
-def expected_result(row: Prim, sample: Sample) -> Expectation:
-    """Evaluates the row's reference. Raises whatever the reference raises, which is a defect of the row."""
-    return Expectation(outlined(target_of(row), sample), reference(row, sample))
+def expected_result(row: Prim, sample: Sample, device: str = "cpu") -> Expectation:
+    """Evaluates the row's reference, for programs on a device of the type ``device``.
+
+    Raises whatever the reference raises, which is a defect of the row.
+    """
+    return Expectation(outlined(target_of(row), sample, device), reference(row, sample, device))
 
 
 def judge(

@@ -240,6 +240,31 @@ def test_a_failure_is_made_small_and_written_down(monkeypatch: pytest.MonkeyPatc
     )
 
 
+class Refuses(Interpreted):
+    """Compiles nothing for sizes that change."""
+
+    def through_torch(self, function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Any]:
+        raise RuntimeError("what sizes are these?")
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_no_backend_is_told_of_graphs_that_torch_itself_does_not_follow(
+    followed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fused, "SHRINKING", 0.0)
+    if not followed:
+        broken = torch.fx.symbolic_trace(lambda x, y: (aten.mm.default(x, x),))  # of 2x3 and 2x3
+        unlike = graphs.Drawn(broken, [], [], [])
+        monkeypatch.setattr(graphs.Drawn, "values", lambda self, again=0, *, other=False: [torch.ones(2, 3), torch.ones(1)])
+        monkeypatch.setattr(fused, "drawn_by_hypothesis", lambda kind, seed, count: [unlike] * count)
+    outcome = fused.certify(Refuses(Eager), "dynamic", effort=Effort.QUICK, seed=1, device=CPU)
+    said = "itself does not follow it" in capsys.readouterr().out
+    if followed:
+        assert (outcome.verdict, outcome.samples, said) == ("error", fused.GRAPHS[Effort.QUICK], False)
+    else:
+        assert (outcome.verdict, outcome.samples, said) == ("empty", 0, True)
+
+
 def test_what_a_graph_does_to_its_inputs_is_seen() -> None:
     def compiled(program: Program) -> Callable[..., Any]:
         return lambda *inputs: [value.clone() for value in program.module(*(each.add_(0.5) for each in inputs))]

@@ -321,6 +321,18 @@ def test_what_is_added_to_products_of_halves_is_rounded_once(batch: tuple[int, .
     assert float((out.double() - exact).abs().max()) <= 0.51 * float(spacing)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(3, 4096, 5), (5, 4096, 3), (24, 4095, 16), (64, 4096, 44)])
+def test_a_row_added_to_products_of_odd_sizes_is_rounded_once(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    m, terms, n = shape
+    a, b, row = (torch.randn(*size, device="cuda").to(dtype) for size in ((m, terms), (n, terms), (n,)))
+    linear = torch.compile(torch.nn.functional.linear, backend=BACKEND)
+    found = linear(a, b, 16 * row)
+    exact = a.double() @ b.double().T + 16 * row.double()
+    spacing = torch.finfo(dtype).eps * exact.abs().max()
+    assert float((found.double() - exact).abs().max()) <= 0.51 * float(spacing)
+
+
 def test_attention_by_whoever_takes_it() -> None:
     assert not triton_attention.wrong("cuda")
     assert not triton_attention.wrong_ways("cuda")

@@ -46,15 +46,27 @@ def rounded_once(out: Tensor, c: Tensor, product: Tensor, beta: float, alpha: fl
     torch.add(product if alpha == 1 else product.mul_(alpha), c, alpha=beta, out=out)
 
 
-def _in_float32(out: Tensor, c: Tensor, a: Tensor, beta: float) -> bool:
+ALIGNMENT = 16
+"""Of the rows of an operand, in bytes, that cuBLAS's kernels for tensor cores of compute capability 9.0 take."""
+
+
+def _aligned(x: Tensor) -> bool:
+    strides = [stride for stride in x.stride() if stride != 1]
+    return not any(offset * x.element_size() % ALIGNMENT for offset in (*strides, x.storage_offset()))
+
+
+def _in_float32(out: Tensor, c: Tensor, a: Tensor, b: Tensor, beta: float) -> bool:
     """Whether a product in float32, to which a second launch adds, takes the place of the library's call.
 
     cuBLAS, told to store halves, may round a product, or parts of its sum, before it adds to them. What is not one row for all
     torch copies to ``out`` first, and has cuBLAS add to that: two launches as well. A row is added by the product's own
     epilogue, where a launch of its own would cost more; there parts of sums are added as torch's
-    ``allow_bf16_reduced_precision_reduction`` says, as in eager.
+    ``allow_bf16_reduced_precision_reduction`` says, as in eager. Not so where rows are not aligned: older kernels take those,
+    which were seen to add parts in halves whatever it says (4 units in the last place at 4,096 terms).
     """
-    return out.is_cuda and a.dtype in HALVES and beta != 0 and c.dim() > 1 and min(*a.shape, *out.shape) > 0
+    if not out.is_cuda or a.dtype not in HALVES or beta == 0 or min(*a.shape, *out.shape) == 0:
+        return False
+    return c.dim() > 1 or not all(map(_aligned, (out, a, b)))
 
 
 def _multiply_add(library: Callable[..., Tensor], product: Callable[..., Tensor]) -> Kernel:
@@ -63,7 +75,7 @@ def _multiply_add(library: Callable[..., Tensor], product: Callable[..., Tensor]
     def call(out: Tensor, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> None:
         if _whole(c, a, b):
             out.copy_((beta * c if beta else 0) + alpha * _product(a, b))
-        elif _in_float32(out, c, a, beta):
+        elif _in_float32(out, c, a, b, beta):
             rounded_once(out, c, product(a, b, out_dtype=torch.float32), beta, alpha)
         else:
             library(c, a, b, beta=beta, alpha=alpha, out=out)

@@ -23,7 +23,7 @@ LINEAR_ALGEBRA = """
     linalg_ldl_solve linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp linalg_qr linalg_solve_triangular
 """
 SAMPLING = "multinomial binomial _standard_gamma"
-OTHERS = "_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward"
+OTHERS = "_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _embedding_bag"
 
 COMPLEX = frozenset((torch.complex64, torch.complex128))
 TAKES_COMPLEX = frozenset(f"{TRANSFORMS} {LINEAR_ALGEBRA} linalg_eig mm bmm addmm baddbmm".split())
@@ -54,8 +54,39 @@ def _poisson(rates: Tensor, generator: None = None) -> Tensor:
     return drawn
 
 
+MAX = 2
+"""``mode`` of embedding bags."""
+
+
+def _embedding_bag_backward(
+    gradient: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    bags: Tensor,
+    sizes: Tensor,
+    chosen: Tensor,
+    rows: int,
+    scaled: bool,
+    mode: int,
+    sparse: bool,
+    weights: Tensor | None,
+    padding: int = -1,
+) -> Tensor:
+    """Torch 2.11 has no gradient of a maximum in bfloat16; halves are added in float32 here, which is rounded once."""
+    if mode != MAX:
+        result: Tensor = torch.ops.aten._embedding_bag_backward.default(
+            gradient, indices, offsets, bags, sizes, chosen, rows, scaled, mode, sparse, weights, padding
+        )
+        return result
+    wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    terms = torch.where((sizes > 0).unsqueeze(1), wide, 0)  # an empty bag has no row that was chosen
+    total = wide.new_zeros((rows, gradient.shape[1]))
+    return total.scatter_add_(0, chosen.to(torch.int64).clamp(min=0), terms).to(gradient.dtype)
+
+
 LIBRARY: Mapping[str, Callable[..., Any]] = {
     **{name: target_of(OPSET[name]) for name in f"{SELECTION} {TRANSFORMS} {LINEAR_ALGEBRA} {SAMPLING} {OTHERS}".split()},
+    "_embedding_bag_backward": _embedding_bag_backward,
     "linalg_eig": _linalg_eig,
     "poisson": _poisson,
     "randperm": _randperm,

@@ -20,7 +20,6 @@ from vendor_sdk import (
     Decline,
     Emitter,
     Kernel,
-    KnownFailure,
     Legalization,
     NodeContext,
     Option,
@@ -102,13 +101,11 @@ def supports(node: NodeContext, options: Mapping[str, Any]) -> Support | None:
 
 
 @hookimpl
-def conformance() -> Mapping[str, KnownFailure | str]:
+def conformance() -> Mapping[str, str]:
     return {
         "convolution[bfloat16]": "beyond the bound; torch's own call of cuDNN gives the same bits",
         "convolution[float16]": "up to 33 times the bound; torch's own call of cuDNN gives the same bits",
         "convolution_backward[float16]": "up to 5 times the bound; torch's own call of cuDNN gives the same bits",
-        "_embedding_bag[*]": "torch's CUDA operator: what it leaves for its gradient has other shapes than the CPU's",
-        "_embedding_bag_backward[bfloat16]": KnownFailure("torch's CUDA operator has no maximum of bfloat16", verdict="error"),
     }
 
 

@@ -44,15 +44,15 @@ class OwnDtype:
         return self.function(*args, **kwargs)
 
 
-def reference(row: Prim | Composite, sample: Sample) -> tuple[Expected, ...]:
-    """The results that ``row`` must give for ``sample``, one entry a result.
+def reference(row: Prim | Composite, sample: Sample, device: str = "cpu") -> tuple[Expected, ...]:
+    """The results that ``row`` must give for ``sample`` on a device of the type ``device``, one entry a result.
 
     The row's reference (or its torch operator) runs on the CPU with floating tensors upcast to float64, which is exact for
     every dtype of the opset; shapes and dtypes are those of the operator at the sample's own dtypes.
     """
     from vendor_sdk.prims.bounds import Distribution
 
-    outline = flat(_faked(target_of(row), sample) if hasattr(row, "targets") else outlined(target_of(row), sample))
+    outline = flat(_faked(target_of(row), sample) if hasattr(row, "targets") else outlined(target_of(row), sample, device))
     if isinstance(row.bound, Distribution) or sample.undefined:
         return tuple(Expected(None, _shape(item), _dtype(item)) for item in outline)
     values = flat(evaluate(row, sample.args, sample.kwargs))
@@ -97,10 +97,13 @@ def upcast(value: Any) -> Any:
     return _mapped(upcast, value)
 
 
-def outlined(target: Callable[..., Any], sample: Sample) -> Any:
-    """The results of a call as tensors without data: torch's meta kernel, or, where torch has none, the call itself."""
+def outlined(target: Callable[..., Any], sample: Sample, device: str = "cpu") -> Any:
+    """The results of a call as tensors without data: torch's meta kernel, or, where torch has none, the call itself.
+
+    ``device`` is the type of the device that the tensors of a program are on: torch announces other shapes for some.
+    """
     schema = getattr(target, "_schema", None)
-    if schema is not None and schema.name in _SHAPED_BY_DEVICE:
+    if device == "cpu" and schema is not None and schema.name in _SHAPED_BY_DEVICE:
         return _faked(target, sample)
     if schema is None or schema.name in _META_DIFFERS:  # no schema: higher-order and Python operators
         return target(*sample.args, **sample.kwargs)
@@ -116,8 +119,8 @@ def outlined(target: Callable[..., Any], sample: Sample) -> Any:
 _META_DIFFERS = frozenset(("aten::_local_scalar_dense",))
 """Operators whose meta kernel has no value to read."""
 _SHAPED_BY_DEVICE = frozenset(("aten::_embedding_bag",))
-"""Operators whose results that only feed torch's own backward have a shape for each device. A compiled graph counts on what
-torch announces for the CPU; its CPU kernel does not always keep to that."""
+"""Operators whose results that only feed torch's own backward have other shapes on the CPU than on any other device, which the
+meta kernel is for. A compiled graph counts on what torch announces; its CPU kernel does not always keep to that."""
 
 
 def _faked(target: Callable[..., Any], sample: Sample) -> Any:
