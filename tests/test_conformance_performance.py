@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -399,6 +400,38 @@ def test_a_model_is_run_and_trained(small: Case) -> None:
     assert len(training["losses"]) == 20
     assert training["losses"][-2][0] < training["losses"][0][0]
     assert (training["recompiles"], training["graphs"], training["graph_breaks"]) == (0, None, 1), "where a type is made"
+
+
+@pytest.mark.parametrize(
+    ("mine", "eager", "exact", "wrong"),
+    [
+        (1.001, 1.0, None, ""),
+        (1.03, 1.0, 1.01, ""),
+        (1.10, 1.0, 1.01, "allowed is a difference of 0.0416"),
+        (1.10, 1.0, 1.0, "allowed is a difference of 0.002"),
+        (float("nan"), 1.0, 1.01, "loss nan"),
+        (1.0, float("nan"), 1.0, ""),
+    ],
+)
+def test_losses_may_be_as_far_from_float64_as_rounding_leads_eagers(
+    mine: float, eager: float, exact: float | None, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exactly(model: Any) -> list[float]:
+        assert exact is not None
+        return [1.5, exact]
+
+    monkeypatch.setattr(models, "_exact_losses", exactly)
+    part = models._Part("training", losses=[(1.5, 1.5), (mine, eager)])
+    models._judge_losses(part, mock.Mock())
+    assert "".join(failure.message for failure in part.failures).endswith(" of it") == bool(wrong)
+    assert all(wrong in failure.message for failure in part.failures)
+
+
+def test_float64_of_mixtures_of_experts_takes_no_copy_of_weights_a_token() -> None:
+    pytest.importorskip("transformers")
+    model = models._build("mixtral", 1, CPU)
+    config = next(each.config for each in models._exact(model.module).modules() if hasattr(each, "config"))
+    assert config._experts_implementation == "eager"
 
 
 def test_gradients_are_compared_where_derivatives_do_not_jump() -> None:
