@@ -197,6 +197,8 @@ class Pool:
             StartError: as ``describe``.
         """
         self.describe()
+        while len(self._alive) < self.workers:
+            self._start()  # they load meanwhile
         worker = next(worker for worker in self._alive if worker.ready)
         found: list[dict[str, str]] | None = None
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,30 +60,57 @@ class _Question:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
+Probing = Generator[None, None, list[Finding]]
+"""A probe with a pause after its program was handed to the subject's compiler, which may go on in the background."""
+
+
 def datasheet(subject: Subject, device: torch.device) -> list[Finding]:
     """Runs all probes; one that cannot be compiled or run has the value ``"unknown"``."""
-    found: list[Finding] = []
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        for name, questions in _questions(dtype).items():
-            try:
-                results = _asked(subject, questions, device)
-                found += [f for question, result in zip(questions, results, strict=True) for f in question.read(result)]
-            except Exception as error:
-                traceback.print_exc()
-                found.append(Finding(name, "unknown", f"{type(error).__name__}: {error}".splitlines()[0][:200]))
-        found.append(_subnormals_of_all(dtype, found))
-    probes = {
-        "attention float32": _attention,
-        "mul+add float32 contraction": _contraction,
-        "float32 determinism": _determinism,
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    asked = {
+        dtype: [_begun(name, _asked(subject, questions, device)) for name, questions in _questions(dtype).items()]
+        for dtype in dtypes
     }
-    for name, probe in probes.items():
+    others = [
+        _begun("attention float32", _attention(subject, device)),
+        _begun("mul+add float32 contraction", _contraction(subject, device)),
+        _begun("float32 determinism", _determinism(subject, device)),
+    ]
+    found: list[Finding] = []
+    for dtype in dtypes:
+        for probe in asked[dtype]:
+            found += probe()
+        found.append(_subnormals_of_all(dtype, found))
+    return found + [each for probe in others for each in probe()]
+
+
+def _begun(name: str, probing: Probing) -> Callable[[], list[Finding]]:
+    """Begins a probe; what is returned ends it."""
+
+    def step() -> list[Finding] | None:
         try:
-            found += probe(subject, device)
+            next(probing)
+        except StopIteration as end:
+            found: list[Finding] = end.value
+            return found
         except Exception as error:
             traceback.print_exc()
-            found.append(Finding(name, "unknown", f"{type(error).__name__}: {error}".splitlines()[0][:200]))
-    return found
+            return [_unknown(name, error)]
+        return None
+
+    first = step()
+
+    def ended() -> list[Finding]:
+        found = first
+        while found is None:
+            found = step()
+        return found
+
+    return ended
+
+
+def _unknown(name: str, error: Exception) -> Finding:
+    return Finding(name, "unknown", f"{type(error).__name__}: {error}".splitlines()[0][:200])
 
 
 def compared(found: Sequence[Finding], declared: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -106,7 +133,7 @@ def compared(found: Sequence[Finding], declared: Mapping[str, str]) -> list[dict
     ]
 
 
-def _asked(subject: Subject, questions: Sequence[_Question], device: torch.device) -> list[Tensor]:
+def _asked(subject: Subject, questions: Sequence[_Question], device: torch.device) -> Probing:
     """One program with all questions in it."""
     graph = fx.Graph()
     inputs: list[Tensor] = []
@@ -121,13 +148,15 @@ def _asked(subject: Subject, questions: Sequence[_Question], device: torch.devic
                 args.append(arg)
         nodes.append((question.target, tuple(args), dict(question.kwargs)))
     graph.output(tuple(graph.call_function(*node) for node in nodes))
-    return _called(subject, graph, inputs)[0]
+    results = yield from _called(subject, graph, inputs)
+    return [finding for question, result in zip(questions, results, strict=True) for finding in question.read(result)]
 
 
-def _called(subject: Subject, graph: fx.Graph, inputs: list[Tensor], times: int = 1) -> list[list[Tensor]]:
+def _called(subject: Subject, graph: fx.Graph, inputs: list[Tensor]) -> Generator[None, None, list[Tensor]]:
     program = Program(fx.GraphModule(torch.nn.Module(), graph), inputs, [0] * len(inputs), [])
     compiled = subject.compile(program)
-    return [[result.detach().cpu().clone() for result in compiled.call(*inputs)] for _ in range(times)]
+    yield
+    return [result.detach().cpu().clone() for result in compiled.call(*inputs)]
 
 
 def _questions(dtype: torch.dtype) -> dict[str, list[_Question]]:
@@ -373,33 +402,32 @@ def _subnormals(operation: str, name: str, results: Tensor) -> Finding:
     )
 
 
-def _contraction(subject: Subject, device: torch.device) -> list[Finding]:
+def _contraction(subject: Subject, device: torch.device) -> Probing:
     """(1 + 2**-12)**2 - (1 + 2**-11) is 2**-24, which only survives when the product is not rounded."""
     graph = fx.Graph()
     x, y, z = (graph.placeholder(name) for name in "xyz")
     product = graph.call_function(aten.mul.Tensor, (x, y))
     graph.output((graph.call_function(aten.add.Tensor, (product, z)),))
     inputs = [to_device(torch.full((64,), value), device) for value in (1 + 2.0**-12, 1 + 2.0**-12, -(1 + 2.0**-11))]
-    ((result,),) = _called(subject, graph, inputs)
+    (result,) = yield from _called(subject, graph, inputs)
     fused = result != 0
     value = "always" if bool(fused.all()) else "sometimes" if bool(fused.any()) else "never"
     return [Finding("mul+add float32 contraction", value, "a product and a sum in one rounding")]
 
 
-def _attention(subject: Subject, device: torch.device) -> list[Finding]:
+def _attention(subject: Subject, device: torch.device) -> Probing:
     """Equal weights, which are a power of two: a sum of values. Each row of the matrix is a head's."""
     terms, scale = _width_terms(torch.float32)
-    found = []
-    padded = torch.cat([terms, torch.zeros(len(terms), 1)], 1)
-    for matrix in (padded, _masked(KEYS)):
+    calls = []
+    for matrix in (torch.cat([terms, torch.zeros(len(terms), 1)], 1), _masked(KEYS)):
         rows, count = matrix.shape
         query, key = torch.zeros(rows, 1, 1, 2 * COLUMNS), torch.zeros(rows, 1, count, 2 * COLUMNS)
         value = matrix[:, None, :, None].expand(key.shape).contiguous()
         inputs = [to_device(each, device) for each in (query, key, value)]
-        compiled = subject.prepare(_attended, inputs)
-        sums = compiled.call(*inputs)[0].detach().cpu()[:, 0, 0, 0] * count
-        found.append(_width("attention float32", sums, scale) if matrix is padded else _order("attention", sums, KEYS))
-    return found
+        calls.append((subject.prepare(_attended, inputs), inputs, count))
+    yield
+    padded, masked = (made.call(*inputs)[0].detach().cpu()[:, 0, 0, 0] * count for made, inputs, count in calls)
+    return [_width("attention float32", padded, scale), _order("attention", masked, KEYS)]
 
 
 def _attended(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor]:
@@ -450,25 +478,23 @@ def _batches() -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], tup
     }
 
 
-def _determinism(subject: Subject, device: torch.device) -> list[Finding]:
+def _determinism(subject: Subject, device: torch.device) -> Probing:
     """Equal bits from call to call, and of a part of a batch alone. All in one program, or one a program where that fails."""
     batches = _batches()
     try:
-        return _repeated(subject, device, batches)
+        return (yield from _repeated(subject, device, batches))
     except Exception:
         traceback.print_exc()
     found = []
     for operation, batch in batches.items():
         try:
-            found += _repeated(subject, device, {operation: batch})
+            found += yield from _repeated(subject, device, {operation: batch})
         except Exception as error:
-            found.append(
-                Finding(f"{operation} float32 determinism", "unknown", f"{type(error).__name__}: {error}".splitlines()[0][:200])
-            )
+            found.append(_unknown(f"{operation} float32 determinism", error))
     return found
 
 
-def _repeated(subject: Subject, device: torch.device, batches: Mapping[str, Any]) -> list[Finding]:
+def _repeated(subject: Subject, device: torch.device, batches: Mapping[str, Any]) -> Probing:
     inputs: list[Tensor] = []
     calls: list[tuple[Callable[..., Tensor], slice]] = []
     for function, whole, alone in batches.values():
@@ -480,6 +506,7 @@ def _repeated(subject: Subject, device: torch.device, batches: Mapping[str, Any]
         return tuple(function(*given[operands]) for function, operands in calls)
 
     compiled = subject.prepare(all_of_them, inputs)
+    yield
     runs = [[each.detach().cpu().clone() for each in compiled.call(*inputs)] for _ in range(REPEATS)]
     found = []
     for number, operation in enumerate(batches):
