@@ -44,7 +44,7 @@ static void unlink_block(Block *block) {
 
 static void free_block(Block *block) {
   __builtin_free(block->memory);
-  delete block;
+  __builtin_free(block);
 }
 
 // Frees the longest idle until at most `kept` bytes are; how many that gives back.
@@ -81,10 +81,16 @@ static Block *take_block(i64 bytes) {
   char *memory = (char *)aligned_alloc(huge ? HUGE_PAGE : 4096, size);
   if (!memory && free_idle_blocks(0)) memory = (char *)aligned_alloc(huge ? HUGE_PAGE : 4096, size);
   if (!memory) return nullptr;
+  Block *const block = (Block *)__builtin_malloc(sizeof(Block));
+  if (!block) {
+    __builtin_free(memory);
+    return nullptr;
+  }
+  *block = {memory, size, nullptr, nullptr};
 #if defined(__linux__)
   if (huge) madvise(memory, size, 14 /* MADV_HUGEPAGE */);
 #endif
-  return new Block{memory, size, nullptr, nullptr};
+  return block;
 }
 
 static void give_block(Block *block) {

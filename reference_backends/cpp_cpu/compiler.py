@@ -43,6 +43,11 @@ FLAGS = (
     "-fno-plt",
     "-w",
 )
+ALONE = ("-fno-exceptions",)
+"""Besides, for sources that take nothing from C++'s library, which is not linked to them: GNU's linker reads its names longer
+than it does all else."""
+LINKED_ALONE = {"gnu": ("-nodefaultlibs", "-lgomp", "-lm", "-lc", "-lgcc"), "other": ("-nostdlib++",)}
+"""What follows the source then, by whose compiler it is: GNU's before 13 does not have the second."""
 
 
 @functools.cache
@@ -67,8 +72,22 @@ def toolchain() -> str:
     path = compiler()
     if path is None:
         raise CompilerError("cpp_cpu: no C++ compiler on PATH", fix="install g++ or clang++, or set CXX to one")
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    return "\n".join((path, version, " ".join(FLAGS), _processor()))
+    return "\n".join((path, _version(path), " ".join((*FLAGS, *ALONE, *_linked_alone(path))), _processor()))
+
+
+@functools.cache
+def _version(path: str) -> str:
+    return subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _linked_alone(path: str) -> tuple[str, ...]:
+    return LINKED_ALONE["gnu" if "Free Software Foundation" in _version(path) else "other"]
+
+
+def command(path: str, text: Path, library: Path, *, alone: bool) -> list[str]:
+    """What makes the library of a source; ``alone`` where it includes nothing."""
+    more, linked = (ALONE, _linked_alone(path)) if alone else ((), ())
+    return [path, *FLAGS, *more, str(text), "-o", str(library), *linked]
 
 
 def _processor() -> str:
@@ -226,9 +245,8 @@ def _library(key: str, source: str, folder: Path) -> Path:
     text, library = folder / "kernels.cpp", folder / "kernels.so"
     text.write_text(source)
     try:
-        done = subprocess.run(
-            [path, *FLAGS, str(text), "-o", str(library)], capture_output=True, text=True, check=False, timeout=600
-        )
+        made = command(path, text, library, alone="#include <" not in source)
+        done = subprocess.run(made, capture_output=True, text=True, check=False, timeout=600)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CompilerError(f"cpp_cpu: {path} did not run", why=str(error)) from error
     if done.returncode != 0:
