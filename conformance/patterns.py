@@ -366,7 +366,7 @@ def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.round(wide(x) / scale).clamp(-127, 127).to(torch.int8), scale
 
 
-_add("adamw step", "training", _adamw, MATRIX, MATRIX, MATRIX, POSITIVE, quick=True)
+_add("adamw step", "training", _adamw, MATRIX, MATRIX, MATRIX, POSITIVE)
 _add("global norm", "training", lambda x: torch.linalg.vector_norm(wide(x)), MATRIX)
 _add("sum over dim 0", "inference llm vision", lambda x: x.sum(0), POSITIVE, quick=True)
 _add("sum over all", "inference", lambda x: x.sum(), POSITIVE)

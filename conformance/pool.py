@@ -197,8 +197,6 @@ class Pool:
             StartError: as ``describe``.
         """
         self.describe()
-        while len(self._alive) < self.workers:
-            self._start()  # they load meanwhile
         worker = next(worker for worker in self._alive if worker.ready)
         found: list[dict[str, str]] | None = None
         try:
@@ -214,6 +212,16 @@ class Pool:
     def submit(self, cases: Iterable[Case]) -> None:
         """Queues cases; they run in ``step``."""
         self._cases.extend(cases)
+
+    @property
+    def all_begun(self) -> bool:
+        """Whether workers have all cases that are left."""
+        return not self._waiting()
+
+    def load(self, cases: int | None = None) -> None:
+        """Has the workers that so many cases want (by default those it has) load the subject, and does not wait for them."""
+        while len(self._alive) < min(self.workers, self._waiting() if cases is None else cases):
+            self._start()
 
     def step(self) -> bool:
         """Runs cases for a second at most, or until something comes of one; false where none is left.

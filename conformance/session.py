@@ -58,6 +58,7 @@ class Session:
         Raises:
             StartError: the backend does not load, or is not that of the run that is resumed.
         """
+        self.pool.load(len(cases) if self.run.numerics else 1)
         self.description = self.pool.describe()
         self.expected = self.expected.with_plugin(
             self.description["expected_failures"], str(self.description["device"]["name"])
@@ -87,7 +88,8 @@ class Session:
     def work(self) -> None:
         """Runs all that is left. Raises ``StartError`` where no worker can be had any more."""
         while self.pool.step():
-            pass
+            if self.pool.all_begun:
+                self._timed().load()  # while the last ones run
         while self._undisturbed().step():
             pass
 
@@ -136,8 +138,11 @@ class Session:
 
     def _undisturbed(self) -> Pool:
         """The pool of timed cases, which start when all others have finished."""
+        self.pool.close()
+        return self._timed()
+
+    def _timed(self) -> Pool:
         if self.alone is None:
-            self.pool.close()
             logs = Path(self.scratch.name) / "timed"
             logs.mkdir()
             patience = TIMED_PATIENCE * self.run.timeout

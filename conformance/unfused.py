@@ -19,7 +19,10 @@ Tensor = torch.Tensor
 
 
 def chain(subject: Subject, pattern: Pattern, inputs: Sequence[Tensor], device: torch.device) -> Callable[..., list[Tensor]]:
-    """The prims of a pattern as a function that calls them one by one, each compiled alone. Views stay views."""
+    """The prims of a pattern as a function that calls them one by one, each compiled alone. Views stay views.
+
+    All are handed to the compiler before one is called: it may work in the background.
+    """
     graph = vendor_sdk.trace(pattern.function, inputs)
     known = {row.target: row for row in OPSET.values()}
     made: dict[Any, Callable[..., Any]] = {}
@@ -40,11 +43,17 @@ def chain(subject: Subject, pattern: Pattern, inputs: Sequence[Tensor], device: 
             identities = [id(tensor) for tensor in given]
             repeated = [identities.index(identity) for identity in identities]
             key = target, str(repeated), str(_outline((args, sample.kwargs)))
-            if key not in made:
-                made[key] = _alone(subject, target, sample, device)
+            if preparing:
+                result = target(*args, **kwargs)
+                made[key] = made.get(key) or _alone(subject, target, sample, result, device)
+                return result
+            if key not in made:  # torch's own kernels leave results in other strides than the subject's
+                made[key] = _alone(subject, target, sample, target(*args, **kwargs), device)
             return made[key](given)
 
-    interpreter = Chain(graph.module)
+    interpreter, preparing = Chain(graph.module), True
+    interpreter.run(*inputs)
+    preparing = False
     return lambda *given: flat(interpreter.run(*given))
 
 
@@ -61,9 +70,8 @@ def operations(pattern: Pattern, inputs: Sequence[Tensor], flops: int) -> int:
     return total
 
 
-def _alone(subject: Subject, target: Any, sample: Sample, device: torch.device) -> Callable[[list[Tensor]], Any]:
-    """``target`` as a program of its own, a function of the tensors among its arguments."""
-    result = target(*sample.args, **sample.kwargs)
+def _alone(subject: Subject, target: Any, sample: Sample, result: Any, device: torch.device) -> Callable[[list[Tensor]], Any]:
+    """``target`` as a program of its own, a function of the tensors among its arguments; ``result`` is what it gives."""
     program = build(target, [sample], [result], device)
     compiled = subject.prepare(program.module, program.inputs)
     single = isinstance(result, Tensor)
