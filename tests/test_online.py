@@ -103,3 +103,15 @@ def test_rows_that_may_be_empty_keep_their_passes() -> None:
 def test_gaps_are_to_the_largest_of_the_same_row(name: str, count: int) -> None:
     lowered = fusing.compiled(FUNCTIONS[name][0], [torch.randn(3, 21)], Limits()).kernels.values()
     assert sum(len(gaps(nest.body)) for each in lowered for nest in walk(each.kernel.body) if isinstance(nest, Nest)) == count
+
+
+def test_gaps_are_told_of_rows_that_hold_other_loops() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(0)
+        return (mean - mean.amax(0, keepdim=True)).sum(0, keepdim=True)
+
+    lowered = fusing.compiled(function, [torch.randn(1, 1, dtype=torch.float64)], Limits()).kernels.values()
+    for each in lowered:
+        for position, nest in enumerate(each.kernel.body):
+            assert not gaps(nest.body)
+            online(each.kernel, position)

@@ -595,3 +595,17 @@ def test_rms_norm_over_a_size_of_the_call_stays_spelled_out() -> None:
     for count in (5, 3, 9):
         x = torch.randn(count)
         torch.testing.assert_close(compiled(x), function(x))
+
+
+def test_what_was_converted_to_float16_is_rounded() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        half = x.to(torch.float16)
+        return (half * 3).unsqueeze(2).float(), half.exp()
+
+    x = torch.randn(41, 7)
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(function, [x]), backend="onnxruntime")
+    product, power = compiled(x)
+    rounded = x.to(torch.float16)
+    exact = rounded.double().unsqueeze(2) * 3
+    assert torch.all((product.double() - exact).abs() <= exact.abs() * 2.0**-11)
+    assert torch.allclose(power.double(), rounded.double().exp(), rtol=2.0**-10, atol=2.0**-24)

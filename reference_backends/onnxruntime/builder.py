@@ -118,10 +118,12 @@ class Builder:
     Args:
         stem: begins every name in it.
         random: whether whoever runs it gives seeds.
+        guarded: whether conversions to float16 are kept from ONNX Runtime's CPU provider, which computes float16 in float32 and
+            drops a conversion to float16 before (``docs/found/onnxruntime_half_conversion.py``).
     """
 
-    def __init__(self, stem: str = "", *, random: bool = True) -> None:
-        self._stem, self._random = stem, random
+    def __init__(self, stem: str = "", *, random: bool = True, guarded: bool = False) -> None:
+        self._stem, self._random, self._guarded = stem, random, guarded
         self.scope = ""  # names the node being translated; ONNX Runtime's messages show it
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
@@ -201,7 +203,7 @@ class Builder:
 
     def child(self) -> Builder:
         """For a graph inside a node of this one; it may use this one's values."""
-        return Builder(stem=self._name("g") + "_", random=False)
+        return Builder(stem=self._name("g") + "_", random=False, guarded=self._guarded)
 
     def inner(self, child: Builder, name: str, results: Sequence[Value]) -> onnx.GraphProto:
         """The graph of a child, with ``results``, its own or this graph's values, as its outputs; shapes stay open."""
@@ -255,6 +257,14 @@ class Builder:
         if dtype not in ELEMENT_TYPES:
             raise Untranslatable(f"no ONNX type for {str(dtype).removeprefix('torch.')}")
         return self.op("Cast", value, dtype=dtype, to=ELEMENT_TYPES[dtype])
+
+    def rounded(self, value: Value, dtype: torch.dtype) -> Value:
+        """As ``cast``, for a conversion that the program asks for: its result has the digits of ``dtype`` and no more."""
+        result = self.cast(value, dtype)
+        if not self._guarded or dtype != torch.float16 or value.dtype not in (torch.float32, torch.float64):
+            return result
+        bits = self.op("BitCast", result, dtype=torch.int16, to=TensorProto.INT16)
+        return self.op("BitCast", bits, dtype=dtype, to=TensorProto.FLOAT16)
 
     def tensor(self, value: Any, dtype: torch.dtype) -> Value:
         """An operand as a value of ``dtype``: tensors are cast, numbers become 0-d constants."""

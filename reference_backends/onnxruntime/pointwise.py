@@ -538,7 +538,7 @@ def _to_copy(b: Builder, out: Outline, x: Value, *, dtype: torch.dtype | None = 
         return _to_float8(b, b.cast(x, FLOAT), out.dtype)
     if x.dtype.is_floating_point and out.dtype == UINT8:
         return b.cast(b.cast(x, INT64), UINT8)  # what does not fit wraps, as torch's conversion does
-    return b.cast(x, out.dtype)
+    return b.rounded(x, out.dtype)
 
 
 def _to_float8(b: Builder, x: Value, dtype: torch.dtype) -> Value:

@@ -35,7 +35,7 @@ class OnnxCompiler(GraphCompiler):
         Raises:
             CompilerError: the model breaks a rule of ONNX, or the provider does not take it.
         """
-        model = translate(graph)
+        model = translate(graph, guarded=self.provider.name == CPU)
         try:
             onnx.checker.check_model(model)
         except onnx.checker.ValidationError as error:

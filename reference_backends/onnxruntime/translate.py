@@ -129,14 +129,17 @@ _STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format
 """Keyword arguments about storage: values have none."""
 
 
-def translate(graph: PrimGraph) -> onnx.ModelProto:
+def translate(graph: PrimGraph, *, guarded: bool = False) -> onnx.ModelProto:
     """A partition as a model: an input a placeholder, an output an output, in order. Outputs of static sizes may have their
     elements in another shape.
+
+    Args:
+        guarded: as ``Builder``'s.
 
     Raises:
         LoweringError: a node has no translation, which the ``supports`` hook should have said.
     """
-    builder = Builder()
+    builder = Builder(guarded=guarded)
     inputs = []
     for node in graph.placeholders:
         fake = node.meta["val"]

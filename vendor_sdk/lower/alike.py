@@ -12,10 +12,13 @@ Row = Mapping[str, Stmt]
 
 
 def meaning(name: str, row: Row, variables: Mapping[str, ix.Int], written: set[str]) -> Hashable | None:
-    """Equal for values of two loops that are equal in each iteration; ``None`` where memory may have changed in between."""
+    """Equal for values of two loops that are equal in each iteration; ``None`` where memory may have changed in between, and
+    for results of a loop inside."""
     s = row.get(name)
     if s is None:
         return name
+    if not isinstance(s, Const | Scalar | Load | Index | Compute):
+        return None
     if isinstance(s, Const):
         return "const", repr(s.value), s.dtype
     if isinstance(s, Scalar):
@@ -30,5 +33,4 @@ def meaning(name: str, row: Row, variables: Mapping[str, ix.Int], written: set[s
         return None
     if isinstance(s, Load):
         return "load", s.param, ix.substitute(s.index, variables), s.dtype, parts
-    assert isinstance(s, Compute)
     return s.op, parts, s.dtype
