@@ -1,7 +1,7 @@
-"""torch's polygamma(n, x) of halves on the CPU, for n of 3 and more, rounds a factor to the half precision before it multiplies.
+"""torch's polygamma(n, x) of halves on the CPU, for n of 3 and more, rounds a factor before it multiplies.
 
-polygamma(3, 2) is 6 * (pi**4 / 90 - 1), which lies nearest to 0.494140625 in bfloat16. Found by the cases `polygamma[bfloat16]` and
-`polygamma[float16]`.
+polygamma(3, 2) is 6 * (pi**4 / 90 - 1), which lies nearest to 0.494140625 in bfloat16. Found by the cases
+`polygamma[bfloat16]` and `polygamma[float16]`.
 """
 
 import math
