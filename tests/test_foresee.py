@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from vendor_sdk.capture.foresee import foreseen
+from tests.toyloops import LoopEmitter
+from vendor_sdk import ALL, Backend, TorchDevice, hookimpl
+from vendor_sdk.capture.foresee import foreseen, nearly_always
 
 Tensor = torch.Tensor
 f32, f64 = torch.float32, torch.float64
@@ -45,3 +49,47 @@ def test_what_a_graph_of_dynamo_will_need() -> None:
     both = {**forward, "convolution_backward": {f32}, f"{attention}_backward": {f32}}
     assert foreseen(graph_of(Model(), x)) == both
     assert foreseen(graph_of(nn.ReLU(), x)) == {}
+
+
+class Told:
+    """A backend whose emitter notes what it is told; ``fails``: it raises before anything is traced."""
+
+    def __init__(self, fails: bool) -> None:
+        self.name = f"told_{fails}"  # torch knows a name for good
+        self.found: list[Mapping[str, frozenset[torch.dtype]]] = []
+        self.fails = fails
+
+    @hookimpl
+    def backend(self) -> Backend:
+        return Backend(name=self.name, version="0", dtypes=frozenset(ALL))
+
+    @hookimpl
+    def device(self) -> TorchDevice:
+        return TorchDevice("cpu")
+
+    @hookimpl
+    def emitter(self) -> LoopEmitter:
+        plugin = self
+
+        class Emitter(LoopEmitter):
+            def foresee(self, prims: Mapping[str, frozenset[torch.dtype]]) -> None:
+                plugin.found.append(prims)
+                if plugin.fails and len(plugin.found) == 1:
+                    raise RuntimeError("too early")
+
+        return Emitter()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_before_the_first_trace_emitters_are_told_what_nearly_every_model_has(
+    fails: bool, register: Callable[..., str]
+) -> None:
+    torch._dynamo.reset()
+    plugin = Told(fails)
+    backend = register(plugin)
+    x = torch.randn(3, 5)
+    for function in (torch.sin, torch.cos):
+        compiled = torch.compile(lambda x, function=function: function(x) + 1, backend=backend)
+        torch.testing.assert_close(compiled(x), function(x) + 1)
+    assert plugin.found == [nearly_always(), {}, {}], "then what each graph has"
+    assert nearly_always() == {"mm": {torch.get_default_dtype()}}

@@ -658,6 +658,22 @@ def test_chains_of_views_are_one_tensor(kind: Kind, returned: bool) -> None:
     assert len(views) == (0 if returned else 2), "views of the arena belong to the frame"
 
 
+def test_shapes_of_results_are_made_without_torch(kind: Kind) -> None:
+    """What a call computed and returns in another shape. Views of inputs are the user's."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.tanh(x)
+        return y.reshape(2, 12), y.sum(0, keepdim=True).reshape(6), x.reshape(3, 8), y.reshape(2, 12) + 1
+
+    x = torch.randn(4, 6)
+    compiled = kind.build(function, x)
+    x = torch.randn(4, 6)
+    found = compiled(x)
+    torch.testing.assert_close(found, outputs(function, x))
+    assert compiled.source.count(".reshape(") == 1, "that of the input"
+    assert found[2]._base is x
+
+
 class Orders:
     """Attention whose heads lie beside each other in memory, products, and an emitter."""
 

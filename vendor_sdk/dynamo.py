@@ -5,6 +5,7 @@ Every attribute of this module that is the name of an installed or registered ba
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,9 +19,36 @@ def __getattr__(name: str) -> Callable[..., Any]:
     if not loader.known(name):
         raise AttributeError(str(loader.not_found(name)))
     resting.rest_in_dynamo()
+    _foresee_in_dynamo(name)
     # One object per name: torch recompiles when the backend it is given is a different object.
     backend: Callable[..., Any] = globals().setdefault(name, _compile_with(name))
     return backend
+
+
+_looked_up: list[str] = []
+"""Backends that have compiled nothing yet."""
+
+
+def _foresee_in_dynamo(name: str) -> None:
+    """The emitter of a backend is told at the next compilation what its first graph will likely need, while Dynamo traces."""
+    from vendor_sdk.torch_private import dynamo
+
+    _looked_up.append(name)
+    dynamo.around_compilations(_dynamo_starts, _dynamo_ends)
+
+
+def _dynamo_starts(_: object) -> None:
+    from vendor_sdk.capture.foresee import nearly_always
+
+    while _looked_up:
+        with contextlib.suppress(Exception):  # What is wrong with a backend, the compilation itself will say.
+            emitter = loader.load(_looked_up.pop()).session().emitter
+            if emitter is not None:
+                emitter.foresee(nearly_always())
+
+
+def _dynamo_ends(_: object) -> None:
+    pass
 
 
 def _compile_with(name: str) -> Callable[..., Any]:

@@ -19,9 +19,9 @@ Tensor = torch.Tensor
 HALVES = (torch.bfloat16, torch.float16)
 
 
-def _whole(*tensors: Tensor) -> bool:
-    """Whether the operands are integers, for which cuBLAS has no products."""
-    return not any(t.dtype.is_floating_point or t.dtype.is_complex for t in tensors)
+def _whole(dtype: torch.dtype) -> bool:
+    """Whether operands are integers, for which cuBLAS has no products."""
+    return not (dtype.is_floating_point or dtype.is_complex)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def _multiply(library: Callable[..., Tensor]) -> Kernel:
     """``mm`` or ``bmm``."""
 
     def call(out: Tensor, a: Tensor, b: Tensor) -> None:
-        if _whole(a, b):
+        if _whole(a.dtype):
             out.copy_(_product(a, b))
         else:
             library(a, b, out=out)
@@ -50,9 +50,15 @@ ALIGNMENT = 16
 """Of the rows of an operand, in bytes, that cuBLAS's kernels for tensor cores of compute capability 9.0 take."""
 
 
-def _aligned(x: Tensor) -> bool:
-    strides = [stride for stride in x.stride() if stride != 1]
-    return not any(offset * x.element_size() % ALIGNMENT for offset in (*strides, x.storage_offset()))
+def _aligned(*tensors: Tensor) -> bool:
+    bits = 0
+    for x in tensors:
+        size = x.element_size()
+        bits |= x.data_ptr()
+        for stride in x.stride():
+            if stride != 1:
+                bits |= stride * size
+    return bits % ALIGNMENT == 0
 
 
 def _in_float32(out: Tensor, c: Tensor, a: Tensor, b: Tensor, beta: float) -> bool:
@@ -64,16 +70,16 @@ def _in_float32(out: Tensor, c: Tensor, a: Tensor, b: Tensor, beta: float) -> bo
     ``allow_bf16_reduced_precision_reduction`` says, as in eager. Not so where rows are not aligned: older kernels take those,
     which were seen to add parts in halves whatever it says (4 units in the last place at 4,096 terms).
     """
-    if not out.is_cuda or a.dtype not in HALVES or beta == 0 or min(*a.shape, *out.shape) == 0:
+    if a.dtype not in HALVES or beta == 0 or (c.dim() == 1 and _aligned(out, a, b)):
         return False
-    return c.dim() > 1 or not all(map(_aligned, (out, a, b)))
+    return out.is_cuda and out.numel() > 0 and a.numel() > 0
 
 
 def _multiply_add(library: Callable[..., Tensor], product: Callable[..., Tensor]) -> Kernel:
     """``addmm`` or ``baddbmm``."""
 
     def call(out: Tensor, c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> None:
-        if _whole(c, a, b):
+        if _whole(a.dtype):
             out.copy_((beta * c if beta else 0) + alpha * _product(a, b))
         elif _in_float32(out, c, a, b, beta):
             rounded_once(out, c, product(a, b, out_dtype=torch.float32), beta, alpha)

@@ -23,6 +23,11 @@ _DIFFERENTIATED = {
 }
 
 
+def nearly_always() -> Mapping[str, frozenset[torch.dtype]]:
+    """What nearly every model has, when nothing is known of it but that it will be traced."""
+    return {"mm": frozenset((torch.get_default_dtype(),))}
+
+
 def foreseen(module: fx.GraphModule) -> Mapping[str, frozenset[torch.dtype]]:
     """The costly prims and composites that a graph of Dynamo will likely contain, with the dtypes of their results; of its
     backward graph too. Batched and plain matrix products are all called ``mm``."""

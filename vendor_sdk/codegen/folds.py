@@ -1,14 +1,14 @@
 """Chains of views, folded: where in the memory of its source a view lies, so that a step that reads it finds one tensor, and
 one of the frame where the memory is the arena's. Views between others take no time then.
 
-A view folds when its source is memory of a size known now, an input as it was traced or dense; views that the graph returns
-stay as the user wrote them.
+A view folds when its source is memory of a size known now, an input as it was traced or dense. Views that the graph returns
+stay as the user wrote them, but for other shapes of what the call computes.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,9 +45,9 @@ def folds(order: Sequence[fx.Node], values: Values, returned: Iterable[object]) 
     """The views among ``order`` that fold."""
     kept = set[fx.Node]()
     for value in returned:
-        while isinstance(value, fx.Node) and is_view(value):
-            kept.add(value)
-            value = value.args[0]
+        chain = list(_chain(value))
+        if chain and not (prim_name(chain[0]) == "view" and _computed(chain[-1].args[0])):
+            kept.update(chain)
     found: dict[fx.Node, Fold] = {}
     for node in order:
         if is_view(node) and node not in kept and not node.meta.get("on_device"):
@@ -55,6 +55,17 @@ def folds(order: Sequence[fx.Node], values: Values, returned: Iterable[object]) 
             if fold is not None:
                 found[node] = fold
     return found
+
+
+def _chain(value: object) -> Iterator[fx.Node]:
+    """A view, what it is a view of, and so on; nothing of what is no view."""
+    while isinstance(value, fx.Node) and is_view(value):
+        yield value
+        value = value.args[0]
+
+
+def _computed(value: object) -> bool:
+    return isinstance(value, fx.Node) and value.op == "call_function"
 
 
 def read(

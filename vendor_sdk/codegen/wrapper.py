@@ -180,8 +180,9 @@ class _Writer:
         self.allocated: set[Slot] = set()
         returned = [*graph.outputs, *(value for _, value in graph.written)]
         self.folds = folds(steps, values, returned)
-        needed = read(steps, self.folds, self._reads)
+        needed = {*returned} | read(steps, self.folds, self._reads)
         self.order = [node for node in steps if node not in self.folds or node in needed]
+        self.uploaded = {read for node in steps if node.target is to_device for read in node.all_input_nodes}
         self.in_frame: dict[Slot, int] = {}
         self.folded_in_frame: dict[fx.Node, int] = {}
         self.shown: set[Slot] = set()
@@ -579,7 +580,7 @@ class _Writer:
         if node in self.folded_in_frame:
             self._line(f"{node.name} = T[{self.folded_in_frame[node]}]", node)
         elif (fold := self.folds.get(node)) is not None:
-            self._line(f"{node.name} = {self._folded(fold)}", node)
+            self._line(f"{node.name} = {self._folded(node, fold)}", node)
         elif _on_device(node):
             self._line(f"{node.name} = RT.view({prim_name(node)!r}, {arguments})", node)
         elif (strides := self._promised(node)) is not None:
@@ -716,16 +717,18 @@ class _Writer:
             text = self._inside(owner, tuple(tensor.shape), strides, offset // tensor.dtype.itemsize)
         return self._once(owner, text)
 
-    def _folded(self, fold: Fold) -> str:
+    def _folded(self, node: fx.Node, fold: Fold) -> str:
         """A folded view of a value, or of what the value's memory lies in."""
         slot = fold.slot
         where = self.values.where(slot) if slot is not None and self.values.allocated(slot[0]) else None
+        owner, begin = self._value(fold.source), fold.offset
         if isinstance(where, Inside) and where.offset % fold.dtype.itemsize == 0:
-            owner = self.values.variable(where.owner)
-            if owner in self.defined and tensor_of(where.owner).dtype == fold.dtype:
-                begin = where.offset // fold.dtype.itemsize + fold.offset
-                return self._once(owner, self._inside(owner, fold.shape, fold.strides, begin))
-        return self._strided(self._value(fold.source), fold.shape, fold.strides, fold.offset)
+            whole = self.values.variable(where.owner)
+            if whole in self.defined and tensor_of(where.owner).dtype == fold.dtype:
+                owner, begin = whole, begin + where.offset // fold.dtype.itemsize
+        if node in self.uploaded:
+            return self._strided(owner, fold.shape, fold.strides, begin)
+        return self._once(owner, self._inside(owner, fold.shape, fold.strides, begin))
 
     def _once(self, owner: str, text: str) -> str:
         """A tensor in the memory of ``owner``, made when a call first needs it: layers that are alike need the same."""
@@ -736,12 +739,12 @@ class _Writer:
         return f"{parts[text]} = {text}"
 
     def _strided(self, source: str, shape: Sequence[int], strides: Sequence[int], offset: int) -> str:
-        """A view of a tensor, ``offset`` elements from its first. What is kept for operands asks for its version."""
+        """A view of a tensor, ``offset`` elements from its first, with its version: what was uploaded asks for that."""
         begin = f", {source}.storage_offset() + {offset}" if offset else ""
         return f"{source}.as_strided({self.text.tuple(shape)}, {self.text.tuple(strides)}{begin})"
 
     def _inside(self, owner: str, shape: Sequence[int], strides: Sequence[int], offset: int) -> str:
-        """The same for what this call computes, of which nothing is kept."""
+        """The same in less time, with a version of its own."""
         inside = self.text.constant(torch_private.tensor_inside, "inside")
         return f"{inside}({owner}, {self.text.tuple(shape)}, {self.text.tuple(strides)}, {offset})"
 
