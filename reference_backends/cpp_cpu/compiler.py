@@ -27,7 +27,7 @@ from vendor_sdk import Artifacts, CompilerError, cache_dir
 
 FLAGS = (
     "-std=c++17",
-    # What else GCC's -O3 does takes a seventh of the time to compile, and made no kernel of the benchmarks faster: vectors and
+    # What else GCC's -O3 does takes a seventh of the time to compile, and makes no kernel of the benchmarks faster: vectors and
     # tiles are written out. Loops over registers, though, must be unrolled whatever the size, as peeling does.
     "-O2",
     "-fpeel-loops",
