@@ -14,7 +14,7 @@ from reference_backends.cpp_cpu.analysis import Leaf, blocked, gathers, hoist, i
 from reference_backends.cpp_cpu.reductions import LAST, kinds
 from reference_backends.cpp_cpu.scans import Scans
 from reference_backends.cpp_cpu.table import CTYPES, combined, identity
-from reference_backends.cpp_cpu.vectors import MANY
+from reference_backends.cpp_cpu.vectors import MANY, known
 from vendor_sdk import index, loop
 
 TILE = 1024
@@ -162,7 +162,7 @@ class Columns(Scans):
             self.out(f"store({to}_w + {place}, {value}, live, false);")
         self.out.close(after=";")
         joined = 1 if len(s.body) > MANY else ROWS
-        self.out(f"run_rows<{joined}>({self.base}, {self.width}, {stop} - {first}, {step});")
+        self.out(f"run_rows<{joined}, {known(last)}, {known(inner)}>({self.base}, {self.width}, {stop} - {first}, {step});")
         self.out.close(len(s.ranges))
         self.varying, self.along = set(), ""
         if region is not None:

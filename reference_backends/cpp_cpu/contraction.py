@@ -562,7 +562,7 @@ def _lanes(text: KernelText, ranges: Sequence[loop.Range], start: str, stop: str
     last = ranges[-1]
     first, end = text.fresh("first"), text.fresh("end")
     text.out(f"const int64_t {first} = {last.var}_from + {start}, {end} = {last.var}_from + {stop};")
-    text.vector_loop(last, body, first, end)
+    text.vector_loop(last, body, first, end, cut=False)
 
 
 def _place(ranges: Sequence[loop.Range], done: str) -> index.Int:

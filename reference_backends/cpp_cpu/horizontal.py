@@ -129,7 +129,7 @@ class Horizontal(Nests):
         text.out.open(f"static void {name}({head})")
         # One run a thread: with pieces in turns, many tensors at once lose a third of the bandwidth.
         text.out(f"const int64_t run = max_int({PIECE}, ({LENGTH} / threads / {LINE} + 1) * {LINE}), start = first * run;")
-        text.vector_loop(nest.ranges[0], nest.body, "start", f"min_int(start + run, {LENGTH})")
+        text.vector_loop(nest.ranges[0], nest.body, "start", f"min_int(start + run, {LENGTH})", cut=False)
         text.out.close()
         self.before.extend(text.out.lines)
 

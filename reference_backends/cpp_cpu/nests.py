@@ -190,7 +190,7 @@ class Nests(Tiles):
         for a in s.accumulators:
             for to, kind in zip(a.to, kinds(a), strict=True):
                 self.out(f"{kind} {to}_p[{CHUNKS}];")
-        # Whole vectors, but for the last chunk.
+        # Vectors of all chains, but for the last chunk.
         self.out(f"const int64_t {chunk} = ({length} + {CHUNKS * 64 - 1}) / {CHUNKS * 64} * 64;")
         clause = f" if({index.to_c(size)} >= {GRAIN})" if size.value is None else ""
         region = self.pragma(f" for schedule(static){clause}")

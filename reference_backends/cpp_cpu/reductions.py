@@ -11,7 +11,7 @@ import torch
 
 from reference_backends.cpp_cpu.analysis import along, blocked, gathers, light, plain
 from reference_backends.cpp_cpu.table import CTYPES, combined, identity, wide
-from reference_backends.cpp_cpu.vectors import LANE, MANY, Vectors
+from reference_backends.cpp_cpu.vectors import LANE, MANY, Vectors, known
 from vendor_sdk import index, loop
 
 BLOCK = 1024
@@ -111,7 +111,7 @@ class Reductions(Vectors):
         start, end = bounds[inner.var]
         inside = self.prepare(inner, s.body, start, end, {})
         step = self.step(inner, inside, {}, lambda: self.accumulate(s.accumulators), ", const int chain")
-        run = f"run_chains<{0 if len(s.body) > MANY else chains}>({{}}, {{}}, {step});"
+        run = f"run_chains<{0 if len(s.body) > MANY else chains}, {known(inner)}>({{}}, {{}}, {step});"
         if sums and turns == 1:
             self.out.open(f"for (int64_t {block} = {start}; {block} < {end}; {block} += {BLOCK})")
             self.out(run.format(block, f"min_int({block} + {BLOCK}, {end})"))

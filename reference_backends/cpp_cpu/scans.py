@@ -11,6 +11,7 @@ import torch
 from reference_backends.cpp_cpu.analysis import gathers, iterations, loads, plain, stride_is
 from reference_backends.cpp_cpu.reductions import Reductions, join
 from reference_backends.cpp_cpu.table import CTYPES, combined, identity
+from reference_backends.cpp_cpu.vectors import known
 from vendor_sdk import index, loop
 
 SCANNED = 256
@@ -118,7 +119,7 @@ class Scans(Reductions):
         for t in later:
             self.vector_statement(t)
         self.out.close(after=";")
-        self.out(f"run_steps({start}, {end}, {step});")
+        self.out(f"run_steps<{known(along)}>({start}, {end}, {step});")
         self.finish()
 
     def open_region(self, total: index.Int, serial: bool) -> bool:

@@ -749,16 +749,21 @@ template <class L> INLINE V<int64_t> wrap_index(V<int64_t> i, V<int64_t> size, i
 
 // Loops: whole steps, then one of the lanes that are left. With chains, neighbouring steps accumulate separately, so that none waits for
 // the one before.
-template <class F> INLINE void run_steps(int64_t start, int64_t end, F step) {
+//
+// SIZE: of the loop, for a stretch of it that begins and ends where all chains are through, or where the loop ends; 1: nothing is known.
+// What never runs need not be compiled.
+static_assert(4 * LANES <= 64, "blocks and chunks of sums are multiples of 64");
+template <int64_t SIZE, class F> INLINE void run_steps(int64_t start, int64_t end, F step) {
   int64_t i = start;
   for (; i + LANES <= end; i += LANES) step(i, Full());
-  if (i < end) step(i, Tail{(int)(end - i)});
+  if constexpr (SIZE % LANES != 0)
+    if (i < end) step(i, Tail{(int)(end - i)});
 }
 // For long bodies: one copy of the step instead of two, at the price of masks.
 template <class F> INLINE void run_masked(int64_t start, int64_t end, F step) {
   for (int64_t i = start; i < end; i += LANES) step(i, Tail{(int)min_int(end - i, LANES)});
 }
-template <int CHAINS, class F> INLINE void run_chains(int64_t start, int64_t end, F step) {
+template <int CHAINS, int64_t SIZE, class F> INLINE void run_chains(int64_t start, int64_t end, F step) {
   if constexpr (CHAINS == 0) return run_masked(start, end, [&](int64_t i, auto live) INLINE_LAMBDA { step(i, live, 0); });
   int64_t i = start;
   if constexpr (CHAINS == 2) {
@@ -775,8 +780,10 @@ template <int CHAINS, class F> INLINE void run_chains(int64_t start, int64_t end
       step(i + 3 * LANES, Full(), 3);
     }
   }
-  for (; i + LANES <= end; i += LANES) step(i, Full(), 0);
-  if (i < end) step(i, Tail{(int)(end - i)}, CHAINS - 1);
+  if constexpr (CHAINS <= 1 || SIZE % (CHAINS * LANES) != 0)
+    for (; i + LANES <= end; i += LANES) step(i, Full(), 0);
+  if constexpr (SIZE % LANES != 0)
+    if (i < end) step(i, Tail{(int)(end - i)}, CHAINS - 1);
 }
 template <class X, int N> struct Chains {
   X at[N];
@@ -793,10 +800,11 @@ template <class X> INLINE X kept(Tail t, X v, X identity) { return select(alive(
 // A number of iterations that the compiler knows, or not.
 template <int N> struct Fixed { static constexpr int n = N; };
 struct Some { int n; };
-template <int ROWS, class F> INLINE void run_rows(int64_t start, int64_t end, int64_t left, F step) {
+// ROWS at a time of `left`, of a loop over COUNT of them that is cut where as many end; 1: nothing is known.
+template <int ROWS, int64_t COUNT, int64_t SIZE, class F> INLINE void run_rows(int64_t start, int64_t end, int64_t left, F step) {
   if constexpr (ROWS == 1) return run_masked(start, end, [&](int64_t i, auto live) INLINE_LAMBDA { step(i, live, Some{(int)min_int(left, 8)}); });
-  if (left >= ROWS) run_steps(start, end, [&](int64_t i, auto live) INLINE_LAMBDA { step(i, live, Fixed<ROWS>()); });
-  else run_steps(start, end, [&](int64_t i, auto live) INLINE_LAMBDA { step(i, live, Some{(int)left}); });
+  if (COUNT % ROWS == 0 || left >= ROWS) run_steps<SIZE>(start, end, [&](int64_t i, auto live) INLINE_LAMBDA { step(i, live, Fixed<ROWS>()); });
+  else if constexpr (COUNT % ROWS != 0) run_steps<SIZE>(start, end, [&](int64_t i, auto live) INLINE_LAMBDA { step(i, live, Some{(int)left}); });
 }
 
 template <class T> INLINE bool is_aligned(const T *p) {

@@ -31,6 +31,11 @@ TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 """The same with the operands in the other order."""
 
 
+def known(r: loop.Range) -> int:
+    """The size of a loop, as templates take it."""
+    return 1 if r.size.value is None else r.size.value
+
+
 class Vectors(Statements):
     """Text of vector loops."""
 
@@ -55,10 +60,12 @@ class Vectors(Statements):
         end: str | None = None,
         given: Mapping[str, str] | None = None,
         after: Callable[[], None] | None = None,
+        cut: bool = True,
     ) -> None:
         """``body`` for each value of ``r`` from ``start`` to ``end``.
 
-        ``given``: texts of vectors that outer loops made for values that the body reads; ``after`` writes what ends a step.
+        ``given``: texts of vectors that outer loops made for values that the body reads; ``after`` writes what ends a step;
+        ``cut``: both bounds are multiples of ``LANES``, or the end of ``r``.
         """
         end = end or index.to_c(r.size)
         if not given and after is None and (self.is_short(r) or gathers(body, r.var)):
@@ -66,7 +73,8 @@ class Vectors(Statements):
             return
         inside = self.prepare(r, body, start, end, given or {})
         step = self.step(r, inside, given or {}, after)
-        self.out(f"{'run_masked' if len(body) > MANY else 'run_steps'}({start}, {end}, {step});")
+        run = "run_masked" if len(body) > MANY else f"run_steps<{known(r) if cut else 1}>"
+        self.out(f"{run}({start}, {end}, {step});")
         self.finish()
 
     def is_short(self, r: loop.Range) -> bool:
