@@ -99,8 +99,15 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 # Pointwise
 
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """``torch.sigmoid`` of float64 divides by ``1 + exp(-x)``, which overflows where results are still subnormal numbers."""
+    return torch.where(x < -700, torch.exp(x), torch.sigmoid(x))
+
+
+RULES["sigmoid"] = monotone(_sigmoid)
 for _name in (
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "tanh", "sigmoid", "erf", "erfc", "atan", "asinh", "sinh",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "tanh", "erf", "erfc", "atan", "asinh", "sinh",
     "asin", "acos", "atanh", "acosh",
 ):  # fmt: skip
     RULES[_name] = monotone(getattr(torch, _name))

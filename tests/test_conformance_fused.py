@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import mpmath
 import pytest
 import torch
 from torch import fx
@@ -332,6 +333,15 @@ def test_what_is_too_large_meets_itself_as_infinity(function: Callable[[torch.Te
     assert function(x)[:2].isnan().all()
     assert not spans.errors(span, function(x)).any()
     assert spans.errors(span, torch.tensor([0.0, 0.0, 1.0])).tolist()[2]
+
+
+def test_subnormal_sigmoids_of_float64_are_right() -> None:
+    x = torch.tensor([-744.0, -715.857, -709.8, -700.5, -699.5, -1.0], dtype=torch.float64)
+    (span,) = fused.spans_of(vendor_sdk.trace(torch.sigmoid, [x]).module, [x])
+    with mpmath.workprec(200):
+        right = torch.tensor([float(1 / (1 + mpmath.exp(-each))) for each in x.tolist()], dtype=torch.float64)
+    assert not spans.errors(span, right).any()
+    assert spans.errors(span, right * 1.001)[1:].all(), "but for numbers of a few bits"
 
 
 def test_spans_hold_every_conforming_result() -> None:
