@@ -250,10 +250,8 @@ def test_units_take_about_equally_long(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(units._split([unit(str(n), 9000) for n in range(4)])) == 4
 
 
-# Without a product, another machine would compile the library that it foresees.
-PRODUCT = MODEL.replace("torch.sin(x)", "torch.sin(x) @ torch.ones(65, 65)")
 SAVE = (
-    PRODUCT
+    MODEL
     + """
 saved = torch.compiler.save_cache_artifacts()
 assert saved is not None
@@ -268,7 +266,7 @@ vendor_sdk.load("cpp_cpu")
 info = torch.compiler.load_cache_artifacts(open(sys.argv[2], "rb").read())
 assert info is not None and info.artifacts["vendor_sdk"], info
 """
-    + PRODUCT
+    + MODEL
     + """
 from reference_backends.cpp_cpu import compiler
 print(compiler._pool.cache_info().currsize)

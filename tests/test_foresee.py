@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from tests.toyloops import LoopEmitter
-from vendor_sdk import ALL, Backend, TorchDevice, hookimpl
+from vendor_sdk import ALL, Backend, TorchDevice, cache_dir, hookimpl
 from vendor_sdk.capture.foresee import foreseen, nearly_always
 
 Tensor = torch.Tensor
@@ -54,10 +55,10 @@ def test_what_a_graph_of_dynamo_will_need() -> None:
 class Told:
     """A backend whose emitter notes what it is told; ``fails``: it raises before anything is traced."""
 
-    def __init__(self, fails: bool) -> None:
-        self.name = f"told_{fails}"  # torch knows a name for good
+    def __init__(self, fails: bool, cached: bool) -> None:
+        self.name = f"told_{fails}_{cached}"  # torch knows a name for good
         self.found: list[Mapping[str, frozenset[torch.dtype]]] = []
-        self.fails = fails
+        self.fails = fails and not cached
 
     @hookimpl
     def backend(self) -> Backend:
@@ -81,15 +82,20 @@ class Told:
 
 
 @pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("cached", [False, True])
 def test_before_the_first_trace_emitters_are_told_what_nearly_every_model_has(
-    fails: bool, register: Callable[..., str]
+    fails: bool, cached: bool, register: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Unless the backend has something in its cache: no more than graphs need is compiled then."""
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()
-    plugin = Told(fails)
+    plugin = Told(fails, cached)
     backend = register(plugin)
+    if cached:
+        (cache_dir(backend) / "entry").write_bytes(b"of an earlier program")
     x = torch.randn(3, 5)
     for function in (torch.sin, torch.cos):
         compiled = torch.compile(lambda x, function=function: function(x) + 1, backend=backend)
         torch.testing.assert_close(compiled(x), function(x) + 1)
-    assert plugin.found == [nearly_always(), {}, {}], "then what each graph has"
+    assert plugin.found == [*([] if cached else [nearly_always()]), {}, {}], "then what each graph has"
     assert nearly_always() == {"mm": {torch.get_default_dtype()}}

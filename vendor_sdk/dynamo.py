@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vendor_sdk import resting
-from vendor_sdk.contract import loader
+from vendor_sdk.contract import cache, loader
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
@@ -41,8 +41,12 @@ def _dynamo_starts(_: object) -> None:
     from vendor_sdk.capture.foresee import nearly_always
 
     while _looked_up:
-        with contextlib.suppress(Exception):  # What is wrong with a backend, the compilation itself will say.
-            emitter = loader.load(_looked_up.pop()).session().emitter
+        name = _looked_up.pop()
+        # What is wrong with a backend or its cache, the compilation itself will say.
+        with contextlib.suppress(Exception):
+            if any(cache.cache_dir(name).iterdir()):
+                continue  # What earlier programs needed is there, or was brought; more than that is not compiled on a guess.
+            emitter = loader.load(name).session().emitter
             if emitter is not None:
                 emitter.foresee(nearly_always())
 

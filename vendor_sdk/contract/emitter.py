@@ -130,7 +130,8 @@ class Emitter(abc.ABC):
     def foresee(self, prims: Mapping[str, frozenset[torch.dtype]]) -> None:  # noqa: B027
         """Told, before a graph is traced, of prims and composites that it will likely contain: what these need beside the
         graph's own kernels may begin to compile in the background. Products of matrices are all called ``mm``. Before Dynamo
-        traces the first program of a process, of which nothing is known, these are products in torch's default dtype.
+        traces a first program, of which nothing is known, these are products in torch's default dtype, unless the backend's
+        cache has something.
 
         Args:
             prims: names to the dtypes of their results. It may name too much, or too little.
