@@ -30,6 +30,7 @@ from conformance.placements import placement
 from conformance.pool import LOST_DEVICE
 from conformance.program import Program, build, inputs_of, interchangeable, tensors
 from conformance.subject import OPAQUE, Compiled, Placed, Subject
+from conformance.subnormals import Flushing
 from conformance.values import flat
 from vendor_sdk import Effort, Family, Sample, errors
 
@@ -253,7 +254,7 @@ class _Seen:
     sample: Sample
     expected: Expectation
     outputs: Sequence[torch.Tensor]
-    flushing: frozenset[torch.dtype]
+    flushing: Flushing
 
     def judged(self, result: _RunResult) -> Judgement:
         """What ``judge`` says, noted in ``result``, too."""

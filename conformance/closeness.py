@@ -21,6 +21,8 @@ OFF_BY_ONE = 1e-3
 """Part of integer results that may be off by one: rounding decides them."""
 PART = 1 << 17
 """Elements compared at a time, so that they stay in a cache."""
+ITEMS = 64
+"""Of patterns that are ``itemwise``, computed in float64 at a time."""
 TINY = 1e-37
 """Added to magnitudes that are divided by."""
 
@@ -41,10 +43,17 @@ class Judge:
         """Torch's results; the first time in float64."""
         if self.eager_error is not None or self.pattern.check is not None:
             return flat(self.pattern(*inputs))
-        exact = flat(self.pattern(*(x.double() if x.is_floating_point() else x for x in inputs)))
+        exact = self._exact(inputs)
         plain = flat(self.pattern(*inputs))
         self.eager_error = max(error(a, b, self.dtype)[0] for a, b in zip(plain, exact, strict=True))
         return [e.to(p.dtype) if not p.is_floating_point() else e for p, e in zip(plain, exact, strict=True)]
+
+    def _exact(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """In float64. Independent items a few at a time, since what lies between (scores) is much larger than the results."""
+        items = [torch.split(x, ITEMS if self.pattern.itemwise else max(1, len(x))) for x in inputs]
+        wide = [[x.double() if x.is_floating_point() else x for x in part] for part in zip(*items, strict=True)]
+        parts = [flat(self.pattern(*part)) for part in wide]
+        return parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
 
     def problem(self, results: Sequence[Tensor], inputs: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
         """What is wrong, ``""`` when nothing is."""

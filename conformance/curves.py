@@ -15,6 +15,7 @@ import torch
 
 from conformance.exhibit import number
 from conformance.judge import Expectation, compared
+from conformance.subnormals import NOWHERE, Flushing
 from vendor_sdk import EVERYWHERE, Prim, Sample
 
 PARTS = 256
@@ -29,7 +30,7 @@ def curve(
     sample: Sample,
     expectation: Expectation,
     tensors: Sequence[torch.Tensor],
-    flushing: frozenset[torch.dtype] = frozenset(),
+    flushing: Flushing = NOWHERE,
 ) -> Curve | None:
     """Of a call with inputs everywhere; ``None`` for other calls, and where results are exact or several.
 

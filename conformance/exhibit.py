@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from conformance.judge import Expectation, compared
+from conformance.subnormals import NOWHERE, Flushing
 from vendor_sdk import Family, Prim, Sample
 
 ELEMENTWISE = (Family.POINTWISE, Family.COMPARISON, Family.CONVERSION)
@@ -41,7 +42,7 @@ def worst_elements(
     sample: Sample,
     expectation: Expectation,
     tensors: Sequence[torch.Tensor],
-    flushing: frozenset[torch.dtype] = frozenset(),
+    flushing: Flushing = NOWHERE,
 ) -> list[dict[str, Any]]:
     """The elements with the largest errors, the worst first, as ``report.schema.json`` has them; none where the bound looks at
     results as a whole.

@@ -28,6 +28,7 @@ from conformance.program import Program
 from conformance.slack import extended, flushed
 from conformance.spans import Span
 from conformance.subject import OPAQUE, Placed, Subject
+from conformance.subnormals import NOWHERE, Flushing
 from conformance.values import flat
 from vendor_sdk import OPSET, Effort
 
@@ -36,8 +37,6 @@ ROWS = {row.target: row for row in OPSET.values()}
 Call = Callable[..., Sequence[torch.Tensor]]
 Compile = Callable[[Program], Call]
 """What makes a program ready, and raises what the compiler raises."""
-Flushing = frozenset[torch.dtype]
-"""Dtypes whose subnormals may be zero."""
 
 
 @dataclass
@@ -49,9 +48,9 @@ class Tally:
     open: int = 0
 
 
-def spans_of(module: fx.GraphModule, inputs: Sequence[torch.Tensor], flushing: Flushing = frozenset()) -> list[Span]:
-    """What each result may be; ``flushing`` are the dtypes whose subnormals may be zero."""
-    return list(_Interpreter(module, flushing).run(*(flushed(spans.exactly(value), flushing) for value in inputs)))
+def spans_of(module: fx.GraphModule, inputs: Sequence[torch.Tensor], flushing: Flushing = NOWHERE) -> list[Span]:
+    """What each result may be; ``flushing`` says which subnormals may be zero."""
+    return list(_Interpreter(module, flushing).run(*(flushed(spans.exactly(value), flushing.everywhere) for value in inputs)))
 
 
 class _Interpreter(fx.Interpreter):
@@ -140,7 +139,7 @@ class Failed:
 
 
 def run(
-    compiled: Compile, drawn: Sequence[Drawn], device: torch.device, tally: Tally, flushing: Flushing = frozenset()
+    compiled: Compile, drawn: Sequence[Drawn], device: torch.device, tally: Tally, flushing: Flushing = NOWHERE
 ) -> list[Failed]:
     """Compiles graphs together, calls them with two sets of values, of other sizes where those are dynamic, and judges each.
     Raises what the backend raises."""
@@ -296,7 +295,7 @@ def _tried(
     return {number: replace(wrong, message=f"only with others: {wrong.message}") for number, wrong in wrongs.items()}
 
 
-def fails(compiled: Compile, drawn: Drawn, device: torch.device, flushing: Flushing = frozenset()) -> Wrong | None:
+def fails(compiled: Compile, drawn: Drawn, device: torch.device, flushing: Flushing = NOWHERE) -> Wrong | None:
     """What is wrong with a graph by itself."""
     try:
         failed = run(compiled, [drawn], device, Tally(), flushing)

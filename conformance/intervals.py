@@ -59,15 +59,16 @@ def _without_opposite(span: Span) -> Tensor:
 
 
 def _floating(value: Any, dtype: torch.dtype) -> Span:
-    """An operand as torch promotes it to the dtype of a floating result. A scalar tensor of a wider dtype is rounded to it, or
-    to float32, or not at all; an integer to it, or to the float32 that halves are computed in."""
+    """An operand as torch promotes it to the dtype of a floating result. A scalar tensor that the dtype does not hold (a wider
+    one, the other half) is rounded to it, or to float32, or not at all; an integer to it, or to the float32 that halves are
+    computed in."""
     if not isinstance(value, Span):
         return exactly(torch.tensor(float(value), dtype=torch.float64))
     if not value.dtype.is_floating_point:
         found = [converted(value, each) for each in dict.fromkeys((dtype, torch.promote_types(dtype, torch.float32)))]
         return Span(least([each.low for each in found]), most([each.high for each in found]), found[0].free, dtype)
     span = _overflowing(value)
-    if span.dtype.itemsize <= dtype.itemsize:
+    if torch.promote_types(span.dtype, dtype) == dtype:
         return span
     narrower = (dtype, torch.float32 if span.dtype == torch.float64 else dtype)
     ends = [(end, *(nearest(end, each) for each in narrower)) for end in (span.low, span.high)]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from conformance.subnormals import admitted
+from conformance.subnormals import NOWHERE, Flushing, admitted
 from vendor_sdk import Elements, Expected, Prim, Sample, elements, outlined, reference, target_of, violations
 
 
@@ -59,10 +59,10 @@ def judge(
     sample: Sample,
     expectation: Expectation,
     tensors: Sequence[torch.Tensor],
-    flushing: frozenset[torch.dtype] = frozenset(),
+    flushing: Flushing = NOWHERE,
 ) -> Judgement:
-    """Compares ``tensors``, the tensors of a result in order, on the CPU, with ``expectation``; ``flushing`` are the dtypes
-    whose subnormals may be zero."""
+    """Compares ``tensors``, the tensors of a result in order, on the CPU, with ``expectation``; ``flushing`` says which
+    subnormals may be zero."""
     wanted = [expected for expected in expectation.results if expected.dtype is not None]
     for index, (tensor, expected) in enumerate(zip(tensors, wanted, strict=True)):
         which = f"result {index}: " if len(wanted) > 1 else ""
@@ -96,7 +96,7 @@ def compared(
     sample: Sample,
     expectation: Expectation,
     tensors: Sequence[torch.Tensor],
-    flushing: frozenset[torch.dtype] = frozenset(),
+    flushing: Flushing = NOWHERE,
 ) -> list[Elements | None]:
     """Each of ``tensors`` element by element, as ``judge`` compares it; they have the right shapes and dtypes."""
     admissible = admitted(row, sample, expectation.results, tensors, flushing)

@@ -97,6 +97,7 @@ class Pattern:
         check: replaces the comparison with torch, where results are random.
         flops: of its products; 0 where memory is the limit.
         moved: bytes that must cross the memory bus; by default each input read once and each output written once.
+        itemwise: each item along the first dimension of all operands and results is computed from the same item of the others.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Pattern:
     check: Check | None = None
     flops: Callable[[Size], int] = lambda size: 0
     moved: Callable[[Size, int], int] | None = None
+    itemwise: bool = False
 
     def __call__(self, *tensors: Tensor) -> Any:
         return self.function(*tensors)
@@ -293,9 +295,9 @@ def _attention_flops(size: Size) -> int:
 _add("rope", "inference llm", rope, HEADS, ANGLES, ANGLES, quick=True)
 _add("rope backward", "training", _rope_backward, HEADS, ANGLES, ANGLES)
 _add("attention", "inference llm vision", F.scaled_dot_product_attention, ATTENDED, ATTENDED, ATTENDED,
-     flops=_attention_flops)  # fmt: skip
+     flops=_attention_flops, itemwise=True)  # fmt: skip
 _add("causal attention", "inference llm", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-     ATTENDED, ATTENDED, ATTENDED, flops=lambda s: _attention_flops(s) // 2)  # fmt: skip
+     ATTENDED, ATTENDED, ATTENDED, flops=lambda s: _attention_flops(s) // 2, itemwise=True)  # fmt: skip
 _add("embedding + positions", "inference llm", lambda t, i, p: F.embedding(i, t) + p, TABLE, PLACES, MATRIX)
 _add("embedding backward", "training", lambda g, i: aten.embedding_dense_backward(g, i, max(2, g.shape[0] // 2), -1, False),
      MATRIX, PLACES)  # fmt: skip

@@ -9,6 +9,7 @@ import torch
 
 from conformance.intervals import RULES
 from conformance.spans import Span, exactly, inside, least, less, more, most, nearest, own, replaced, wrapped
+from conformance.subnormals import ADDING, NOWHERE, Flushing
 from vendor_sdk import Accumulated, Exact, Expected, Prim, Sample, Ulp, allowances
 
 Tensor = torch.Tensor
@@ -26,7 +27,7 @@ def extended(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     dtypes: Sequence[torch.dtype],
-    flushing: frozenset[torch.dtype] = frozenset(),
+    flushing: Flushing = NOWHERE,
 ) -> list[Span]:
     """The spans of a prim's results.
 
@@ -34,16 +35,22 @@ def extended(
         row: one of ``RULES``.
         args, kwargs: of the call, a ``Span`` for each tensor.
         dtypes: of the results.
-        flushing: dtypes whose subnormals may be zero.
+        flushing: subnormals that may be zero.
     """
     spans = inside((args, kwargs))
     whole = not any(dtype.is_floating_point for dtype in (*dtypes, *(span.dtype for span in spans)))
     if whole and all(bool(span.fixed.all()) for span in spans):
         return _computed(row, args, kwargs, dtypes)
+    tiny = flushing.by(row)
+    args, kwargs = replaced((args, dict(kwargs)), lambda span: flushed(span, tiny))
     made = RULES[row.name](row, args, kwargs, dtypes[0])
     results = [wrapped(span) for span in (made if isinstance(made, tuple) else (made,))]
     allowed = [_allowed(row, args, kwargs, span) if row.name not in MOVING else span for span in results]
-    return [flushed(span, flushing) for span in allowed]
+    if row.family in ADDING:
+        terms = max(span.low.numel() for span in spans)  # at most
+        allowed = [_dropped(span, terms, tiny) for span in allowed]
+    # Whoever reads them next may be a part of the same kernel.
+    return [flushed(span, flushing.everywhere | tiny) for span in allowed]
 
 
 def _computed(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtypes: Sequence[torch.dtype]) -> list[Span]:
@@ -77,9 +84,17 @@ def _allowed(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], ideal: S
     return Span(less(ideal.low, below), more(ideal.high, above), free, dtype)
 
 
-def flushed(span: Span, flushing: frozenset[torch.dtype]) -> Span:
+def _dropped(span: Span, terms: int, dtypes: frozenset[torch.dtype]) -> Span:
+    """A sum, each of whose terms may have been below the normal range and taken for zero; halves are added in float32."""
+    if span.dtype not in dtypes:
+        return span
+    lost = torch.full_like(span.low, terms * torch.finfo(span.dtype if span.dtype == torch.float64 else torch.float32).tiny)
+    return Span(less(span.low, lost), more(span.high, lost), span.free, span.dtype)
+
+
+def flushed(span: Span, dtypes: frozenset[torch.dtype]) -> Span:
     """With zero beside subnormals, where a dtype's may be flushed."""
-    if span.dtype not in flushing:
+    if span.dtype not in dtypes:
         return span
     tiny = torch.finfo(span.dtype).tiny
     low = torch.where((span.low > 0) & (span.low < tiny), 0.0, span.low)

@@ -138,8 +138,8 @@ def inside(value: Any) -> list[Span]:
     return [span for item in value for span in inside(item)] if isinstance(value, list | tuple) else []
 
 
-def replaced(value: Any, by: Callable[[Span], Tensor]) -> Any:
-    """The same nested value with a tensor for each span."""
+def replaced(value: Any, by: Callable[[Span], Tensor | Span]) -> Any:
+    """The same nested value with something else, mostly a tensor, for each span."""
     if isinstance(value, Span):
         return by(value)
     if isinstance(value, dict):

@@ -89,8 +89,8 @@ class Subject(abc.ABC):
     """It promises that two calls with equal inputs give equal bits."""
     options: Mapping[str, Any] = MappingProxyType({})
     """With which it compiles."""
-    flushing: frozenset[torch.dtype] = frozenset()
-    """Dtypes whose subnormals it may take for zero, as it declares."""
+    flushing: subnormals.Flushing = subnormals.NOWHERE
+    """Subnormals that it may take for zero, as it declares."""
 
     def memories(self) -> Sequence[Callable[[], int]]:
         """Functions that say how many bytes are allocated: in host memory, on the device."""
@@ -173,7 +173,7 @@ class BackendSubject(Subject):
         self.name = name
         self.options = {FALLBACK: "host", **options}
         self.deterministic = self.loaded.backend.deterministic
-        self.flushing = subnormals.flushing(self.loaded.backend.numerics)
+        self.flushing = subnormals.declared(self.loaded.backend.numerics)
 
     def memories(self) -> Sequence[Callable[[], int]]:
         device = self.loaded.session(self.options).device

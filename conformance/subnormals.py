@@ -1,13 +1,15 @@
 """Subnormals: kept, or taken for zero, as the backend declares for each dtype.
 
 The declaration is that of the probe ``DTYPE subnormals``, in ``Backend.numerics``: ``kept``, which is what counts without one,
-``flushed``, ``flushed when read``, ``flushed when written``, or ``either``, where operations differ. The judge lets those that
-do not keep them flush; whether they do as they say is for the probes to find.
+``flushed``, ``flushed when read``, ``flushed when written``, or ``either``, where operations differ. Families that add up have
+one of their own besides, since chips multiply matrices in other units than they add in (``mm bfloat16 subnormals``). The judge
+lets those that do not keep them flush; whether they do as they say is for the probes to find.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch.utils import _pytree as pytree
@@ -20,14 +22,40 @@ COMPUTING = frozenset((
     Family.CONVOLUTION,
 ))  # fmt: skip
 """Families whose prims may flush. What only moves data is exact."""
+ADDING: Mapping[Family, str] = {
+    Family.CONTRACTION: "mm", Family.CONVOLUTION: "convolution", Family.REDUCTION: "sum", Family.SCAN: "cumsum",
+}  # fmt: skip
+"""Families that have a declaration of their own: the operation whose probe it is."""
 
 Tensor = torch.Tensor
 
 
-def flushing(numerics: Mapping[str, str]) -> frozenset[torch.dtype]:
-    """The dtypes whose subnormals a backend with these declarations may take for zero."""
-    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-    return frozenset(each for each in dtypes if numerics.get(probe(each), KEPT) != KEPT)
+@dataclass(frozen=True)
+class Flushing:
+    """The dtypes whose subnormals may be taken for zero: ``everywhere`` something is computed, and besides in the prims of some
+    ``families``."""
+
+    everywhere: frozenset[torch.dtype] = frozenset()
+    families: Mapping[Family, frozenset[torch.dtype]] = field(default_factory=dict)
+
+    def by(self, row: Prim) -> frozenset[torch.dtype]:
+        """Those of a prim."""
+        if row.family not in COMPUTING:
+            return frozenset()
+        return self.everywhere | self.families.get(row.family, frozenset())
+
+
+NOWHERE = Flushing()
+
+
+def declared(numerics: Mapping[str, str]) -> Flushing:
+    """What a backend with these declarations may take for zero."""
+
+    def flushed(name: str) -> frozenset[torch.dtype]:
+        dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+        return frozenset(each for each in dtypes if numerics.get(f"{name}{probe(each)}", KEPT) != KEPT)
+
+    return Flushing(flushed(""), {family: flushed(f"{operation} ") for family, operation in ADDING.items()})
 
 
 def probe(dtype: torch.dtype) -> str:
@@ -41,7 +69,7 @@ def subnormal(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def admitted(
-    row: Prim, sample: Sample, expected: Sequence[Expected], found: Sequence[Tensor], dtypes: frozenset[torch.dtype]
+    row: Prim, sample: Sample, expected: Sequence[Expected], found: Sequence[Tensor], flushing: Flushing
 ) -> tuple[Expected, ...]:
     """The reference, with for each element what is closest to what was found: the exact result, that of operands without
     subnormals, or, where one of them is subnormal, zero of either sign.
@@ -49,9 +77,10 @@ def admitted(
     Args:
         row, sample, expected: the call and its reference.
         found: the tensors of the result, on the CPU, with the reference's shapes and dtypes.
-        dtypes: those that are flushed.
+        flushing: which may be taken for zero.
     """
-    if not dtypes or row.family not in COMPUTING:
+    dtypes = flushing.by(row)
+    if not dtypes:
         return tuple(expected)
 
     def flushed(x: Tensor) -> Tensor:

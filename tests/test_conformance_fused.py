@@ -19,7 +19,8 @@ from conformance.fused import Tally, by_seed
 from conformance.program import Program
 from conformance.slack import extended
 from conformance.subject import Compiled, Description, Subject
-from vendor_sdk import OPSET, Effort, Sample, reference, violations
+from conformance.subnormals import NOWHERE, Flushing, declared
+from vendor_sdk import OPSET, Effort, Family, Sample, reference, violations
 
 CPU = torch.device("cpu")
 aten = torch.ops.aten
@@ -315,6 +316,20 @@ def test_a_scalar_of_float64_may_be_rounded_to_the_dtype_it_meets(function: Call
     assert spans.errors(span, function(x, scalar + 0.01)).any()
 
 
+@pytest.mark.parametrize(("dtype", "other"), [(torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16)])
+@pytest.mark.parametrize("function", [torch.sub, torch.maximum, torch.gt, torch.eq], ids=lambda function: function.__name__)
+def test_a_scalar_of_the_other_half_may_be_rounded(
+    function: Callable[..., Tensor], dtype: torch.dtype, other: torch.dtype
+) -> None:
+    """Torch rounds it to the dtype of a tensor that has dimensions, which may not hold its digits, or not its range."""
+    for number in (2.2295, 1.001, 3e-7, 3e-20, 70000.0):
+        scalar = torch.tensor(number).to(other)
+        x = torch.stack([scalar.to(dtype), scalar.to(dtype) * 0.5, scalar.to(dtype) + 1])
+        (span,) = fused.spans_of(vendor_sdk.trace(function, [x, scalar]).module, [x, scalar])
+        for found in (function(x, scalar), function(x.float(), scalar.float()).to(span.dtype)):
+            assert not spans.errors(span, found).any(), number
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_an_integer_may_meet_a_half_in_float32(dtype: torch.dtype) -> None:
     """Fused, it is not rounded to the half first: a difference from infinity is NaN or infinite then."""
@@ -342,6 +357,50 @@ def test_subnormal_sigmoids_of_float64_are_right() -> None:
         right = torch.tensor([float(1 / (1 + mpmath.exp(-each))) for each in x.tolist()], dtype=torch.float64)
     assert not spans.errors(span, right).any()
     assert spans.errors(span, right * 1.001)[1:].all(), "but for numbers of a few bits"
+
+
+PRODUCTS = declared({"mm bfloat16 subnormals": "flushed", "sum bfloat16 subnormals": "kept"})
+NORMAL = torch.finfo(torch.bfloat16).smallest_normal
+
+
+def test_units_that_multiply_matrices_may_flush_where_others_do_not() -> None:
+    """AVX512_BF16 takes subnormals for zero, which the processor's other instructions keep."""
+    nothing = frozenset[torch.dtype]()
+    assert declared({}) == Flushing(nothing, dict.fromkeys(PRODUCTS.families, nothing))
+    assert PRODUCTS.everywhere == nothing
+    assert {family for family, dtypes in PRODUCTS.families.items() if dtypes} == {Family.CONTRACTION}
+    by_name = {name: PRODUCTS.by(OPSET[name]) for name in ("mm", "bmm", "mul", "sum", "view")}
+    assert by_name == {"mm": {torch.bfloat16}, "bmm": {torch.bfloat16}, "mul": nothing, "sum": nothing, "view": nothing}
+
+
+@pytest.mark.parametrize(
+    ("factors", "others", "found", "may"),
+    [
+        ([NORMAL, 0.0], [0.5, 0.0], 0.0, True),  # the result is subnormal
+        ([NORMAL / 2, 0.0], [8.0, 0.0], 0.0, True),  # an operand is
+        ([NORMAL, NORMAL], [0.75, 0.5], 0.0, True),  # the terms are, and their sum is not
+        ([NORMAL, 1.0], [0.5, 1.0], 1.0, True),
+        ([2 * NORMAL, 2 * NORMAL], [8.0, 8.0], 0.0, False),
+        ([1.0, 2.0**-100], [0.0, 1.0], 0.0, False),
+    ],
+)
+def test_sums_of_products_may_drop_what_is_subnormal(
+    factors: list[float], others: list[float], found: float, may: bool
+) -> None:
+    inputs = [torch.tensor(each, dtype=torch.bfloat16) for each in ([factors], [[other] for other in others])]
+    module = vendor_sdk.trace(torch.mm, inputs).module
+    result = torch.tensor([[found]], dtype=torch.bfloat16)
+    accepted = [fused.judge(fused.spans_of(module, inputs, f), [result], Tally()) is None for f in (PRODUCTS, NOWHERE)]
+    assert accepted == [may, found == 1.0]
+
+
+def test_what_reads_a_product_that_flushes_flushes_nothing_itself() -> None:
+    """A product of 512 times the smallest normal number may not be zero, nor may that, halved nine times and more."""
+    inputs = [torch.tensor([[512 * NORMAL, 1.0]], dtype=torch.bfloat16), torch.tensor([[1.0], [0.0]], dtype=torch.bfloat16)]
+    module = vendor_sdk.trace(lambda x, y: torch.mm(x, y) * 2.0**-11, inputs).module
+    (span,) = fused.spans_of(module, inputs, PRODUCTS)
+    assert fused.judge([span], [torch.tensor([[NORMAL / 4]], dtype=torch.bfloat16)], Tally()) is None
+    assert fused.judge([span], [torch.tensor([[0.0]], dtype=torch.bfloat16)], Tally()) is not None
 
 
 def test_spans_hold_every_conforming_result() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 import vendor_sdk
 from conformance import charts, models, profiles, roofline, zoo
 from conformance.cases import MODEL, PATTERN, PRIM, Case, Selection, SelectionError, every_case
-from conformance.closeness import LIMITS, error
+from conformance.closeness import ITEMS, LIMITS, Judge, error
 from conformance.compare import compare
 from conformance.console import next_step
 from conformance.levels import LEVELS, NONE, best, levels
@@ -140,6 +140,21 @@ def test_the_judge_sees_what_is_wrong(change: str) -> None:
 
 
 # Statistics
+
+
+@pytest.mark.parametrize("name", [name for name, pattern in PATTERNS.items() if pattern.itemwise])
+def test_independent_items_are_judged_a_few_at_a_time(name: str) -> None:
+    """Scores of thousands of sequences in float64 fill the memory of a device of 80 GB."""
+    rows: list[int] = []
+
+    def attend(*tensors: Tensor) -> Tensor:
+        rows.append(len(tensors[0]) if tensors[0].dtype == torch.float64 else 0)
+        return PATTERNS[name](*tensors)
+
+    inputs = [torch.randn(2 * ITEMS + 5, 1, 9, 8) for _ in range(3)]
+    (found,) = Judge(dataclasses.replace(PATTERNS[name], function=attend), torch.float32).expected(inputs)
+    assert rows == [ITEMS, ITEMS, 5, 0]
+    torch.testing.assert_close(found, PATTERNS[name](*(x.double() for x in inputs)), rtol=1e-14, atol=1e-14)
 
 
 def test_intervals_and_verdicts() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.cpp_cpu import attention, compiler, grouped, program
+from reference_backends.cpp_cpu import attention, compiler, grouped, machine, program
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from reference_backends.cpp_cpu.kernels import COMPLEX, KERNELS
 from vendor_sdk import (
@@ -28,6 +28,8 @@ TAKES_COMPLEX = frozenset(("complex", "_conj_physical", "mm", "bmm", "addmm", "b
 """Prims whose kernels take or give complex numbers."""
 OF_FLOATS = frozenset(("_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa_backward"))
 """Prims that torch also has for bytes, and the kernels here do not."""
+SMALL_FACTORS = "flushed" if machine.multiplies_pairs() else "kept"
+"""What becomes of bfloat16 subnormals in products: that instruction takes them for zero."""
 
 
 @hookimpl
@@ -50,6 +52,7 @@ def backend() -> Backend:
             **{f"float32 to {dtype} rounding": "nearest, ties to even" for dtype in ("float16", "bfloat16")},
             **{f"float64 to {dtype} rounding": "nearest, ties to even, through float32" for dtype in ("float16", "bfloat16")},
             **{f"{name} float32 subnormals": "kept" for name in ("mm", "convolution", "sum", "cumsum", "amax", "gt")},
+            **{f"{name} bfloat16 subnormals": SMALL_FACTORS for name in ("mm", "bmm", "convolution")},
             "mul+add float32 contraction": "never",
             **{f"{name} float32 determinism": "across batch sizes" for name in ("sum", "mean", "scatter_add", "embedding_bag")},
         },

@@ -247,12 +247,12 @@ def _backward(
     rows, keys = query.shape[2], key.shape[2]
 
     def flash() -> Any:
-        state = torch.zeros(2, dtype=torch.uint64, device=query.device)
+        state = torch.empty(2, dtype=torch.uint64, device=query.device)  # nobody reads it: there is no dropout
         saved = out, logsumexp.contiguous(), None, None, rows, keys, 0.0, is_causal, state, state[0]
         return aten._scaled_dot_product_flash_attention_backward(grad, query, key, value, *saved, scale=scale)
 
     def cudnn() -> Any:
-        seed, bias = torch.zeros((), dtype=torch.int64, device=query.device), _bias(attn_mask, query, keys)
+        seed, bias = torch.empty((), dtype=torch.int64, device=query.device), _bias(attn_mask, query, keys)  # nobody reads it
         saved = out, logsumexp.contiguous().unsqueeze(3), seed, seed, bias, None, None, rows, keys, 0.0, is_causal
         return aten._scaled_dot_product_cudnn_attention_backward(grad, query, key, value, *saved, scale=scale)
 

@@ -196,7 +196,7 @@ class Backend:
         memory: what the memory plan must keep to.
         numerics: declared numerics by probe of the conformance suite (``{"mm float32 accumulator": "float32"}``): what it
             measures must agree. ``{"float32 subnormals": "flushed"}`` lets subnormals of that dtype be zero (``kept`` where it
-            is not declared).
+            is not declared); ``mm``, ``convolution``, ``sum`` and ``cumsum`` before it let those of such prims.
         notes: declared numerics in free text by topic (``{"float32 matmul": "accumulates in float32"}``).
         counters: reads the device's own counters by name, which only grow (``{"bytes read": 10, "bytes written": 5}``); the
             conformance suite reports by how much timed calls moved them, and a call of something native that moves none is a
