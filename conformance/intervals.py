@@ -77,6 +77,8 @@ def _floating(value: Any, dtype: torch.dtype) -> Span:
 
 def _overflowing(value: Span) -> Span:
     """What is too large for the dtype may be infinite, and need not be: a sequence of prims may have a higher precision."""
+    if not value.dtype.is_floating_point:
+        return value
     top = torch.finfo(value.dtype).max
     low, high = value.low.masked_fill(value.low < -top, -math.inf), value.high.masked_fill(value.high > top, math.inf)
     return Span(low, high, value.free, value.dtype)
@@ -308,7 +310,7 @@ def _classified(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype
 
 @_rule("_to_copy")
 def _converted(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Span:
-    return converted(args[0], dtype)
+    return converted(_overflowing(args[0]), dtype)
 
 
 @_rule("view", "permute", "expand", "slice", "select", "squeeze", "unsqueeze", "diagonal", "flip", "clone", "alias")
@@ -377,7 +379,7 @@ def _any_of(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: to
 @_rule("argmax", "argmin", "max.dim", "min.dim")
 def _position(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Span | tuple[Span, ...]:
     """Known where all elements are, or where one interval lies beyond all others."""
-    a = args[0]
+    a = _overflowing(args[0])
     dim = args[1] if len(args) > 1 else None
     keepdim = bool(args[2]) if len(args) > 2 else bool(kwargs.get("keepdim", False))
     by = torch.ops.aten.argmax.default if row.name in ("argmax", "max.dim") else torch.ops.aten.argmin.default
@@ -412,7 +414,7 @@ def _position(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: 
 
 @_rule("var")
 def _variance(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Span:
-    a = args[0]
+    a = _overflowing(args[0])
     dims = args[1] if len(args) > 1 and args[1] else list(range(a.low.dim()))
     keepdim, correction = bool(kwargs.get("keepdim", False)), kwargs.get("correction", 1)
     count = math.prod(a.low.shape[dim] for dim in dims)
@@ -424,7 +426,8 @@ def _variance(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: 
     wide = _spread(OPSET["sum"], ~a.fixed, [dims, keepdim], {})
     exact = torch.ops.aten.var.correction(a.low, dims, correction=correction, keepdim=keepdim)
     low, high = torch.where(wide, low, exact), torch.where(wide, high, exact)
-    free = _spread(OPSET["sum"], a.free, [dims, keepdim], {}) | (low.isnan() != high.isnan())
+    torn = a.low.isinf() != a.high.isinf()  # the distance from an infinite mean is NaN
+    free = _spread(OPSET["sum"], a.free | torn, [dims, keepdim], {}) | (low.isnan() != high.isnan())
     return Span(low, high, free, dtype)
 
 

@@ -44,8 +44,8 @@ STARTS = 3
 """Workers in succession that may end while they load the backend before the run is given up: what the machine does besides (its
 memory runs out, for instance) may have ended one."""
 
-LOG_TAIL = 20_000
-"""Bytes of a worker's output that are kept with a failed case."""
+LOG_ENDS = 20_000
+"""Bytes of a worker's output that are kept with a failed case, of its beginning and of its end."""
 
 
 def _checked_heap() -> dict[str, str]:
@@ -497,14 +497,16 @@ class Pool:
 
 
 def _read(log: Path, parts: Iterable[tuple[int, int]]) -> str:
-    """The end of what stands in parts of a worker's log."""
+    """What stands in parts of a worker's log; of a long part its ends: a program, for one, stands before its inputs."""
     text = b""
     with log.open("rb") as file:
         for start, end in parts:
-            start = max(start, end - LOG_TAIL)
             file.seek(start)
-            text += file.read(max(0, end - start))
-    return text[-LOG_TAIL:].decode(errors="replace")
+            if (left_out := end - start - 2 * LOG_ENDS) > 0:
+                text += file.read(LOG_ENDS) + f"\n[{left_out:,} bytes left out]\n".encode()
+                file.seek(end - LOG_ENDS)
+            text += file.read(max(0, end - file.tell()))
+    return text.decode(errors="replace")
 
 
 def _failed(verdict: str, failure: dict[str, Any]) -> dict[str, Any]:

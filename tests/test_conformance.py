@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -14,11 +15,13 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from xml.etree import ElementTree
 
 import jsonschema
 import pytest
 import torch
+from click.testing import CliRunner
 
 import vendor_sdk
 from conformance import cases, certify, evidence, guards, judge, placements, pool, program, report, resident, subject
@@ -28,6 +31,7 @@ from conformance.pool import Pool, Result, StartError
 from conformance.resident import Allowance
 from conformance.worker import Settings
 from tests.without import python_path
+from vendor_sdk.cli import main
 
 ROOT = Path(__file__).resolve().parent.parent
 aten = torch.ops.aten
@@ -152,17 +156,13 @@ class Finished:
 
 
 def command(folder: Path, *words: str) -> Finished:
-    """``vendor-sdk WORDS`` in ``folder``."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from vendor_sdk.cli import main; main(prog_name='vendor-sdk')", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": python_path(ROOT), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    return Finished(done.returncode, done.stdout + done.stderr, folder / "out")
+    """``vendor-sdk WORDS`` in ``folder``, in this process: another one would first spend three seconds on imports."""
+    environment = {"PYTHONPATH": python_path(ROOT), "COLUMNS": "200"}
+    with contextlib.chdir(folder), mock.patch.dict(os.environ, environment):
+        done = CliRunner().invoke(main, words, prog_name="vendor-sdk")
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return Finished(done.exit_code, done.output, folder / "out")
 
 
 @pytest.fixture(scope="module")
@@ -582,17 +582,26 @@ def test_torchs_own_errors_on_the_host_break_no_claim(tmp_path: Path) -> None:
     plugin = tmp_path / "nothing.py"
     plugin.write_text(CHIP.split("def raises")[0].replace('"buggy"', '"nothing"').replace("torch.float16", "torch.bfloat16"))
     words = ["--backend", "nothing", "--plugin", str(plugin), "--effort", "quick", "--seed", "3", "-n", "1", "--output", "out"]
-    command = [sys.executable, "-m", "vendor_sdk.cli", "conformance", *words]
-    chosen = ["--prims", "prod,_embedding_bag,neg", "--dtypes", "bfloat16"]
-    done = subprocess.run([*command, *chosen], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    entries = json.loads((tmp_path / "out" / "report.json").read_text())["cases"]
+    done = command(tmp_path, "conformance", *words, "--prims", "prod,_embedding_bag,neg", "--dtypes", "bfloat16")
+    assert done.status == 0, done.text
+    entries = done.report["cases"]
     assert {entry["prim"]: entry["verdict"] for entry in entries} == {
         "prod": "host-fail",
         "_embedding_bag": "host-fail",
         "neg": "pass",
     }
     assert {failure["kind"] for entry in entries for failure in entry["failures"]} == {"torch"}
+
+
+def test_a_long_log_keeps_its_ends(tmp_path: Path) -> None:
+    """A failing program is printed before its inputs, which may be millions of numbers."""
+    long = "program\n" + "7, " * pool.LOG_ENDS + "\nverdict\n"
+    (tmp_path / "log").write_text("before\n" + long + "after\n")
+    found = pool._read(tmp_path / "log", [(0, 7), (7, 7 + len(long)), (5, 5)])
+    assert found.startswith("before\nprogram\n7, 7, ")
+    assert found.endswith("7, \nverdict\n")
+    assert f"\n[{len(long) - 2 * pool.LOG_ENDS:,} bytes left out]\n" in found
+    assert len(found) < 2 * pool.LOG_ENDS + 50
 
 
 def test_an_empty_result_is_no_pass(tmp_path: Path) -> None:

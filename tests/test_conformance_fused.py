@@ -350,6 +350,26 @@ def test_what_is_too_large_meets_itself_as_infinity(function: Callable[[torch.Te
     assert spans.errors(span, torch.tensor([0.0, 0.0, 1.0])).tolist()[2]
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.to(torch.bfloat16),
+        lambda x: x.to(torch.bfloat16).to(torch.int64) > 7,
+        lambda x: x.argmax(),
+        lambda x: x.max(0).indices,
+        lambda x: x.var(correction=0),
+        lambda x: x.amax() * 0,
+        lambda x: x.sum(),
+    ],
+)
+def test_what_is_too_large_for_a_half_may_be_infinite_for_whoever_reads_it(function: Callable[[Tensor], Tensor]) -> None:
+    x, y = torch.tensor([300.0, 490.0, 3.0], dtype=torch.float16), torch.tensor([0.004, 0.004, 1.0], dtype=torch.float16)
+    module = vendor_sdk.trace(lambda x, y: function(x / y), [x, y]).module
+    (span,) = fused.spans_of(module, [x, y])
+    for found in (function(x / y), function(x.float() / y.float())):
+        assert not spans.errors(span, found.to(span.dtype)).any()
+
+
 def test_subnormal_sigmoids_of_float64_are_right() -> None:
     x = torch.tensor([-744.0, -715.857, -709.8, -700.5, -699.5, -1.0], dtype=torch.float64)
     (span,) = fused.spans_of(vendor_sdk.trace(torch.sigmoid, [x]).module, [x])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import math
-import os
 import re
 import shlex
 import subprocess
@@ -109,29 +108,32 @@ def test_new_packages_train_like_torch(registered: Callable[..., Any], scaffold:
     torch.testing.assert_close(torch.compile(turned, backend=scaffold.name)(v, w), turned(v, w))
 
 
+@pytest.fixture
+def conformance(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """``conformance(scaffold, *words)`` runs the suite on its package, and returns what it prints."""
+
+    def run(scaffold: Scaffold, *words: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(str(packages / scaffold.name))  # workers import what this process imports
+        given = ["--backend", scaffold.name, "--plugin", f"{scaffold.name}.plugin", "-n", "1"]
+        done = CliRunner().invoke(main, ["conformance", *given, *words])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    return run
+
+
 @pytest.mark.parametrize("scaffold", ALL, ids=lambda scaffold: scaffold.name)
-def test_the_suite_certifies_new_packages(packages: Path, scaffold: Scaffold, tmp_path: Path) -> None:
-    line = ["--backend", scaffold.name, "--plugin", f"{scaffold.name}.plugin", "--prims", "add,mm,relu,exp"]
-    done = subprocess.run(
-        [sys.executable, "-m", "conformance.cli", *line, "--effort", "quick", "-n", "1", "--output", "report"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(packages / scaffold.name), *sys.path])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_the_suite_certifies_new_packages(conformance: Callable[..., str], scaffold: Scaffold, tmp_path: Path) -> None:
+    conformance(scaffold, "--prims", "add,mm,relu,exp", "--effort", "quick", "--output", "report")
     cases = json.loads((tmp_path / "report" / "report.json").read_text())["cases"]
     assert {case["prim"] for case in cases} == {"add", "mm", "relu", "exp"}
     assert "native" in {case["placement"] for case in cases}
 
 
 @pytest.mark.parametrize("scaffold", [each for each in ALL if each.memory == "own-memory"], ids=lambda each: each.name)
-def test_programs_on_memory_of_its_own_look_like_eager(packages: Path, scaffold: Scaffold, tmp_path: Path) -> None:
-    line = ["--backend", scaffold.name, "--plugin", f"{scaffold.name}.plugin", "--prims", "semantics/*", "--effort", "standard"]
-    done = subprocess.run(
-        [sys.executable, "-m", "conformance.cli", *line, "-n", "1", "--no-output"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(packages / scaffold.name), *sys.path])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_programs_on_memory_of_its_own_look_like_eager(conformance: Callable[..., str], scaffold: Scaffold) -> None:
+    conformance(scaffold, "--prims", "semantics/*", "--effort", "standard", "--no-output")
 
 
 def test_padding_needs_no_more_than_the_table_has(registered: Callable[..., Any]) -> None:
@@ -211,17 +213,10 @@ def test_a_new_emitter_gets_operands_as_they_are(registered: Callable[..., Any])
 
 
 @pytest.mark.parametrize("scaffold", ALL[::3], ids=lambda scaffold: scaffold.name)
-def test_what_new_readmes_certify_exists(packages: Path, scaffold: Scaffold, tmp_path: Path) -> None:
+def test_what_new_readmes_certify_exists(packages: Path, conformance: Callable[..., str], scaffold: Scaffold) -> None:
     text = (packages / scaffold.name / "README.md").read_text()
-    (line,) = re.findall(r"^\$ vendor-sdk (conformance .*--prims.*)$", text, re.MULTILINE)
-    words = [*shlex.split(line), "--plugin", f"{scaffold.name}.plugin", "-n", "1", "--no-output"]
-    done = subprocess.run(
-        [sys.executable, "-m", "vendor_sdk.cli", *words],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(packages / scaffold.name), *sys.path])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "all claims hold" in done.stdout
+    (line,) = re.findall(r"^\$ vendor-sdk conformance (.*--prims.*)$", text, re.MULTILINE)
+    assert "all claims hold" in conformance(scaffold, *shlex.split(line), "--no-output")
 
 
 # Names and folders
