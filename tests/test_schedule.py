@@ -217,6 +217,17 @@ def test_rows_of_which_a_view_takes_some_are_all_computed(columns: int) -> None:
     torch.testing.assert_close(graph(x), list(function(x)))
 
 
+def test_a_part_in_common_is_not_all_that_a_reduction_keeps() -> None:
+    """The group reads one column of what the variance reads: its only row was taken for all columns."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        column = y + x.select(1, 1).amin(0, keepdim=True)
+        return torch.var(x, 0, correction=0, keepdim=True), column
+
+    x, y = torch.randn(2, 2, dtype=torch.float64), torch.randn(2, dtype=torch.float64)
+    _check(compiled(function, (x, y)).run(x, y), function(x, y))
+
+
 def test_order_holds_fewer_bytes() -> None:
     """Each large product is reduced before the next one is made, wherever the program had the sums."""
 

@@ -261,7 +261,9 @@ def _fit_reduction(group: Group, summary: Summary, anchors: list[tuple[Index, In
             continue
         over = _varying(group, [values[a] for a in across])
         kept = _varying(group, [v for n, v in values.items() if n not in across])
-        if over == group.columns.keys() and kept <= group.rows.keys() and _once(summary.sizes, group.columns):
+        # The value in common may be a part of what the prim reads: then there are fewer rows than results.
+        all_kept = kept <= group.rows.keys() and ix.product(summary.shape) == ix.product([group.rows[name] for name in kept])
+        if over == group.columns.keys() and all_kept and _once(summary.sizes, group.columns):
             return Joined(values, "row")
         results = count(group.columns) if kept else ix.ONE
         whole = _once(summary.sizes, group.rows) and ix.product(summary.shape) == results
