@@ -597,6 +597,19 @@ def test_rms_norm_over_a_size_of_the_call_stays_spelled_out() -> None:
         torch.testing.assert_close(compiled(x), function(x))
 
 
+@pytest.mark.parametrize(("dtype", "other"), [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)])
+def test_what_was_converted_to_the_other_half_is_rounded(dtype: torch.dtype, other: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rounded = x.to(other).to(dtype)
+        return rounded * 3, torch.where(rounded > 1.5, rounded / 3, rounded)
+
+    # Neither half has these numbers' digits and range: 1 + k / 1024, and what is subnormal in float16.
+    x = torch.cat([1 + torch.arange(1024) / 1024, torch.arange(1, 256) * 2.0**-26]).to(dtype)
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(function, [x]), backend="onnxruntime")
+    for found, right in zip(compiled(x), function(x), strict=True):
+        assert torch.equal(found, right)
+
+
 def test_what_was_converted_to_float16_is_rounded() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         half = x.to(torch.float16)

@@ -567,11 +567,12 @@ def test_a_layer_is_as_few_nodes_as_onnx_has_words_for() -> None:
         "Gemm": 4,
         "Attention": 1,
         "Gelu": 1,
-        "Add": 3,  # two residuals; 1 + exp(-x)
+        "Add": 3,  # two residuals; 1 + z, of the sigmoid z / (1 + z) with z = exp(min(x, 80))
         "Tanh": 1,
-        "Neg": 1,
+        "Min": 1,
         "Exp": 1,
-        "Div": 1,  # the product with the sigmoid is the quotient by its denominator
+        "Div": 1,
+        "Mul": 1,
     }
     assert views["Transpose"] == 4
     assert views["Split"] == 1

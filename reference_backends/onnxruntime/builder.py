@@ -42,6 +42,13 @@ ELEMENT_TYPES = {
 """torch dtype to ONNX element type, for the dtypes of this backend; int16, which the bits of halves are read as; uint64, in
 which random words are made."""
 
+_DROPPED = {
+    torch.float32: (torch.float16,),
+    torch.float64: (torch.float16,),
+    torch.float16: (torch.bfloat16,),
+}
+"""Conversions, by the dtype that they begin with, that ONNX Runtime's optimizers take back where others follow."""
+
 ARRAY_TYPES: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
@@ -118,8 +125,8 @@ class Builder:
     Args:
         stem: begins every name in it.
         random: whether whoever runs it gives seeds.
-        guarded: whether conversions to float16 are kept from ONNX Runtime's CPU provider, which computes float16 in float32 and
-            drops a conversion to float16 before (``docs/found/onnxruntime_half_conversion.py``).
+        guarded: whether conversions to halves are kept from ONNX Runtime's CPU provider, which computes float16 in float32 and
+            drops conversions before (``docs/found``: ``onnxruntime_half_conversion.py``, ``onnxruntime_half_round_trip.py``).
     """
 
     def __init__(self, stem: str = "", *, random: bool = True, guarded: bool = False) -> None:
@@ -132,7 +139,6 @@ class Builder:
         self._plain: set[str] = set()  # values known to hold no negative zero
         self._floored: set[str] = set()  # values known to hold nothing below zero
         self._unfolded: dict[str, tuple[Value, list[int]]] = {}  # reshaped values to what they were before, with its sizes
-        self._inverted: dict[str, Value] = {}  # values that are one over another
         self.goes_on = False  # the node being translated is read by floating point arithmetic alone
         self._count = 0
         self._drawn = 0
@@ -261,10 +267,10 @@ class Builder:
     def rounded(self, value: Value, dtype: torch.dtype) -> Value:
         """As ``cast``, for a conversion that the program asks for: its result has the digits of ``dtype`` and no more."""
         result = self.cast(value, dtype)
-        if not self._guarded or dtype != torch.float16 or value.dtype not in (torch.float32, torch.float64):
+        if not self._guarded or dtype not in _DROPPED.get(value.dtype, ()):
             return result
         bits = self.op("BitCast", result, dtype=torch.int16, to=TensorProto.INT16)
-        return self.op("BitCast", bits, dtype=dtype, to=TensorProto.FLOAT16)
+        return self.op("BitCast", bits, dtype=dtype, to=ELEMENT_TYPES[dtype])
 
     def tensor(self, value: Any, dtype: torch.dtype) -> Value:
         """An operand as a value of ``dtype``: tensors are cast, numbers become 0-d constants."""
@@ -375,16 +381,6 @@ class Builder:
         if value.name in self._plain:
             self._plain.add(result.name)
         return result
-
-    def inverse(self, value: Value) -> Value:
-        """1 / value, which a product with it may use."""
-        result = self.op("Reciprocal", value)
-        self._inverted[result.name] = value
-        return result
-
-    def inverted(self, value: Value) -> Value | None:
-        """What ``value`` is one over, where that is known."""
-        return self._inverted.get(value.name)
 
     def floored(self, value: Value) -> Value:
         """``value``, which holds nothing below zero; a NaN it may hold."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Builder, Operand, Outline, Rule, Untranslatable, Value
+from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Builder, Outline, Rule, Untranslatable, Value
 from vendor_sdk import FLOAT8
 
 FLOAT, DOUBLE, INT64, INT32, UINT8, BOOL = (
@@ -128,10 +128,8 @@ def one_and_exp(b: Builder, x: Value) -> Value:
 
 
 def _sigmoid(b: Builder, x: Value) -> Value:
-    """z / (1 + z) with z = exp(x), where x is so large that this is 1 with a smaller one, which does not overflow. As with the
-    hyperbolic tangent, arithmetic that goes on needs no subnormals, which 1 / (1 + 1 / z) does not have."""
-    if b.goes_on:
-        return b.inverse(one_and_exp(b, x))
+    """z / (1 + z) with z = exp(x), where x is so large that this is 1 with a smaller one, which does not overflow.
+    1 / (1 + 1 / z) would have no subnormals, whose product with x may be a normal number."""
     z = b.op("Exp", b.op("Min", x, b.constant(80 if x.dtype == FLOAT else 700, x.dtype)))
     return b.op("Div", z, b.op("Add", z, b.constant(1, x.dtype)))
 
@@ -327,9 +325,6 @@ def _mul(b: Builder, out: Outline, x: Any, y: Any) -> Value:
     left, right = b.tensor(x, out.dtype), b.tensor(y, out.dtype)
     if out.dtype == BOOL:
         return b.op("And", left, right)
-    for factor, other, given in ((right, left, y), (left, right, x)):
-        if b.inverted(factor) is not None and isinstance(given, Operand) and given.shape == out.shape:
-            return b.op("Div", other, b.inverted(factor))
     return b.op("Mul", left, right)
 
 

@@ -51,9 +51,6 @@ def sliced(b: Builder, value: Value, axis: int, start: Any, end: Any, step: int 
 
 def parts(b: Builder, x: Operand, axis: int, widths: Sequence[int], *, lost: bool) -> list[Value]:
     """``x`` in parts along a dimension; ``lost``: parts of width 1 are without it, others are read by nobody."""
-    below = b.inverted(x)
-    if below is not None:  # readers of a part may want what it is one over
-        return [b.inverse(part) for part in parts(b, Operand(below.name, below.dtype, x.shape), axis, widths, lost=lost)]
     value: Value = x
     if lost:
         widths = [width * x.shape[axis + 1] for width in widths]
