@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .DEFAULT_GOAL := help
-.PHONY: help conformance test docs site clean compiler
+.PHONY: help conformance test docs site types clean compiler
 
 help:
 	@echo 'make conformance   certify cpp_cpu (report in conformance-results/)'
@@ -25,8 +25,7 @@ test: export OMP_NUM_THREADS := 1
 test: compiler $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(SITE)
+	$(MAKE) --no-print-directory -j2 types site
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --without all $(PYTEST_ARGS)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --needing $(PYTEST_ARGS)
 
@@ -35,6 +34,9 @@ docs: $(INSTALLED)
 
 site: $(INSTALLED)
 	$(SITE)
+
+types: $(INSTALLED)
+	$(BIN)/mypy
 
 clean:
 	rm -rf $(VENV) build/site conformance-results
