@@ -72,9 +72,8 @@ def test_a_wrong_row_of_a_new_package_is_found(route: Route, tmp_path: Path, mon
     (package / name / file).write_text(source.replace(right, wrong))
     done = ran(script, {debug.CHECK: "1"})
     assert re.search(rf"WrongResultError: {name}: stage '{stage}' is the first .*\b{prim}\b", done.stderr), done.stderr
-    if route != "emitter":
-        return  # what follows asks the stages again, and they are the same for all
-    assert "wrong when compiled alone too: sub (node sub" in done.stderr
+    if route == "emitter":
+        assert "wrong when compiled alone too: sub (node sub" in done.stderr
     done = ran(program, {})
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"stage '{stage}'" in done.stdout
