@@ -186,6 +186,27 @@ def test_operands_that_move_are_copied(chip: Chip) -> None:
     assert chip.recorder.tapes[-1].replays >= 6
 
 
+@pytest.mark.parametrize("saved", [frozenset(), frozenset({0, 2})])
+def test_what_a_forward_graph_saved_is_expected_at_several_places(saved: frozenset[int]) -> None:
+    """The results of two calls as they are and of four recordings; other small operands are copied from the third place on."""
+    runtime, recorder = TorchRuntime(torch.device("cpu")), OnTape()
+
+    def run(operands: list[Any]) -> list[Any]:
+        x, w, at = operands
+        return [torch.add(x.take(at), w)]
+
+    traits = recorded.Traits(static=frozenset({1}), saved=saved)
+    graph = recorded.Recorded(run, recorder, traits, runtime, torch.device("cpu"))
+    w = torch.randn(4)
+    first, second, *others = [(torch.randn(8), torch.randint(8, (4,))) for _ in range(2 + recorded.RECORDINGS)]
+    for x, at in (first, second, *others * 4):
+        torch.testing.assert_close(graph([x, w, at])[0], x.take(at) + w)
+    ((known),) = graph._sets.values()
+    assert not graph.declined and bool(known.places) == (not saved)
+    assert len(known.recordings) == (recorded.RECORDINGS if saved else 1)
+    assert graph.replays >= 3 * recorded.RECORDINGS
+
+
 def test_parameters_may_be_others(chip: Chip) -> None:
     layer = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.ReLU(), torch.nn.Linear(300, 300)).requires_grad_(False)
     run = captured(layer)

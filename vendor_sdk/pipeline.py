@@ -235,6 +235,7 @@ def _recording(
         written=tuple(numbers[node] for node, _ in graph.written),
         gathered=frozenset() if graph.backward else frozenset(range(len(graph.returned))) - frozenset(graph.saved_outputs),
         seeds=wrapper.seeds,
+        saved=frozenset(numbers[graph.placeholders[i]] for i in graph.donated_inputs),
     )
     return "", functools.partial(Recorded, recorder=state.recorder, traits=traits, seeds=state.runtime, device=state.arena)
 

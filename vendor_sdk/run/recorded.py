@@ -30,12 +30,13 @@ from vendor_sdk.contract.recording import Recorder, Recording
 from vendor_sdk.run import arena
 from vendor_sdk.run.blocks import shaped
 
-MOVES = 4
-"""Places of a large operand, but the first, at which it is expected again: results of recordings are operands of others."""
-LARGE = 1 << 20
-"""Bytes from which an operand is large. Others are copied when they have moved twice."""
 RECORDINGS = 4
 """For one set of sizes."""
+MOVES = RECORDINGS + 1
+"""Places, but the first, at which a large operand and a saved one are expected again: these are results of another graph's
+calls, of its first two as they are and then of its recordings."""
+LARGE = 1 << 20
+"""Bytes from which an operand is large. Others are copied when they have moved twice."""
 SETS = 16
 """Of sizes; the one not used for longest goes."""
 FUTILE = 24
@@ -65,6 +66,7 @@ class Traits:
         gathered: results that users may gather over many calls: those of forward graphs which are not only saved for backward
             graphs.
         seeds: how many a call draws.
+        saved: operands of a backward graph that are results of its forward graph alone: they move together, and can be hundreds.
     """
 
     static: frozenset[int] = frozenset()
@@ -72,6 +74,7 @@ class Traits:
     written: tuple[int, ...] = ()
     gathered: frozenset[int] = frozenset()
     seeds: int = 0
+    saved: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -269,7 +272,7 @@ class Recorded:
         for seen, address in zip(known.seen, addresses, strict=True):
             if len(seen) <= MOVES + 1:
                 seen.add(address)
-        moving = {i for i, o in enumerate(operands) if isinstance(o, torch.Tensor) and len(known.seen[i]) > _expected(o)}
+        moving = {i for i, o in enumerate(operands) if isinstance(o, torch.Tensor) and len(known.seen[i]) > self._expected(i, o)}
         if len(known.recordings) == RECORDINGS or any(r.places.keys() != moving for r in known.recordings):
             gone = [r for r in known.recordings if r.places.keys() != moving] or [
                 r for r in known.recordings if r.results.free()
@@ -369,6 +372,10 @@ class Recorded:
                 return result.clone()
         return result
 
+    def _expected(self, index: int, operand: torch.Tensor) -> int:
+        """Places of an operand that recordings are made for."""
+        return 1 + (MOVES if index in self.traits.saved or operand.nbytes >= LARGE else 1)
+
     def decline(self, why: str) -> None:
         """Records nothing from now on."""
         self.declined = why
@@ -389,13 +396,11 @@ def _addresses(operands: Sequence[Any]) -> list[int | None]:
         return [o.data_ptr() if isinstance(o, torch.Tensor) else None for o in operands]
 
 
-def _expected(operand: torch.Tensor) -> int:
-    """Places of an operand that recordings are made for."""
-    return 1 + (MOVES if operand.nbytes >= LARGE else 1)
-
-
 def _fill(places: dict[int, torch.Tensor], operands: Sequence[Any]) -> None:
-    """Copies operands to their places."""
-    if places:
-        with torch.no_grad():
-            torch._foreach_copy_(list(places.values()), [operands[i] for i in places])
+    """Copies operands to their places, those of a dtype at once: torch copies tensors of several dtypes one by one."""
+    alike: dict[torch.dtype, list[int]] = {}
+    for i, place in places.items():
+        alike.setdefault(place.dtype, []).append(i)
+    with torch.no_grad():
+        for group in alike.values():
+            torch._foreach_copy_([places[i] for i in group], [operands[i] for i in group])
