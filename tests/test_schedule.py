@@ -15,6 +15,7 @@ from tests.toys import register_toys
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.loop import Compute, Load, Nest, walk
+from vendor_sdk.schedule.batch import SMALL
 
 aten = torch.ops.aten
 Case = tuple[Callable[..., Any], tuple[torch.Tensor, ...], int]
@@ -164,6 +165,27 @@ def test_a_foreach_optimizer_step_is_one_kernel() -> None:
     _check(program.run(*inputs), adamw(*inputs))
     (lowered,) = program.kernels.values()
     assert len(lowered.kernel.body) == 5
+
+
+@pytest.mark.parametrize("size", [200, 300])
+@pytest.mark.parametrize(("read", "saved"), [(True, False), (True, True), (False, True)])
+def test_large_results_that_are_read_alone_are_made_where_they_are_read(read: bool, saved: bool, size: int) -> None:
+    """One launch for all of them would have them all live at once, from the first reader to the last."""
+
+    def layers(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scaled = [w.exp() for w in weights]
+        if not read:
+            return tuple(scaled)
+        for w in scaled:
+            x = torch.relu(x @ w)
+        return (x, *scaled) if saved else (x,)
+
+    weights = [torch.randn(size, size) / 100 for _ in range(4)]
+    found = compiled(layers, (torch.randn(2, size), *weights))
+    several = [lowered for lowered in found.kernels.values() if len(lowered.kernel.body) > 1]
+    assert len(several) == (saved or size * size <= SMALL)
+    for value, expected in zip(found.run(torch.ones(2, size), *weights), layers(torch.ones(2, size), *weights), strict=True):
+        torch.testing.assert_close(value, expected)
 
 
 def test_what_a_concatenation_reads_is_made_where_its_operands_are() -> None:

@@ -233,7 +233,7 @@ def _recording(
         static=frozenset(numbers[graph.placeholders[i]] for i in graph.static_inputs),
         sized=tuple(i for node, i in numbers.items() if _has_open_sizes(node.meta["val"])),
         written=tuple(numbers[node] for node, _ in graph.written),
-        gathered=frozenset() if graph.backward else frozenset(range(len(graph.returned))) - frozenset(graph.saved_outputs),
+        gathered=frozenset() if graph.backward else frozenset(range(len(graph.returned))) - set(graph.saved_outputs.values()),
         seeds=wrapper.seeds,
         saved=frozenset(numbers[graph.placeholders[i]] for i in graph.donated_inputs),
     )

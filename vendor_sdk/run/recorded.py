@@ -1,7 +1,8 @@
 """Recorded graphs: the launches of a call, recorded once and replayed while operands lie where they lay.
 
 The first call of a graph runs as it is. Later ones record: a call runs (which also leaves nothing to be done by a first
-launch), and its launches are recorded for the calls that come. A recording is replayed when
+launch), and its launches are recorded for the calls that come; its results are brought to where the recording's will lie, since
+they are operands of other recordings. A recording is replayed when
 
 - every operand lies where it lay; one that has moved some times (large ones, ``MOVES``) is copied to a place of its own from
   then on,
@@ -34,7 +35,7 @@ RECORDINGS = 4
 """For one set of sizes."""
 MOVES = RECORDINGS + 1
 """Places, but the first, at which a large operand and a saved one are expected again: these are results of another graph's
-calls, of its first two as they are and then of its recordings."""
+calls, of the first as it is and then of its recordings, whose first may be given up when that graph's operands move."""
 LARGE = 1 << 20
 """Bytes from which an operand is large. Others are copied when they have moved twice."""
 SETS = 16
@@ -66,7 +67,7 @@ class Traits:
         gathered: results that users may gather over many calls: those of forward graphs which are not only saved for backward
             graphs.
         seeds: how many a call draws.
-        saved: operands of a backward graph that are results of its forward graph alone: they move together, and can be hundreds.
+        saved: operands of a backward graph that are results of its forward graph alone: hundreds, which move together.
     """
 
     static: frozenset[int] = frozenset()
@@ -128,6 +129,15 @@ class _Results:
         """Whether nobody has any that lies in the recording's memory."""
         uses = torch_private.storage_uses(self.handles)
         return uses == self.alone or all(map(operator.le, uses, self.alone))
+
+    def like(self, results: list[Any]) -> list[Any]:
+        """``results`` of a call that was not replayed, in the recording's memory, but for those that repeat elements."""
+        moved = [(i, result) for i, result in self.lent if 0 not in result.stride()]
+        with torch.no_grad():
+            _copy([result for _, result in moved], [results[i] for i, _ in moved])
+        for i, result in moved:
+            results[i] = result.data
+        return results
 
     def of(self, operands: Sequence[Any]) -> list[Any]:
         """Those of a call."""
@@ -272,7 +282,8 @@ class Recorded:
         for seen, address in zip(known.seen, addresses, strict=True):
             if len(seen) <= MOVES + 1:
                 seen.add(address)
-        moving = {i for i, o in enumerate(operands) if isinstance(o, torch.Tensor) and len(known.seen[i]) > self._expected(i, o)}
+        tensors = [(i, o) for i, o in enumerate(operands) if isinstance(o, torch.Tensor)]
+        moving = {i for i, o in tensors if len(known.seen[i]) > self._expected(i, o)}
         if len(known.recordings) == RECORDINGS or any(r.places.keys() != moving for r in known.recordings):
             gone = [r for r in known.recordings if r.places.keys() != moving] or [
                 r for r in known.recordings if r.results.free()
@@ -298,9 +309,10 @@ class Recorded:
                 results = [self._outside(result, held, places) for result in results]
             lent.clear()
             recorded = self._recording(held, places, addresses, lent)
-        if recorded is not None:
-            known.recordings.append(recorded)
-        return results
+        if recorded is None:
+            return results
+        known.recordings.append(recorded)
+        return recorded.results.like(results)
 
     def _recording(
         self,
@@ -397,10 +409,17 @@ def _addresses(operands: Sequence[Any]) -> list[int | None]:
 
 
 def _fill(places: dict[int, torch.Tensor], operands: Sequence[Any]) -> None:
-    """Copies operands to their places, those of a dtype at once: torch copies tensors of several dtypes one by one."""
-    alike: dict[torch.dtype, list[int]] = {}
-    for i, place in places.items():
-        alike.setdefault(place.dtype, []).append(i)
+    """Copies operands to their places."""
     with torch.no_grad():
-        for group in alike.values():
-            torch._foreach_copy_([places[i] for i in group], [operands[i] for i in group])
+        _copy(list(places.values()), [operands[i] for i in places])
+
+
+def _copy(to: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+    """Copies those of a dtype at once: torch copies tensors of several dtypes one by one."""
+    alike: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for place, tensor in zip(to, tensors, strict=True):
+        places, given = alike.setdefault(place.dtype, ([], []))
+        places.append(place)
+        given.append(tensor)
+    for places, given in alike.values():
+        torch._foreach_copy_(places, given)

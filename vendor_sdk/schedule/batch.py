@@ -9,6 +9,7 @@ from torch import fx
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.primgraph import map_nodes, tensors_of
+from vendor_sdk.lower.view import is_view
 from vendor_sdk.schedule.group import Group, count, results
 from vendor_sdk.schedule.reach import Reach
 
@@ -19,7 +20,8 @@ SMALL = 1 << 16
 def batch(groups: list[Group], reach: Reach, limits: Limits) -> list[list[Group]]:
     """``groups`` in lists that share a kernel each. Two of a list never wait for each other, neither does a third between them.
 
-    Larger groups share only when all they read are inputs of the graph: then nothing lives longer for it.
+    Larger groups share only when all they read are inputs of the graph, and the caller gets all that they store: then nothing
+    lives longer for it. (Weights of many layers, which lie in another order for their readers, would all live at once.)
     """
     batches: list[list[Group]] = []
     open_: dict[Any, list[Group]] = {}
@@ -39,10 +41,16 @@ def batch(groups: list[Group], reach: Reach, limits: Limits) -> list[list[Group]
 def _fits(group: Group) -> bool:
     if group.shape != "pointwise":
         return False
-    if all(value.op == "placeholder" for value in group.inputs):
+    if all(value.op == "placeholder" for value in group.inputs) and all(_returned(group, m) for m in group.members):
         return True
     iterations = ix.bounds(count(group.rows))[1]
     return iterations is not None and iterations <= SMALL
+
+
+def _returned(group: Group, node: fx.Node) -> bool:
+    """Whether the caller gets the memory that a member's value is stored in, if it is stored."""
+    outside = [user for user in node.users if user not in group.members]
+    return not outside or any(user.op == "output" or (is_view(user) and _returned(group, user)) for user in outside)
 
 
 def _signature(group: Group) -> Any:
