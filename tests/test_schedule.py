@@ -188,6 +188,26 @@ def test_large_results_that_are_read_alone_are_made_where_they_are_read(read: bo
         torch.testing.assert_close(value, expected)
 
 
+def test_what_follows_from_inputs_alone_comes_where_it_is_read() -> None:
+    """Behind a view of it, too, and before the first of several readers."""
+
+    def layers(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        turned, twice, last = v.exp().t(), w.exp(), u.exp()
+        x = torch.relu(x @ x)
+        x = torch.relu(x @ x)
+        x = torch.relu(x @ twice)
+        x = torch.relu(x @ turned) @ twice
+        return x, last @ x
+
+    inputs = [torch.rand(300, 300) / 300 for _ in range(4)]
+    found = compiled(layers, inputs)
+    expected = layers(*[i.clone() for i in inputs])
+    steps = ["exp" if "exp" in node.name else "mm" for node in found.graph.calls()]
+    assert steps == ["mm", "mm", "exp", "mm", "exp", "mm", "mm", "exp", "mm"]
+    for value, one in zip(found.run(*inputs), expected, strict=True):
+        torch.testing.assert_close(value, one)
+
+
 def test_what_a_concatenation_reads_is_made_where_its_operands_are() -> None:
     """One value is stored for it, not two that nobody else needs; of what is stored anyway it makes the product itself."""
 

@@ -1,7 +1,8 @@
 """The order of the nodes: one that runs, and of two such orders the one that holds fewer bytes at its worst moment.
 
 One order stays as near to the program as operands allow, which keeps what belongs together in the caches. The other takes, of
-all nodes that could run, the one that frees most (Sethi and Ullman's idea for registers, greedily).
+all nodes that could run, the one that frees most (Sethi and Ullman's idea for registers, greedily). In both, what follows from
+inputs alone comes right before its first reader.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def order(graph: PrimGraph, position: Mapping[fx.Node, int], folds: Folds) -> No
         folds: whether a node is a view.
     """
     values = _Values(graph, folds)
-    near = _sorted(graph, lambda node: (position.get(node, 0),), lambda node: ())
-    lean = _sorted(graph, lambda node: (values.grows(node), position.get(node, 0)), values.ran)
+    near = values.late(_sorted(graph, lambda node: (position.get(node, 0),), lambda node: ()))
+    lean = values.late(_sorted(graph, lambda node: (values.grows(node), position.get(node, 0)), values.ran))
     best = lean if values.peak(lean) < values.peak(near) else near
     output = graph.graph.output_node()
     for node in best:
@@ -69,6 +70,7 @@ class _Values:
     """Bytes that nodes allocate or that the graph is given for good, and who still needs them."""
 
     def __init__(self, graph: PrimGraph, folds: Folds) -> None:
+        self.graph = graph
         self.root: dict[fx.Node, fx.Node] = {}
         self.bytes: dict[fx.Node, int] = {}
         self.readers: dict[fx.Node, list[fx.Node]] = {}
@@ -110,6 +112,23 @@ class _Values:
             if len(self.left[root]) == 1 and node in self.left[root]
         )
         return self.bytes[node] - freed
+
+    def late(self, sequence: Sequence[fx.Node]) -> list[fx.Node]:
+        """The same order with what follows from inputs alone (weights in another order, say) where it is read: until then it
+        would only take memory. Inputs that are written to, or whose memory others get, have readers where they were."""
+        changing = {self.graph.placeholders[index] for index in (*self.graph.writes, *self.graph.donated_inputs)}
+        step = {node: k for k, node in enumerate(sequence)}
+        waits: set[fx.Node] = set()
+        for node in sequence:
+            root = self.root[node]
+            sources = {self.root[read] for read in root.all_input_nodes}
+            if root.op == "call_function" and all(s.op == "placeholder" and s not in changing for s in sources):
+                waits.add(node)
+        at = dict(step)
+        for node in reversed(sequence):
+            if node in waits:
+                at[node] = min((at[user] for user in node.users), default=step[node])
+        return sorted(sequence, key=lambda node: (at[node], node not in waits, step[node]))
 
     def peak(self, sequence: Sequence[fx.Node]) -> int:
         """The largest sum of live bytes along an order."""
