@@ -129,8 +129,11 @@ def one_and_exp(b: Builder, x: Value) -> Value:
 
 def _sigmoid(b: Builder, x: Value) -> Value:
     """z / (1 + z) with z = exp(x), where x is so large that this is 1 with a smaller one, which does not overflow.
-    1 / (1 + 1 / z) would have no subnormals, whose product with x may be a normal number."""
+    1 / (1 + 1 / z) would have no subnormals, whose product with x may be a normal number. Softsign is z / (1 + z) of what is
+    not negative, in ONNX Runtime for float32 alone."""
     z = b.op("Exp", b.op("Min", x, b.constant(80 if x.dtype == FLOAT else 700, x.dtype)))
+    if x.dtype == FLOAT:
+        return b.op("Softsign", z)
     return b.op("Div", z, b.op("Add", z, b.constant(1, x.dtype)))
 
 

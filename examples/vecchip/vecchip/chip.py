@@ -146,13 +146,13 @@ class Lanes:
         axes = tuple(range(len(self.shape) - rank, len(self.shape)))
         value, on, start = self.full(value, self.active, start)
         wide = "f8" if kind[0] == "f" and op in ("sum", "prod") else kind
-        best = JOIN[op].reduce(np.where(on, value, start), axes, wide, initial=rest[-1], keepdims=True)
-        result = best.squeeze(axes).astype(kind)
+        kept = value if self.active.all() else np.where(on, value, start)
+        best = JOIN[op].reduce(kept, axes, wide, initial=rest[-1], keepdims=True)
         if not position:
-            return result
+            return best.squeeze(axes).astype(kind)
         equal = on & ((value == best) | ((value != value) & (best != best)))
         last = np.iinfo("i8").max
-        return result, np.where(equal, position[0], last).min(axes, initial=last)
+        return best.squeeze(axes).astype(kind), np.where(equal, position[0], last).min(axes, initial=last)
 
     def running(self, op: str, kind: str, value: Array, *position: Array) -> Any:
         """Of equal extremes the last position wins."""
