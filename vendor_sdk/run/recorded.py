@@ -410,8 +410,9 @@ def _addresses(operands: Sequence[Any]) -> list[int | None]:
 
 def _fill(places: dict[int, torch.Tensor], operands: Sequence[Any]) -> None:
     """Copies operands to their places."""
-    with torch.no_grad():
-        _copy(list(places.values()), [operands[i] for i in places])
+    if places:
+        with torch.no_grad():
+            _copy(list(places.values()), [operands[i] for i in places])
 
 
 def _copy(to: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
