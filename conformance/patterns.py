@@ -28,6 +28,8 @@ LENGTH = 512
 """Of sequences that attend to each other."""
 EXPERTS = 4
 """Groups of rows that have a factor of their own."""
+SEVERAL = 2
+"""The least that a size which varies is: torch.compile takes 1 for a constant, whatever was said of the size."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +46,23 @@ class Size:
     edge: int
 
     @property
+    def half(self) -> Size:
+        """Of half as many rows, and half the edge."""
+        return Size(max(SEVERAL, self.rows // 2), self.columns, max(SEVERAL, self.edge // 2))
+
+    @property
     def heads(self) -> int:
         return max(1, self.columns // HEAD)
 
     @property
     def pictures(self) -> int:
-        return max(1, self.rows * self.columns // (CHANNELS * IMAGE * IMAGE))
+        return max(SEVERAL, self.rows * self.columns // (CHANNELS * IMAGE * IMAGE))
 
     @property
     def sequences(self) -> int:
-        """Sequences whose attention costs about as much as a product of factors of ``edge``."""
-        return max(1, self.edge**3 // (2 * LENGTH * LENGTH * HEAD))
+        """Sequences whose attention costs about as much as a product of factors of ``edge``, and of short edges no fewer than a
+        row of that length has heads."""
+        return max(SEVERAL, self.edge // HEAD, self.edge**3 // (2 * LENGTH * LENGTH * HEAD))
 
 
 @dataclass(frozen=True)
@@ -123,8 +131,8 @@ SCALES = Operand(lambda s: (s.columns,), "positive")
 MEANS = Operand(lambda s: (s.rows, 1), wide=True)
 DEVIATIONS = Operand(lambda s: (s.rows, 1), "positive", wide=True)
 CLASSES = Operand(lambda s: (s.rows,), "index", lambda s: s.columns)
-TABLE = Operand(lambda s: (max(2, s.rows // 2), s.columns))
-PLACES = Operand(lambda s: (s.rows,), "index", lambda s: max(2, s.rows // 2))
+TABLE = Operand(lambda s: (max(SEVERAL, s.rows // 2), s.columns))
+PLACES = Operand(lambda s: (s.rows,), "index", lambda s: max(SEVERAL, s.rows // 2))
 HEADS = Operand(lambda s: (1, s.heads, s.rows, HEAD))
 ANGLES = Operand(lambda s: (s.rows, HEAD))
 PICTURES = Operand(lambda s: (s.pictures, CHANNELS, IMAGE, IMAGE))

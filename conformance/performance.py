@@ -195,8 +195,7 @@ class _Trial:
 
     def _dynamic(self, inputs: Inputs) -> tuple[Callable[..., Any], int]:
         """Compiled at half as many rows; what runs then is how often it was compiled again for all of them."""
-        half = Size(max(2, self.size.rows // 2), self.size.columns, max(2, self.size.edge // 2))
-        fewer = Inputs(self.pattern, half, self.dtype, self.device, self.generator)
+        fewer = Inputs(self.pattern, self.size.half, self.dtype, self.device, self.generator)
         fewer.draw()
         inputs.draw()
         for small, large in zip(fewer.sets[0], inputs.sets[0], strict=True):

@@ -22,7 +22,7 @@ from conformance.compare import compare
 from conformance.console import next_step
 from conformance.levels import LEVELS, NONE, best, levels
 from conformance.outcome import Outcome
-from conformance.patterns import PATTERNS, Size
+from conformance.patterns import PATTERNS, Pattern, Size
 from conformance.performance import Inputs, measure_pattern
 from conformance.roofline import Machine, copies
 from conformance.subject import BackendSubject, Compiled, Description, TorchSubject
@@ -289,6 +289,19 @@ def test_a_right_chip_passes_at_every_size() -> None:
     assert large["verified_results"] >= 14, "pattern and chain, seven rounds"
     assert large["unfused"] is not None
     assert odd["unfused"] is None
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=list(PATTERNS))
+@pytest.mark.parametrize("edge", [roofline.EDGES[0], 768, roofline.EDGES[1]])
+def test_what_varies_is_nowhere_one(pattern: Pattern, edge: int) -> None:
+    """At one, ``torch.compile`` makes it a constant, and compiling again for another size was laid to the backend."""
+    size = Size(1 << 12, roofline.COLUMNS, edge)
+    varied = 0
+    for operand in pattern.operands:
+        for small, large in zip(operand.shape(size.half), operand.shape(size), strict=True):
+            varied += small != large
+            assert small == large or small >= 2, (operand.shape(size.half), operand.shape(size))
+    assert varied
 
 
 @pytest.mark.parametrize(("chip", "kinds"), FRAUDS, ids=[chip.__name__ for chip, _ in FRAUDS])

@@ -131,7 +131,7 @@ def _with_c_library(numpy_function: Callable[..., Any], target: Any) -> Callable
 def _with_scipy(function: Callable[..., Any]) -> Callable[[torch.Tensor], torch.Tensor]:
     """A reference through scipy, where torch's own function is no better in float64 than in float32.
 
-    ``function`` names it when it is called: ``scipy.special`` loads then, which is a tenth of what importing this SDK takes.
+    ``function`` names it when it is called: ``scipy.special`` loads then, and not where prims are only listed.
     """
 
     def reference(x: torch.Tensor) -> torch.Tensor:
