@@ -158,6 +158,24 @@ def test_totals_over_any_number_of_rows(rows: int) -> None:
     assert len(program.kernels) == 1 or rows == 1
 
 
+@pytest.mark.parametrize("rows", [1, 65, 211])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16], ids=str)
+def test_totals_of_narrow_integers_are_kept_in_32_bits(dtype: torch.dtype, rows: int) -> None:
+    """Few processors combine less in memory."""
+    torch.manual_seed(rows)
+    x = torch.randint(2, (rows, 10)).bool() if dtype == torch.bool else torch.randint(-128, 128, (rows, 10)).to(dtype)
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        most, least = x.amax(1), x.amin(1)
+        return most.amin(0), least.amax(0), most.amax(0), least.amin(0)
+
+    program = compiled(function, (x,))
+    _check(program.run(x), function(x))
+    buffers = [p for each in program.kernels.values() for p in each.kernel.scratch]
+    assert {p.dtype for p in buffers} <= {torch.int32}
+    assert rows == 1 or buffers
+
+
 def test_a_foreach_optimizer_step_is_one_kernel() -> None:
     torch.manual_seed(0)
     inputs = tuple(torch.rand(3 + size, 4) for _ in range(4) for size in range(5))

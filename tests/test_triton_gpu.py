@@ -562,6 +562,7 @@ KERNELS: Mapping[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda g, x: (g * x - (g * x).mean(1, keepdim=True), (g * x).sum(0), g.sum(0)),
         (torch.empty(16384, 4096, dtype=torch.bfloat16), torch.empty(16384, 4096, dtype=torch.bfloat16)),
     ),
+    "totals of bytes": (lambda a: (a.amax(1).amin(0), a.any(1).amin(0)), (torch.empty(5000, 67, dtype=torch.uint8),)),
     "transposed": (lambda a, b: a.t() + b, (torch.empty(300, 200), torch.empty(200, 300))),
     "float64": (lambda a: a.var(1), (torch.empty(64, 500, dtype=torch.float64),)),
 }

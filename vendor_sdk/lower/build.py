@@ -690,11 +690,10 @@ class Builder:
         self._emit(Store(target.name if target else f"out{output}", flat, value.name, mode, mask.name if mask else None))
 
     def accumulate(self, output: int) -> None:
-        """Says that stores to this result combine. A half would round at each of them, and few processors combine less than 32
-        bits: such stores go to a wider buffer of the kernel's own instead, which is copied to the result at the end."""
+        """Says that stores to this result combine. Those that need a wider dtype go to a buffer of the kernel's own, which is
+        copied to the result at the end."""
         spec = self.outputs[output]
-        if spec.dtype.itemsize < 4:
-            dtype = torch.float32 if spec.dtype.is_floating_point else torch.int32
+        if (dtype := combining(spec.dtype)) != spec.dtype:
             self._scratch[output] = Param(f"wide{output}", dtype, ix.product(spec.shape), "scratch")
 
     def buffer(self, size: Int, dtype: torch.dtype) -> Param:
@@ -741,6 +740,14 @@ class Builder:
         ordered = tuple(sorted(symbols.values(), key=_place))
         kernel = LoopKernel(self.name, params, ordered, tuple(self._nests), (*self._scratch.values(), *self._buffers))
         return Lowered(kernel, tuple(self._inputs), tuple(self.outputs), tuple(s.name for s in ordered))
+
+
+def combining(dtype: torch.dtype) -> torch.dtype:
+    """What values of ``dtype`` are kept in while stores combine with them: a half would round at each store, and few processors
+    combine less than 32 bits."""
+    if dtype.itemsize >= 4:
+        return dtype
+    return torch.float32 if dtype.is_floating_point else torch.int32
 
 
 def _place(symbol: Symbol) -> tuple[int, str]:

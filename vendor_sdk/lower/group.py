@@ -24,7 +24,18 @@ from vendor_sdk.ir.fused import Fused, Loops, Total
 from vendor_sdk.ir.index import Int
 from vendor_sdk.ir.loop import Param, Range, StoreMode
 from vendor_sdk.ir.loop_ops import COMBINE
-from vendor_sdk.lower.build import Builder, Layout, Lowered, Lowering, Node, Request, TensorSpec, contiguous_strides
+from vendor_sdk.lower.build import (
+    Builder,
+    Layout,
+    Lowered,
+    Lowering,
+    Node,
+    Request,
+    TensorSpec,
+    Value,
+    combining,
+    contiguous_strides,
+)
 from vendor_sdk.lower.phases import arrange
 from vendor_sdk.lower.simplify import simplify
 from vendor_sdk.lower.split import LINE
@@ -72,9 +83,10 @@ class _Stepped(Exception):
 
 @dataclass
 class _Partial:
-    """The partial results of one accumulator of a total: ``chunks`` rows of ``width`` elements, ``step`` apart."""
+    """The partial results of one accumulator of a total: ``chunks`` rows of ``width`` elements of ``dtype``, ``step`` apart."""
 
     op: str
+    dtype: torch.dtype
     param: Param
     width: Int
     step: Int
@@ -159,9 +171,12 @@ class GroupBuilder(Builder):
             partial, self._finishing = self._finishing, None
             assert self._request is not None
             place = flatten(self._request.index, self.outputs[0].shape)
-            return super().reduce(
-                (partial.chunks,), lambda q: [(partial.op, self.load_buffer(partial.param, q[0] * partial.step + place))]
-            )
+
+            def part(q: tuple[Int, ...]) -> list[tuple[str, Value]]:
+                kept = self.load_buffer(partial.param, q[0] * partial.step + place)
+                return [(partial.op, self.convert(kept, partial.dtype))]
+
+            return super().reduce((partial.chunks,), part)
         return super().reduce(sizes, body)
 
     # The kernel
@@ -206,7 +221,7 @@ class GroupBuilder(Builder):
         with self.loops((q,)):
             for partial in steps.values():
                 with self.nest((partial.width,)) as (i,):
-                    value = self.const(COMBINE[partial.op].identity(partial.param.dtype), partial.param.dtype)
+                    value = self.const(COMBINE[partial.op].identity(partial.dtype), partial.dtype)
                     self.store_buffer(partial.param, inside * partial.step + i, value)
             self._rows(loops, (within,), variables, outputs, limits, steps, inside)
         self._partials.update(steps)
@@ -337,7 +352,7 @@ class GroupBuilder(Builder):
         op, dtype = self._probe(node, total)
         width = self._width(node)
         step = width if width == 1 else (width + (LINE - 1)) // LINE * LINE
-        return _Partial(op, self.buffer(chunks * step, dtype), width, step, chunks)
+        return _Partial(op, dtype, self.buffer(chunks * step, combining(dtype)), width, step, chunks)
 
     def _probe(self, node: Node, total: Total) -> tuple[str, torch.dtype]:
         """What the member accumulates: its lowering is run on the side to see."""
