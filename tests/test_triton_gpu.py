@@ -481,7 +481,7 @@ def test_what_the_emitter_lacks_is_known(interpreted: dict[str, Any]) -> None:
 
 @needs_triton
 def test_symbols_are_passed_exactly(interpreted: dict[str, Any]) -> None:
-    cases = ("sizes", "float", "index out of range", "no rows", "kinds of rows", "rounded quotients")
+    cases = ("sizes", "sizes around tiles", "float", "index out of range", "no rows", "kinds of rows", "rounded quotients")
     assert interpreted["symbolic"] == dict.fromkeys(cases, "")
 
 

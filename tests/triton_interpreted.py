@@ -366,6 +366,19 @@ def sizes(name: str) -> str:
     return "" if len(graphs) == 1 else f"{len(graphs)} graphs were compiled for three shapes"
 
 
+def sizes_around_tiles(name: str) -> str:
+    """Several axes whose sizes are symbols lie around those that are tiled together."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.permute(2, 1, 0) + y
+
+    compiled = torch.compile(function, backend=functools.partial(vendor_sdk.aot.compile_dynamo, backend=name), dynamic=True)
+    for first, *inner in ((3, 4, 5, 6), (2, 9, 7, 40)):
+        x, y = torch.randn(inner), torch.randn(first, *reversed(inner))
+        torch.testing.assert_close(compiled(x, y), function(x, y))
+    return ""
+
+
 def float_symbol(name: str) -> str:
     """A float64 number that no float32 equals, and an integer beyond 32 bits, arrive as they are."""
     emitter = plugin.emitter({})
@@ -559,6 +572,7 @@ def fused(name: str) -> dict[str, str]:
 
 SYMBOLIC = {
     "sizes": sizes,
+    "sizes around tiles": sizes_around_tiles,
     "float": float_symbol,
     "index out of range": out_of_range,
     "no rows": no_rows,

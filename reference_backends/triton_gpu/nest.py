@@ -240,7 +240,7 @@ class NestText(Loops):
             program = "tl.program_id(0) % x_blocks"
         self.program = program
         if self.lead:
-            leads = self.uniform(self.leads)
+            leads = f"({self.uniform(self.leads)})"
             self.out(f"lead = tl.cast({f'{apart} % {leads}' if self.spread else apart}, INDEX)")
             apart = f"{apart} // {leads}"
         self.axes["x_index"] = self.x_axes
