@@ -178,7 +178,8 @@ GRAPHS = {Effort.QUICK: 2, Effort.STANDARD: 12, Effort.FULL: 240}
 TOGETHER = 12
 """Graphs that are compiled together."""
 SHRINKING = 60.0
-"""Seconds for making a failing graph smaller."""
+"""Seconds for making a failing graph smaller, at most until half of the case's time is up: a graph that is not yet small says
+more than that there was no result."""
 
 
 def certify(
@@ -191,6 +192,7 @@ def certify(
     only: int | None = None,
     apart: bool = False,
     announce: Callable[[int], None] = lambda index: None,
+    timeout: float = 0.0,
 ) -> Outcome:
     """Runs the graphs of a case: those that hypothesis draws of this kind from this seed.
 
@@ -198,8 +200,10 @@ def certify(
         subject, effort, device, only, apart, announce: as for the cases of prims; a graph takes a sample's place.
         kind: one of ``graphs.KINDS``.
         seed: of the case.
+        timeout: seconds after which the case is given up, 0 for never.
     """
     started = time.perf_counter()
+    half = time.monotonic() + (timeout / 2 or math.inf)
     drawn = dict(enumerate(drawn_by_hypothesis(kind, seed, GRAPHS[effort])))
     if only is not None:
         drawn = {only: drawn[only]}
@@ -242,7 +246,8 @@ def certify(
                 )
                 outcome.samples -= 1
                 continue
-            small = smaller(compiled, kind, seed, number, drawn[number], wrong, device, subject.flushing)
+            until = min(time.monotonic() + SHRINKING, half)
+            small = smaller(compiled, kind, seed, number, drawn[number], wrong, device, until, subject.flushing)
             text = (
                 script.text(subject.describe().name, subject.options, small.drawn, small.wrong, graphs.KINDS[kind].dynamic)
                 if small
@@ -354,12 +359,13 @@ def smaller(
     drawn: Drawn,
     wrong: Wrong,
     device: torch.device,
+    until: float,
     flushing: Flushing,
 ) -> Failed | None:
-    """The smallest graph found that fails as the graph of this number does; None where it does not fail by itself."""
+    """The smallest graph found, until ``until`` on the monotonic clock, that fails as the graph of this number does; None where
+    it does not fail by itself."""
     best: list[Failed] = []
     seen = -1
-    until = time.monotonic() + SHRINKING
 
     def test(candidate: Drawn) -> None:
         nonlocal seen

@@ -68,7 +68,7 @@ class Handed:
         seed = seed_of(self.case, self.settings.seed)
         if self.case.kind == FUSED:
             kind = self.case.prim.partition("/")[2].rpartition("-")[0]
-            return fused.certify(self.subject, kind, seed=seed, **self._how())
+            return fused.certify(self.subject, kind, seed=seed, timeout=self.settings.timeout, **self._how())
         assert self.case.kind == BEHAVIOUR
         return behaviour.certify(self.subject, self.case.prim, seed=seed, memory=self.settings.memory, **self._how())
 

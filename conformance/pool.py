@@ -284,7 +284,9 @@ class Pool:
         environment.setdefault("OMP_WAIT_POLICY", "passive")
         environment.update(WARM_HEAP if self.undisturbed else CHECKED_HEAP)
         settings = json.dumps(
-            dataclasses.asdict(dataclasses.replace(self.settings, memory=self.memory.bytes if self.memory else None))
+            dataclasses.asdict(
+                dataclasses.replace(self.settings, memory=self.memory.bytes if self.memory else None, timeout=self.timeout)
+            )
         )
         with log.open("wb") as output:
             process = subprocess.Popen(

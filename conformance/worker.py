@@ -46,6 +46,7 @@ class Settings:
         seed: of the run.
         options: ``KEY=VALUE``, of the backend.
         memory: bytes that a case may take (``resident.allowance``); the pool says it to those that it starts.
+        timeout: seconds that a case may take, said likewise; 0 for as long as it takes.
     """
 
     backend: str
@@ -54,6 +55,7 @@ class Settings:
     seed: int = 0
     options: tuple[str, ...] = ()
     memory: int | None = None
+    timeout: float = 0.0
 
 
 def main(descriptor: int, settings: Settings) -> None:

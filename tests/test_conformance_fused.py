@@ -242,6 +242,22 @@ def test_a_failure_is_made_small_and_written_down(monkeypatch: pytest.MonkeyPatc
     )
 
 
+def test_a_failure_is_told_before_the_time_of_its_case_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong graph whose smaller ones took long to compile was a timeout in the report."""
+    tried: list[graphs.Drawn] = []
+    fails = fused.fails
+
+    def counted(compiled: Any, drawn: graphs.Drawn, *rest: Any) -> Any:
+        tried.append(drawn)
+        return fails(compiled, drawn, *rest)
+
+    monkeypatch.setattr(fused, "fails", counted)
+    outcome = fused.certify(Interpreted(Negates), "float32", effort=Effort.QUICK, seed=1, device=CPU, timeout=1e-3)
+    assert outcome.verdict == "fail"
+    assert outcome.failures[0].script
+    assert len(tried) <= 2 * outcome.samples, "alone, and once more for the script"
+
+
 class Refuses(Interpreted):
     """Compiles nothing for sizes that change."""
 

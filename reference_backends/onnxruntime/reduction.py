@@ -21,6 +21,8 @@ from reference_backends.onnxruntime.builder import (
 from vendor_sdk import HALVES
 
 Dims = Sequence[int] | int | None
+TERMS = 1 << 16
+"""That a node adds at most, where they can be divided."""
 
 
 def _axes(operand: Operand, dim: Dims) -> list[int]:
@@ -39,6 +41,27 @@ def _reduce(b: Builder, kind: str, value: Value, axes: Sequence[int], keepdim: b
     return b.op(kind, value, b.constant(list(axes)), keepdims=int(keepdim))
 
 
+def _total(b: Builder, value: Value, shape: Sequence[Any], axes: Sequence[int], keepdim: bool) -> Value:
+    """Sums of many terms are sums of sums: ONNX Runtime adds all that a node reduces in a few running sums, which over millions
+    of terms lose a dozen bits.
+
+    Args:
+        shape: of ``value``.
+    """
+    sizes = [shape[axis] for axis in axes]
+    count = math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
+    if not value.dtype.is_floating_point or (count is not None and count <= TERMS):
+        return _reduce(b, "ReduceSum", value, axes, keepdim)
+    if len(axes) == len(shape) and count is not None:
+        rows = next(each for each in range(math.isqrt(count), 0, -1) if count % each == 0)
+        by_row = b.op("ReduceSum", b.reshape(value, [rows, count // rows]), b.constant([1]), keepdims=0)
+        total = b.op("ReduceSum", by_row, b.constant([0]), keepdims=0)
+        return b.reshape(total, [1] * len(shape)) if keepdim else total
+    if len(axes) > 1:
+        value = b.op("ReduceSum", value, b.constant([axes[-1]]), keepdims=1)
+    return _reduce(b, "ReduceSum", value, axes, keepdim)
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums of ``dtype`` are computed in."""
     return torch.float32 if dtype in HALVES else dtype
@@ -46,7 +69,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def _sum(b: Builder, out: Outline, x: Operand, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     value = b.cast(x, wide(out.dtype))
-    return b.cast(_reduce(b, "ReduceSum", value, _axes(x, dim), keepdim), out.dtype)
+    return b.cast(_total(b, value, x.shape, _axes(x, dim), keepdim), out.dtype)
 
 
 def _prod(b: Builder, out: Outline, x: Operand, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Value:
@@ -57,7 +80,7 @@ def _prod(b: Builder, out: Outline, x: Operand, dim: int, keepdim: bool = False,
 def _mean(b: Builder, out: Outline, x: Operand, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     axes = _axes(x, dim)
     value = b.cast(x, wide(out.dtype))
-    total = _reduce(b, "ReduceSum", value, axes, keepdim)
+    total = _total(b, value, x.shape, axes, keepdim)
     return b.cast(b.op("Div", total, b.cast(b.count(x, axes), value.dtype)), out.dtype)
 
 
@@ -65,9 +88,9 @@ def _var(b: Builder, out: Outline, x: Operand, dim: Dims = None, *, correction: 
     axes = _axes(x, dim)
     value = b.cast(x, wide(out.dtype))
     count = b.cast(b.count(x, axes), value.dtype)
-    mean = b.op("Div", _reduce(b, "ReduceSum", value, axes, True), count)
+    mean = b.op("Div", _total(b, value, x.shape, axes, True), count)
     distance = b.op("Sub", value, mean)
-    total = _reduce(b, "ReduceSum", b.op("Mul", distance, distance), axes, keepdim)
+    total = _total(b, b.op("Mul", distance, distance), x.shape, axes, keepdim)
     degrees = b.op("Sub", count, b.tensor(1 if correction is None else correction, value.dtype))
     return b.cast(b.op("Div", total, b.op("Max", degrees, b.constant(0, value.dtype))), out.dtype)
 

@@ -203,6 +203,7 @@ def _mode(ctx: SampleContext) -> Iterator[Sample]:
     yield Sample((draw.transposed(ctx, 5, 31), -1), label="transposed")
     yield Sample((draw.values(ctx),), label="0-d")
     yield Sample((draw.expanded(ctx, 4, 5), 0), label="all equal")
+    yield Sample((torch.tensor([[3, 1, 4, 2, 5, 2]] * 4, dtype=ctx.dtype),), label="not at the beginning")
 
 
 _prim = functools.partial(
