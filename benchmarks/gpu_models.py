@@ -1,6 +1,6 @@
 """Models on this machine's GPU: ``triton_gpu`` launched one by one and recorded, beside eager and Inductor.
 
-    python -m benchmarks.gpu_models [--only 'gpt2*'] [--peers eager,inductor] [--rounds 7] [--cold] [--profile] [--json FILE]
+    python -m benchmarks.gpu_models [--only 'gpt2*'] [--peers eager,inductor] [--rounds 21] [--cold] [--profile] [--json FILE]
 
 Models from transformers' configurations with random weights, twelve layers (ResNet: its 50), bfloat16, all contestants in one
 process. A figure is the median over rounds of seconds from the call to the end of its work on the device: what a user waits
@@ -43,8 +43,9 @@ from benchmarks.spawn import CACHES
 
 DEVICE = "cuda"
 RECORDED = "/recorded"
-CALLS = 10
-"""Of a sample, which is their median."""
+CALLS = 5
+"""Of a sample, which is their median: the first finds the processor's caches cold, and the pace of virtual processors changes
+within tens of milliseconds, so that many short samples tell contestants apart better than a few long ones."""
 WARM = 5
 APART = 0.05
 """Largest difference from eager in float32, in parts of the magnitude of what is compared."""
@@ -270,7 +271,7 @@ def host_profile(call: Call, inputs: Inputs) -> Iterator[str]:
 @click.option("--backend", default="triton_gpu", help="The backend to time.")
 @click.option("--only", default=["*"], multiple=True, help="Names or globs.")
 @click.option("--peers", default="eager,inductor,inductor/recorded")
-@click.option("--rounds", default=7)
+@click.option("--rounds", default=21)
 @click.option("--cold", is_flag=True, help="Start with empty caches and time first calls.")
 @click.option("--profile", is_flag=True, help="List what the host does in a call of the backend.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result there.")
