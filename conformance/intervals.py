@@ -373,7 +373,8 @@ def _extreme(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: t
 def _any_of(row: Prim, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Span:
     truth = converted(args[0], torch.bool)
     ends = [row.target(end, *args[1:], **kwargs) for end in (truth.low & ~truth.free, truth.high | truth.free)]
-    return Span(ends[0], ends[1], torch.zeros_like(ends[0]), dtype)
+    low, high = (wider(end, dtype) for end in ends)  # of uint8 it is of uint8
+    return Span(low, high, torch.zeros_like(ends[0]), dtype)
 
 
 @_rule("argmax", "argmin", "max.dim", "min.dim")

@@ -242,6 +242,20 @@ def test_a_failure_is_made_small_and_written_down(monkeypatch: pytest.MonkeyPatc
     )
 
 
+def test_any_of_bytes_that_are_not_known_is_judged() -> None:
+    """The suite's own error was laid to the backend."""
+    x = torch.tensor([[0.4, 1.0, 7.0], [0.5, 1.0, 0.2], [0.0, 0.1, 0.2]], dtype=torch.float64).log()
+
+    def function(x: Tensor) -> Tensor:
+        return aten.any.dims(aten._to_copy.default(aten.exp.default(x), dtype=torch.uint8), [1], True)  # type: ignore[no-any-return]
+
+    (span,) = fused.spans_of(vendor_sdk.trace(function, [x]).module, [x])
+    assert span.dtype == torch.uint8
+    assert not span.free.any()
+    assert span.low.flatten().tolist() == [1, 0, 0]
+    assert span.high.flatten().tolist() == [1, 1, 0]
+
+
 def test_a_failure_is_told_before_the_time_of_its_case_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong graph whose smaller ones took long to compile was a timeout in the report."""
     tried: list[graphs.Drawn] = []
