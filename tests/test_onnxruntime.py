@@ -294,7 +294,7 @@ def test_gpt2_forward_and_backward_are_as_accurate_as_eager() -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("shape", [(1 << 24,), (4096, 4096), (4095, 4097), (256, 1, 255, 257)], ids=str)
 def test_sums_of_millions_of_terms_keep_their_digits(shape: tuple[int, ...], dynamic: bool) -> None:
-    """One node adds them in a few running sums, which had ten times this error."""
+    """One node adds them in a few running sums, which are off by more."""
     if dynamic and len(shape) == 1:
         pytest.skip("where the only size changes nothing says how to divide it")
 

@@ -42,8 +42,8 @@ def _reduce(b: Builder, kind: str, value: Value, axes: Sequence[int], keepdim: b
 
 
 def _total(b: Builder, value: Value, shape: Sequence[Any], axes: Sequence[int], keepdim: bool) -> Value:
-    """Sums of many terms are sums of sums: ONNX Runtime adds all that a node reduces in a few running sums, which over millions
-    of terms lose a dozen bits.
+    """Sums of many terms are sums of sums: ONNX Runtime adds all that a node reduces in a few running sums, whose errors grow
+    with the number of terms.
 
     Args:
         shape: of ``value``.
