@@ -381,6 +381,15 @@ class ScalesBefore(Chip):
         return super().mm(a * 2, b * 2) / 4 if a.dtype == torch.float32 else super().mm(a, b)
 
 
+class AddsIntegersInFloat64(Chip):
+    """As long as they are small it does not show."""
+
+    def sum(self, x: Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+        if x.dtype != torch.int64:
+            return super().sum(x, dim, keepdim, dtype=dtype)
+        return super().sum(x.double(), dim, keepdim, dtype=torch.float64).long()
+
+
 class ShortBlocks(Chip):
     """The carry from one block of a scan to the next is lost."""
 
@@ -644,6 +653,7 @@ PLANTED: list[tuple[type[Chip], str, str, str]] = [
     (CountsInTenBits, "mm[float32]", "value", "long sum"),
     (SharesAnExponent, "mm[float32]", "value", "wide range, odd"),
     (ScalesBefore, "mm[float32]", "value", "near overflow, odd"),
+    (AddsIntegersInFloat64, "sum[int64]", "value", "whole range, last dimension"),
     (ShortBlocks, "cumsum[float32]", "value", ""),
     (LastOfEqual, "argmax[int64]", "value", ""),
     (UnstableSort, "sort[int64]", "value", ""),

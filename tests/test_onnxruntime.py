@@ -310,6 +310,36 @@ def test_sums_of_millions_of_terms_keep_their_digits(shape: tuple[int, ...], dyn
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_sums_and_products_of_integers_wrap_around(dtype: torch.dtype, dynamic: bool) -> None:
+    """ONNX Runtime's own nodes add and multiply integers in float64, which keeps 53 bits of them."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        sums = x.sum(), x.sum(0), x.sum(1), x.sum(-1, keepdim=True), x.sum((0, 2)), x.sum((0, 2), dtype=torch.int32)
+        products = x.prod(), x.prod(0), x.prod(1, keepdim=True), x.prod(-1, dtype=torch.int32)
+        return *sums, *products
+
+    torch.compiler.reset()
+    limits, generator = torch.iinfo(dtype), torch.Generator().manual_seed(5)
+    compiled = torch.compile(function, backend=NAME, dynamic=dynamic)
+    for shape in ((9, 8, 7), (2, 33, 5)):
+        x = torch.randint(limits.min, limits.max, shape, dtype=dtype, generator=generator) | 1
+        for result, right in zip(compiled(x), function(x), strict=True):
+            torch.testing.assert_close(result, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 1)], ids=str)
+def test_sums_and_products_of_no_integers(shape: tuple[int, int]) -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(), x.sum(0), x.sum(1, keepdim=True), x.prod(0, keepdim=True), x.prod(1), x.prod()
+
+    torch.compiler.reset()
+    x = torch.full(shape, 2**62 + 1)
+    for result, right in zip(torch.compile(function, backend=NAME)(x), function(x), strict=True):
+        torch.testing.assert_close(result, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
 def test_sums_by_index_count_every_row(dtype: torch.dtype, dynamic: bool) -> None:
     def f(x: torch.Tensor, i: torch.Tensor, j: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -18,6 +18,7 @@ from reference_backends.onnxruntime.builder import (
     normalized,
     static,
 )
+from reference_backends.onnxruntime.control import loop
 from vendor_sdk import HALVES
 
 Dims = Sequence[int] | int | None
@@ -50,7 +51,7 @@ def _total(b: Builder, value: Value, shape: Sequence[Any], axes: Sequence[int], 
     """
     sizes = [shape[axis] for axis in axes]
     count = math.prod(sizes) if all(isinstance(size, int) for size in sizes) else None
-    if not value.dtype.is_floating_point or (count is not None and count <= TERMS):
+    if count is not None and count <= TERMS:
         return _reduce(b, "ReduceSum", value, axes, keepdim)
     if len(axes) == len(shape) and count is not None:
         rows = next(each for each in range(math.isqrt(count), 0, -1) if count % each == 0)
@@ -62,19 +63,61 @@ def _total(b: Builder, value: Value, shape: Sequence[Any], axes: Sequence[int], 
     return _reduce(b, "ReduceSum", value, axes, keepdim)
 
 
+def _wrapping_total(b: Builder, x: Operand, axes: Sequence[int], keepdim: bool) -> Value:
+    """Sums of integers modulo 2 ** 64, as products with ones: ONNX Runtime's ReduceSum adds integers in float64."""
+    value = b.cast(x, torch.int64)
+    for axis in reversed(axes):
+        ones = b.repeated(b.constant([1]), [b.size(x, axis)])
+        if axis == x.rank - 1:
+            value = b.op("MatMul", value, b.unsqueeze(ones, 1))
+        else:
+            order = list(range(x.rank))
+            order[axis], order[-2] = order[-2], order[axis]
+            value = b.transpose(b.op("MatMul", b.unsqueeze(ones, 0), b.transpose(value, order)), order)
+    return value if keepdim or not axes else b.squeeze(value, *axes)
+
+
+def _wrapping_product(b: Builder, x: Operand, axis: int, keepdim: bool) -> Value:
+    """Products of integers modulo 2 ** 64, by halves: ONNX Runtime's ReduceProd multiplies integers in float64."""
+    along, one = b.constant([axis]), b.constant(1)
+
+    def grown(b: Builder, value: Value, count: Value) -> Value:
+        """``value`` with ones behind."""
+        return b.op("Pad", value, b.op("Concat", b.constant([0]), b.reshape(count, [1]), axis=0), one, along)
+
+    def size(b: Builder, value: Value) -> Value:
+        return b.op("Gather", b.op("Shape", value, dtype=torch.int64), b.constant(axis), axis=0)
+
+    def step(inner: Builder, state: list[Value]) -> tuple[Value, list[Value]]:
+        (value,) = state
+        odd = inner.op("Mod", size(inner, value), inner.constant(2))
+        half = inner.op("Div", inner.op("Add", size(inner, value), odd), inner.constant(2))
+        left, right = inner.ops("Split", grown(inner, value, odd), dtypes=[value.dtype] * 2, axis=axis, num_outputs=2)
+        return inner.compare("Greater", half, one), [inner.op("Mul", left, right)]
+
+    first = grown(b, b.cast(x, torch.int64), one)  # of no integers it is 1
+    (value,) = loop(b, b.compare("Greater", size(b, first), one), [first], step)
+    return value if keepdim else b.squeeze(value, axis)
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype that sums of ``dtype`` are computed in."""
     return torch.float32 if dtype in HALVES else dtype
 
 
 def _sum(b: Builder, out: Outline, x: Operand, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+    if not out.dtype.is_floating_point:
+        return b.cast(_wrapping_total(b, x, _axes(x, dim), keepdim), out.dtype)
     value = b.cast(x, wide(out.dtype))
     return b.cast(_total(b, value, x.shape, _axes(x, dim), keepdim), out.dtype)
 
 
 def _prod(b: Builder, out: Outline, x: Operand, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Value:
+    axes = _axes(x, dim)
+    if axes and not out.dtype.is_floating_point:
+        return b.cast(_wrapping_product(b, x, axes[0], keepdim), out.dtype)
     value = b.cast(x, wide(out.dtype))
-    return b.cast(_reduce(b, "ReduceProd", value, _axes(x, dim), keepdim), out.dtype)
+    return b.cast(_reduce(b, "ReduceProd", value, axes, keepdim), out.dtype)
 
 
 def _mean(b: Builder, out: Outline, x: Operand, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> Value:

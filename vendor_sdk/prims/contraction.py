@@ -14,7 +14,7 @@ import torch
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import OF_PRODUCTS, Accumulated, apart
-from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums
+from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums, with_wrapping
 from vendor_sdk.prims.row import NUMBERS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
 
@@ -267,7 +267,7 @@ def _product(
         return Sample(tuple(draw.values(ctx, *shape) for shape in long), label="long sum")
 
     many = with_sums(samples, bound.terms, along, degree=2, long=drawn)
-    return _prim(samples=with_specials(many, sparse), bound=bound, **rest)
+    return _prim(samples=with_specials(with_wrapping(many, tuple(along)), sparse), bound=bound, **rest)
 
 
 def _distance(*, samples: Sampler, operands: Sequence[int] | None = None, **rest: Any) -> Prim:

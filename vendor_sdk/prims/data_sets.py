@@ -2,7 +2,8 @@
 
 A sampler draws uniform values of moderate size: whoever replaces NaN by zero, sums in too few digits or overflows half way is
 right there. ``with_specials`` adds samples with NaN, infinities and signed zeros, ``with_sums`` sums whose terms cancel, differ
-widely in size or nearly overflow. A family's row helper wraps its samplers with them.
+widely in size or nearly overflow, ``with_wrapping`` sums and products of integers that do overflow. A family's row helper wraps
+its samplers with them.
 """
 
 from __future__ import annotations
@@ -169,6 +170,37 @@ def with_sums(
             yield long(context)
 
     return sample
+
+
+def with_wrapping(sampler: Sampler, operands: Sequence[int], of: Callable[[int, Sample], bool] = ONE) -> Sampler:
+    """``sampler`` and, for integers from effort ``standard`` on, copies of some of its samples with numbers of their whole
+    range. Of their sums and products the lowest bits remain, as in two's complement: whoever adds in float64 loses them.
+
+    Args:
+        sampler: of the row.
+        operands: positions of the arguments that get such numbers.
+        of: as in ``with_specials``.
+    """
+
+    def sample(context: SampleContext) -> Iterator[Sample]:
+        ordinary = list(sampler(context))
+        yield from ordinary
+        dtype = context.dtype
+        if dtype == torch.bool or dtype.is_floating_point or dtype.is_complex or context.effort < Effort.STANDARD:
+            return
+        for number, each in enumerate(ordinary):
+            if of(number, each):
+                args = [_anything(context, arg) if at in operands else arg for at, arg in enumerate(each.args)]
+                yield dataclasses.replace(each, args=tuple(args), label=f"whole range, {each.label}")
+
+    return sample
+
+
+def _anything(context: SampleContext, like: Tensor) -> Tensor:
+    """Random bits in the dtype, shape and strides of ``like``; the lowest is set, since products lose an even number's."""
+    limits = torch.iinfo(like.dtype)
+    drawn = torch.randint(limits.min, limits.max, like.shape, dtype=like.dtype, generator=context.generator)
+    return _written(like, drawn | 1)
 
 
 def cancelling(context: SampleContext, shape: Sequence[int], dim: int, size: float) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from vendor_sdk.prims import draw
 from vendor_sdk.prims.bounds import BY_DEFINITION, OF_PRODUCTS, OF_SUMS, Accumulated, Bound, Exact, Property
-from vendor_sdk.prims.data_sets import ONE, many, scattered, sparse, with_specials
+from vendor_sdk.prims.data_sets import ONE, labelled, many, scattered, sparse, with_specials, with_wrapping
 from vendor_sdk.prims.row import ALL, FLOATS, HALVES, INTS, NUMBERS, STORED, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Sample, SampleContext, Sampler
 from vendor_sdk.prims.view import flat_positions
@@ -704,7 +704,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             own_dtype=HALVES,
         ),
         source=OF_SUMS + ", a term for each value that meets in one element, in any order",
-        samples=_index_put,
+        samples=with_wrapping(_index_put, (2,), labelled("accumulate duplicates")),
         of=many(2),
     ),
     _row(
@@ -748,7 +748,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             own_dtype=HALVES,
         ),
         source=OF_SUMS + ", a term for each value that meets in one element, in any order",
-        samples=_scatter_add,
+        samples=with_wrapping(_scatter_add, (3,)),
         decomposition=decompose_scatter_add,
     ),
     _row(
@@ -762,7 +762,7 @@ _CANDIDATES: tuple[Prim, ...] = (
             own_dtype=HALVES,
         ),
         source=OF_SUMS + " (products: 3.1), a term for each value that meets in one element; a mean rounds once more",
-        samples=_scatter_reduce,
+        samples=with_wrapping(_scatter_reduce, (3,)),
         of=many(5),
     ),
     _row(

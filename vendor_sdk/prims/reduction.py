@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims.bounds import BY_DEFINITION, OF_PRODUCTS, OF_SUMS, OF_VARIANCES, Accumulated, Bound, Exact, apart
-from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums
+from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums, with_wrapping
 from vendor_sdk.prims.elementary import cast, number
 from vendor_sdk.prims.row import ALL, FLOATS, NUMBERS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import Effort, Interval, Sample, SampleContext, Sampler, draw, reduction
@@ -209,7 +209,7 @@ ROWS = (
         aten.sum.dim_IntList,
         "sum over dim",
         Accumulated(count, shared=apart),
-        with_sums(reduction(_several, identity=True), count, _ALONG),
+        with_wrapping(with_sums(reduction(_several, identity=True), count, _ALONG), (0,)),
         dtypes=ALL,
         result=Result.SUM,
         source=OF_SUMS,
@@ -219,7 +219,7 @@ ROWS = (
         aten.prod.dim_int,
         "product over dim",
         Accumulated(count, shared=apart),
-        reduction(_one, Interval(-1.5, 1.5), single=True, identity=True),
+        with_wrapping(reduction(_one, Interval(-1.5, 1.5), single=True, identity=True), (0,)),
         dtypes=ALL,
         result=Result.SUM,
         source=OF_PRODUCTS,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vendor_sdk.prims.bounds import BY_DEFINITION, OF_EXPONENTIALS, OF_PRODUCTS, OF_SUMS, Accumulated, Bound, Exact
-from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums
+from vendor_sdk.prims.data_sets import sparse, with_specials, with_sums, with_wrapping
 from vendor_sdk.prims.reduction import count
 from vendor_sdk.prims.row import ALL, FLOATS, Family, Prim, Result, Shape
 from vendor_sdk.prims.samples import COUNTS, Interval, Sample, Sampler, reduction
@@ -62,7 +62,7 @@ ROWS = (
         aten.cumsum.default,
         "running sum",
         Accumulated(count, shared=_line),
-        with_sums(_along(), count, {0: -1}),
+        with_wrapping(with_sums(_along(), count, {0: -1}), (0,)),
         ALL,
         Result.SUM,
         OF_SUMS,
@@ -72,7 +72,7 @@ ROWS = (
         aten.cumprod.default,
         "running product",
         Accumulated(count, shared=_line),
-        _along(Interval(-1.5, 1.5)),
+        with_wrapping(_along(Interval(-1.5, 1.5)), (0,)),
         ALL,
         Result.SUM,
         OF_PRODUCTS,
