@@ -4,13 +4,14 @@
 
 Models from transformers' configurations with random weights, twelve layers (ResNet: its 50), bfloat16, all contestants in one
 process. A figure is the median over rounds of seconds from the call to the end of its work on the device: what a user waits
-for. Contestants are ``eager``; ``inductor`` and ``triton_gpu``, each also with ``/recorded`` (``mode="reduce-overhead"``). Rows
-are inference at few tokens or images, where the host is the limit, and at many, and a training step with AdamW. Losses and
-logits are compared with eager's in float32 first. Beside its time stands a contestant's memory: the most that was allocated
-during a call, less what was there before the contestant, so with its copy of the model and its optimizer's state. Recorded
-graphs keep memory that is not counted as allocated, and have no such figure. With ``--cold``, compilers' caches are empty, and
-the seconds of the first call are noted: after imports and a first compilation of a small function, before anything recorded.
-With ``--profile``, what the host does in a call of ``triton_gpu`` is listed, the most expensive function first.
+for. Rounds, each of all contestants in random order, go on for ``LASTING`` seconds at least. Contestants are ``eager``;
+``inductor`` and ``triton_gpu``, each also with ``/recorded`` (``mode="reduce-overhead"``). Rows are inference at few tokens or
+images, where the host is the limit, and at many, and a training step with AdamW. Losses and logits are compared with eager's
+in float32 first. Beside its time stands a contestant's memory: the most that was allocated during a call, less what was there
+before the contestant, so with its copy of the model and its optimizer's state. Recorded graphs keep memory that is not counted
+as allocated, and have no such figure. With ``--cold``, compilers' caches are empty, and the seconds of the first call are
+noted: after imports and a first compilation of a small function, before anything recorded. With ``--profile``, what the host
+does in a call of ``triton_gpu`` is listed, the most expensive function first.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ RECORDED = "/recorded"
 CALLS = 5
 """Of a sample, which is their median: the first finds the processor's caches cold, and the pace of virtual processors changes
 within tens of milliseconds, so that many short samples tell contestants apart better than a few long ones."""
+LASTING = 15.0
+"""Seconds that rounds take at least: the pace of a virtual processor can change for seconds, too, and calls of a millisecond
+would all fall into one."""
 WARM = 5
 APART = 0.05
 """Largest difference from eager in float32, in parts of the magnitude of what is compared."""
@@ -125,12 +129,14 @@ class Found:
         seconds: of a call.
         peak_bytes: allocated at most during a call, with what the contestant keeps; None where that is not counted.
         first_seconds: of the first call, where that is measured.
+        rounds: that the time is the median of.
         wrong: why there is nothing.
     """
 
     seconds: float | None = None
     peak_bytes: int | None = None
     first_seconds: float | None = None
+    rounds: int = 0
     wrong: str = ""
 
 
@@ -237,11 +243,13 @@ def contest(row: Row, names: list[str], rounds: int, cold: bool) -> tuple[dict[s
         if call is not None:
             calls[name] = call
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
+    start, done = time.perf_counter(), 0
+    while calls and (done < rounds or time.perf_counter() - start < LASTING):
+        done += 1
         for name in random.sample(list(calls), len(calls)):
             samples[name].append(sample(calls[name], inputs))
     for name, seconds in samples.items():
-        result[name].seconds = statistics.median(seconds)
+        result[name].seconds, result[name].rounds = statistics.median(seconds), done
     return result, calls, inputs
 
 
@@ -293,9 +301,7 @@ def main(
             found, calls, inputs = contest(row, names, rounds, cold)
             table[name] = {each: asdict(figures) for each, figures in found.items()}
             if json_path:  # after each row: there are many
-                json_path.write_text(
-                    json.dumps({**machine, "rounds": rounds, "contestants": names, "rows": table}, indent=1) + "\n"
-                )
+                json_path.write_text(json.dumps({**machine, "contestants": names, "rows": table}, indent=1) + "\n")
             print(f"{name:22} {'  '.join(f'{each} {line(figures)}' for each, figures in found.items())}", flush=True)
             if profile and backend in calls:
                 print("\n".join(host_profile(calls[backend], inputs)), flush=True)

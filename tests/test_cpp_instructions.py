@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import platform
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -67,6 +71,28 @@ def test_what_moves_elements() -> None:
         launch([*lowered.inputs, *outputs], lowered.symbols(1234))
         verdict = violations(row.bound, row, sample, lowered.results(outputs), reference(row, sample))
         assert verdict.ok, f"{name}: {sample.label}: {verdict.message}"
+
+
+@pytest.mark.parametrize("_instructions", ["x86-64-v3"], indirect=True)
+@pytest.mark.usefixtures("_instructions")
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="reads instructions with objdump")
+def test_bytes_are_widened_without_a_detour_through_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Eight bytes are written there and sixteen read back, which waits until the write has ended: three times as slow."""
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+
+    def function(mask: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.where(mask, 1.0, x * y.float()).sum(-1)
+
+    torch.compiler.reset()
+    inputs = torch.rand(64, 4096) < 0.5, torch.randn(64, 4096), torch.randint(-9, 9, (64, 4096), dtype=torch.int8)
+    found = torch.compile(function, backend=use_kind("cpp_cpu"))(*inputs)
+    torch.testing.assert_close(found, function(*inputs), rtol=1e-5, atol=1e-4)
+    libraries = [str(path) for path in tmp_path.rglob("*.so")]
+    text = subprocess.run(["objdump", "-d", *libraries], capture_output=True, text=True, check=True).stdout
+    assert "vpmovzxbd" in text
+    assert "vpmovsxbd" in text
+    detour = re.compile(r"\tvmovdqa +[^%]*\(%r[sb]p\),(%xmm\d+)\n(.*\n){0,3}?.*\tvpmov[sz]xbd +\1")
+    assert not detour.search(text)
 
 
 SIZES = [(1, 5, 3), (6, 16, 64), (7, 300, 65), (61, 513, 130), (97, 260, 17), (130, 40, 192), (200, 1030, 80)]

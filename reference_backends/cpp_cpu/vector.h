@@ -94,8 +94,11 @@ INLINE Mask widened(Part<int16_t> v) { return __builtin_ia32_pmovsxwd512_mask((P
 INLINE Mask widened(Part<uint16_t> v) { return __builtin_ia32_pmovzxwd512_mask((Pack<short, 16>::type)v, Mask{}, (uint16_t)-1); }
 INLINE Part<uint16_t> low_bytes(Mask v) { return (Part<uint16_t>)__builtin_ia32_pmovdw512_mask(v, (Pack<short, 16>::type){}, (uint16_t)-1); }
 #elif VECTOR_MASKED_MOVES
-// What is widened are the lower bytes of a register.
-INLINE Pack<char, 16>::type in_register(Pack<char, 8>::type v) { Pack<char, 16>::type r{}; __builtin_memcpy(&r, &v, sizeof v); return r; }
+// What is widened are the lower bytes of a register. As a number they get there in one move; as bytes copied into a pack they would go
+// by way of memory, whose read waits for two shorter writes.
+INLINE Pack<char, 16>::type in_register(Pack<char, 8>::type v) {
+  return (Pack<char, 16>::type)(Pack<long long, 2>::type{(long long)v, 0});
+}
 INLINE Mask widened(Part<int8_t> v) { return __builtin_ia32_pmovsxbd256(in_register((Pack<char, 8>::type)v)); }
 INLINE Mask widened(Part<uint8_t> v) { return __builtin_ia32_pmovzxbd256(in_register((Pack<char, 8>::type)v)); }
 INLINE Mask widened(Part<int16_t> v) { return __builtin_ia32_pmovsxwd256((Pack<short, 8>::type)v); }
