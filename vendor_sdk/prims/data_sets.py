@@ -190,13 +190,13 @@ def with_wrapping(sampler: Sampler, operands: Sequence[int], of: Callable[[int, 
             return
         for number, each in enumerate(ordinary):
             if of(number, each):
-                args = [_anything(context, arg) if at in operands else arg for at, arg in enumerate(each.args)]
+                args = [_any_bits(context, arg) if at in operands else arg for at, arg in enumerate(each.args)]
                 yield dataclasses.replace(each, args=tuple(args), label=f"whole range, {each.label}")
 
     return sample
 
 
-def _anything(context: SampleContext, like: Tensor) -> Tensor:
+def _any_bits(context: SampleContext, like: Tensor) -> Tensor:
     """Random bits in the dtype, shape and strides of ``like``; the lowest is set, since products lose an even number's."""
     limits = torch.iinfo(like.dtype)
     drawn = torch.randint(limits.min, limits.max, like.shape, dtype=like.dtype, generator=context.generator)
