@@ -19,7 +19,7 @@ import vendor_sdk
 from reference_backends.triton_gpu import launch, plugin
 from reference_backends.triton_gpu.analysis import late
 from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, divided, functions
-from vendor_sdk import ALL, STORED, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
+from vendor_sdk import ALL, STORED, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop, torch_private
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -406,6 +406,34 @@ def test_a_launch_is_compiled_for_what_triton_specializes() -> None:
         launcher((buffer,), (), 1, 1024, (), 1024)
     assert function.compiled == 2  # aligned to 16 bytes, and not
     assert len(function.launched) == 2
+
+
+@needs_triton
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_launch_of_fixed_sizes_calls_few_functions_of_python(hooked: bool) -> None:
+    function, launcher = counted("along")
+    if hooked:
+        launcher.settings.launch_enter_hook = launcher.settings.launch_exit_hook = print
+    launch_ = launcher.fixed(1, 1024, (), 1024)
+    buffers = (torch.empty(64),)
+    launch_(buffers, ())
+    called: list[str] = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        launch_(buffers, ())
+    finally:
+        sys.setprofile(None)
+    fake = ["active", "get_current_device", "get_current_stream", "launch"]  # functions of C where there is a GPU
+    assert [name for name in called if name not in fake] == ["__call__", "at", *["_listening"] * hooked]
+    (*_, begin, end, address) = function.launched[-1][: -len(launch_.constants)]
+    assert (begin, end) == ((print, print) if hooked else (None, None))
+    assert address == buffers[0].data_ptr()
+
+
+def test_the_current_device_is_asked_without_frames_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 5, raising=False)
+    assert torch_private.bare(torch.cuda.current_device)() == 5
+    assert torch_private.bare(lambda: 3)() == 3
 
 
 @needs_triton
