@@ -22,6 +22,11 @@ def _completing(names: Callable[[], Iterable[str]]) -> Callable[..., list[Comple
     return complete
 
 
+def _joined(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str:
+    """An option that is given twice means both."""
+    return ",".join(values)
+
+
 def _prims() -> list[str]:
     from conformance.cases import all_cases
 
@@ -84,20 +89,27 @@ def _usage() -> Iterator[None]:
 @click.option("--effort", type=click.Choice(["quick", "standard", "full", "exhaustive"]), default="standard", show_default=True)
 @click.option(
     "--prims",
-    default="",
+    multiple=True,
+    callback=_joined,
     metavar="GLOB,...",
     help="Only prims that match; * and ? are wildcards.",
     shell_complete=_completing(_prims),
 )
 @click.option(
     "--patterns",
-    default="",
+    multiple=True,
+    callback=_joined,
     metavar="GLOB,...",
     help="Fused patterns that match; then nothing else, unless named.",
     shell_complete=_completing(_patterns),
 )
 @click.option(
-    "--models", default="", metavar="GLOB,...", help="Models of the zoo that match.", shell_complete=_completing(_models)
+    "--models",
+    multiple=True,
+    callback=_joined,
+    metavar="GLOB,...",
+    help="Models of the zoo that match.",
+    shell_complete=_completing(_models),
 )
 @click.option(
     "--profile",
@@ -107,7 +119,14 @@ def _usage() -> Iterator[None]:
     help="Only the prims, patterns and models of this workload.",
 )
 @click.option("--level", type=click.Choice(["runs", "accurate", "fast"]), help="Exit with 1 unless the profile reaches it.")
-@click.option("--dtypes", default="", metavar="DTYPE,...", help="Only these dtypes.", shell_complete=_completing(_dtypes))
+@click.option(
+    "--dtypes",
+    multiple=True,
+    callback=_joined,
+    metavar="DTYPE,...",
+    help="Only these dtypes.",
+    shell_complete=_completing(_dtypes),
+)
 @click.option("-n", "--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="Processes (default: CPUs).")
 @click.option(
     "--output",

@@ -31,12 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "conformance of a PyTorch backend")
     group.addoption("--backend", help="what to certify: a vendor_sdk backend, or torch:NAME for one of torch.compile")
     group.addoption("--effort", choices=EFFORTS, default=Request.effort, help="how much to try (default: standard)")
-    group.addoption("--prims", default="", help="globs of prims, separated by commas (default: all)")
-    group.addoption("--patterns", default="", help="globs of fused patterns; kinds without a glob are not run then")
-    group.addoption("--models", default="", help="globs of models of the zoo")
+    group.addoption("--prims", action="append", default=[], help="globs of prims, separated by commas (default: all)")
+    group.addoption("--patterns", action="append", default=[], help="globs of fused patterns; other kinds are not run then")
+    group.addoption("--models", action="append", default=[], help="globs of models of the zoo")
     group.addoption("--profile", choices=PROFILES, default=FULL, help="only what is part of this workload (default: full)")
     group.addoption("--level", choices=LEVELS, help="fail unless the profile reaches this level")
-    group.addoption("--dtypes", default="", help="dtypes, separated by commas (default: all)")
+    group.addoption("--dtypes", action="append", default=[], help="dtypes, separated by commas (default: all)")
     group.addoption("--workers", type=int, default=os.cpu_count() or 1, help="worker processes (default: one a CPU)")
     group.addoption("--output", type=Path, help="folder for report.json and the logs of failed cases")
     group.addoption("--seed", type=int, help="all values follow from it (default: a new one each run, in the report)")
@@ -68,7 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("conformance: the suite has worker processes of its own: use --workers N in place of -n N")
     given = {name: getattr(options, name) for name in Request.__dataclass_fields__ if hasattr(options, name)}
     renamed = {"timeout": options.case_timeout, "option": tuple(options.backend_option), "plugin": tuple(options.plugin)}
-    request = Request(**{**given, **renamed})
+    selected = {name: ",".join(getattr(options, name)) for name in ("prims", "patterns", "models", "dtypes")}
+    request = Request(**{**given, **renamed, **selected})
     try:
         config.stash[SESSION], config.stash[CASES] = prepared(request)
     except UsageError as error:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -291,6 +292,17 @@ def supports(node):
 """
 )
 """A chip that notes when it compiles and when it runs, and whose compiler of "tan" ends the process from the background."""
+
+
+def test_an_option_that_is_given_twice_selects_both(tmp_path: Path) -> None:
+    words = ["--prims", "sin", "--prims", "cos,tan", "--dtypes", "float32", "--dtypes", "float64", "--effort", "quick"]
+    done = command(tmp_path, "conformance", "--backend", "cpp_cpu", *words, "-n", "1", "--output", "out")
+    assert done.status == 0, done.text
+    cases = json.loads((tmp_path / "out" / "report.json").read_text())["cases"]
+    assert {(case["prim"], case["dtype"]) for case in cases} == set(product(("sin", "cos", "tan"), ("float32", "float64")))
+    suite = [sys.executable, "-m", "pytest", "-q", "--pyargs", "conformance", "--backend", "cpp_cpu", "--collect-only"]
+    listed = subprocess.run([*suite, *words], capture_output=True, text=True, cwd=tmp_path, timeout=300, check=False)
+    assert all(f"{prim}-{dtype}" in listed.stdout for prim in ("sin", "cos", "tan") for dtype in ("float32", "float64")), listed
 
 
 def test_cases_are_compiled_while_earlier_ones_have_not_run_yet(tmp_path: Path) -> None:
