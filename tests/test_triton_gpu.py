@@ -19,7 +19,7 @@ import vendor_sdk
 from reference_backends.triton_gpu import launch, plugin
 from reference_backends.triton_gpu.analysis import late
 from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, divided, functions
-from vendor_sdk import ALL, STORED, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop, torch_private
+from vendor_sdk import ALL, STORED, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -423,17 +423,18 @@ def test_a_launch_of_fixed_sizes_calls_few_functions_of_python(hooked: bool) -> 
         launch_(buffers, ())
     finally:
         sys.setprofile(None)
-    fake = ["active", "get_current_device", "get_current_stream", "launch"]  # functions of C where there is a GPU
+    fake = ["active", "get_current_device", "get_current_stream", "launch"]  # this test's own
     assert [name for name in called if name not in fake] == ["__call__", "at", *["_listening"] * hooked]
     (*_, begin, end, address) = function.launched[-1][: -len(launch_.constants)]
     assert (begin, end) == ((print, print) if hooked else (None, None))
     assert address == buffers[0].data_ptr()
 
 
-def test_the_current_device_is_asked_without_frames_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 5, raising=False)
-    assert torch_private.bare(torch.cuda.current_device)() == 5
-    assert torch_private.bare(lambda: 3)() == 3
+def test_the_current_device_is_asked_in_one_call() -> None:
+    driver = Driver()
+    assert launch.current_device(driver)() == 0
+    driver.get_current_device = torch.cuda.current_device  # type: ignore[method-assign]
+    assert launch.current_device(driver) is torch.accelerator.current_device_index
 
 
 @needs_triton

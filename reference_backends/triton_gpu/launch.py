@@ -19,7 +19,7 @@ import torch
 from reference_backends.triton_gpu.machine import Machine, machine
 from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of, undisturbed
 from reference_backends.triton_gpu.table import FLOAT8
-from vendor_sdk import split, torch_private
+from vendor_sdk import split
 
 Kind = Literal[
     "row", "fixed", "short", "whole", "along", "scan", "lean", "again", "costly", "heavy", "across", "deep", "spread"
@@ -363,6 +363,12 @@ def _listening(settings: Any) -> tuple[Any, Any]:
     return begin if getattr(begin, "calls", True) else None, end if getattr(end, "calls", True) else None
 
 
+def current_device(driver: Any) -> Callable[[], int]:
+    """What tells Triton's driver the index of the current device, in one call of Python; torch's for CUDA are three."""
+    asked: Callable[[], int] = driver.get_current_device
+    return torch.accelerator.current_device_index if asked is torch.cuda.current_device else asked
+
+
 class Fixed:
     """A launch of sizes that are known before: what was found the first time is kept, for buffers that begin with a vector.
 
@@ -422,7 +428,7 @@ class Fixed:
         compiled = known.get((device, *(True,) * count))
         if compiled is not None and compiled.direct is not None:
             self.direct, self.driver, self.constants = compiled.direct, driver, plan.values
-            self.current = torch_private.bare(driver.get_current_device)
+            self.current = current_device(driver)
             self.grid, self.function = (plan.programs, 1, 1), (compiled.function, *compiled.flags, compiled.metadata, None)
             self.device = device
 

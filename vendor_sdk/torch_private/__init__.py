@@ -327,16 +327,6 @@ tensor_inside = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr
 of its own and no view that autograd knows of, in two thirds of the time of ``as_strided``. Inductor's wrappers call it."""
 
 
-def bare(current_device: Callable[[], int]) -> Callable[[], int]:
-    """``torch.cuda.current_device`` without its two calls of Python, where CUDA is initialized; anything else as it is.
-
-    Wraps ``torch._C._cuda_getDevice``.
-    """
-    if current_device is not torch.cuda.current_device:
-        return current_device
-    return getattr(torch._C, "_cuda_getDevice", current_device)
-
-
 def tensor_version(tensor: torch.Tensor) -> int | None:
     """The version counter that every in-place operation moves (``Tensor._version``), shared by views of one tensor.
 
