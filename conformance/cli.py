@@ -22,9 +22,16 @@ def _completing(names: Callable[[], Iterable[str]]) -> Callable[..., list[Comple
     return complete
 
 
-def _joined(context: click.Context, option: click.Parameter, values: tuple[str, ...]) -> str:
-    """An option that is given twice means both."""
-    return ",".join(values)
+def _selecting(name: str, form: str, about: str, names: Callable[[], list[str]]) -> Callable[[Any], Any]:
+    """An option of names separated by commas; given twice, it means both."""
+    return click.option(
+        name,
+        multiple=True,
+        callback=lambda context, option, values: ",".join(values),
+        metavar=form,
+        help=about,
+        shell_complete=_completing(names),
+    )
 
 
 def _prims() -> list[str]:
@@ -87,30 +94,9 @@ def _usage() -> Iterator[None]:
 @click.command("conformance", cls=_Certify, epilog=EXIT_STATUS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--backend", required=True, metavar="NAME", help="A vendor_sdk backend, or torch:NAME for one of torch.compile.")
 @click.option("--effort", type=click.Choice(["quick", "standard", "full", "exhaustive"]), default="standard", show_default=True)
-@click.option(
-    "--prims",
-    multiple=True,
-    callback=_joined,
-    metavar="GLOB,...",
-    help="Only prims that match; * and ? are wildcards.",
-    shell_complete=_completing(_prims),
-)
-@click.option(
-    "--patterns",
-    multiple=True,
-    callback=_joined,
-    metavar="GLOB,...",
-    help="Fused patterns that match; then nothing else, unless named.",
-    shell_complete=_completing(_patterns),
-)
-@click.option(
-    "--models",
-    multiple=True,
-    callback=_joined,
-    metavar="GLOB,...",
-    help="Models of the zoo that match.",
-    shell_complete=_completing(_models),
-)
+@_selecting("--prims", "GLOB,...", "Only prims that match; * and ? are wildcards.", _prims)
+@_selecting("--patterns", "GLOB,...", "Fused patterns that match; then nothing else, unless named.", _patterns)
+@_selecting("--models", "GLOB,...", "Models of the zoo that match.", _models)
 @click.option(
     "--profile",
     type=click.Choice(["inference", "training", "llm", "vision", "full"]),
@@ -119,14 +105,7 @@ def _usage() -> Iterator[None]:
     help="Only the prims, patterns and models of this workload.",
 )
 @click.option("--level", type=click.Choice(["runs", "accurate", "fast"]), help="Exit with 1 unless the profile reaches it.")
-@click.option(
-    "--dtypes",
-    multiple=True,
-    callback=_joined,
-    metavar="DTYPE,...",
-    help="Only these dtypes.",
-    shell_complete=_completing(_dtypes),
-)
+@_selecting("--dtypes", "DTYPE,...", "Only these dtypes.", _dtypes)
 @click.option("-n", "--workers", type=click.IntRange(min=1), default=os.cpu_count() or 1, help="Processes (default: CPUs).")
 @click.option(
     "--output",
