@@ -406,10 +406,7 @@ class Fixed:
             return False
         stream, hooks = self.driver.get_current_stream(device), self.launcher.settings
         begin, end = hooks.launch_enter_hook, hooks.launch_exit_hook
-        if getattr(begin, "calls", begin) or getattr(end, "calls", end):
-            begin, end = _listening(hooks)
-        else:
-            begin = end = None
+        begin, end = begin if getattr(begin, "calls", True) else None, end if getattr(end, "calls", True) else None
         self.direct(*self.grid, stream, *self.function, begin, end, *pointers, *self.constants)
         return True
 
