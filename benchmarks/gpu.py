@@ -18,10 +18,10 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import torch
@@ -174,6 +174,21 @@ def page(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+Row = TypeVar("Row")
+
+
+def chosen(rows: Mapping[str, Row], only: Sequence[str]) -> dict[str, Row]:
+    """Those whose names match one of the globs.
+
+    Raises:
+        click.BadParameter: none does.
+    """
+    found = {name: row for name, row in rows.items() if any(fnmatch.fnmatchcase(name, glob) for glob in only)}
+    if not found:
+        raise click.BadParameter(f"no row has such a name; there are {', '.join(rows)}", param_hint="--only")
+    return found
+
+
 def environment() -> dict[str, str]:
     """What a result says of the machine and the day."""
     software = {"driver": _driver(), "torch": torch.__version__, "triton": version("triton")}
@@ -216,14 +231,13 @@ def main(
         return
     if not torch.cuda.is_available():
         raise click.ClickException("no CUDA device: this benchmark times kernels on one")
+    patterns = chosen(PATTERNS, only)
     table: dict[str, dict[str, Any]] = {}
     others = [p for p in peers.split(",") if p]
     names = [*others, backend]
     for width in columns:
         height = max(1, rows * columns[0] // width)
-        for name, build in PATTERNS.items():
-            if not any(fnmatch.fnmatchcase(name, glob) for glob in only):
-                continue
+        for name, build in patterns.items():
             program = build(Maker(height, width, getattr(torch, dtype)))
             with torch.set_grad_enabled(program.mode is not Mode.INFERENCE):
                 row = table[f"{name} {height}x{width}"] = contest(program, backend, others, rounds)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import cProfile
-import fnmatch
 import gc
 import io
 import json
@@ -39,7 +38,7 @@ import click
 import torch
 from torch import nn
 
-from benchmarks.gpu import environment
+from benchmarks.gpu import chosen, environment
 from benchmarks.spawn import CACHES
 
 DEVICE = "cuda"
@@ -297,15 +296,14 @@ def main(
     """Time models on this machine's GPU."""
     if not torch.cuda.is_available():
         raise click.ClickException("no CUDA device: this benchmark times models on one")
+    rows = chosen(ROWS, only)
     names = [*(p for p in peers.split(",") if p), backend, f"{backend}{RECORDED}"]
     table: dict[str, Any] = {}
     machine = {**environment(), "transformers": version("transformers")}
     with tempfile.TemporaryDirectory() if cold else contextlib.nullcontext() as folder:
         if folder:
             os.environ.update({variable: f"{folder}/{name}" for variable, name in CACHES.items()})
-        for name, row in ROWS.items():
-            if not any(fnmatch.fnmatchcase(name, glob) for glob in only):
-                continue
+        for name, row in rows.items():
             found, calls, inputs = contest(row, names, rounds, cold)
             table[name] = {each: asdict(figures) for each, figures in found.items()}
             if json_path:  # after each row: there are many

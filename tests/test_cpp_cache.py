@@ -146,7 +146,7 @@ def test_equal_kernels_are_compiled_once_in_a_graph_and_among_graphs(sources: li
 @pytest.fixture
 def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """One core, at work until the event is set."""
-    launching._library()  # for which programs wait, too
+    assert launching._linker().library  # for which programs wait, too
     one, free = ThreadPoolExecutor(1), threading.Event()
     monkeypatch.setattr(compiler, "_pool", lambda: one)
     monkeypatch.setattr(compiler, "cores", lambda: 1)

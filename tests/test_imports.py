@@ -21,7 +21,7 @@ LAYERS = (
     ("prims",),
     ("ir",),
     ("contract",),
-    ("lower", "script", "terminal"),
+    ("lower", "native", "script", "terminal"),
     STAGES,
     ("debug", "resting"),
     ("check", "dump"),

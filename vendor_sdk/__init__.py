@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from vendor_sdk.contract.kernel import Kernel, NativeCall, Operand, destination
     from vendor_sdk.contract.loader import LoadedBackend, Session, extend, load, register, unregister
     from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
-    from vendor_sdk.contract.program import Entry, Program, StepError
+    from vendor_sdk.contract.program import Entry, Program, Step, StepError, float_bits
     from vendor_sdk.contract.recording import Recorder, Recording
     from vendor_sdk.contract.table import TableEmitter
     from vendor_sdk.errors import (
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from vendor_sdk.ir.primgraph import PrimGraph
     from vendor_sdk.lower import online, split
     from vendor_sdk.model_file import export
+    from vendor_sdk.native.linker import Linker
     from vendor_sdk.pipeline import compile_graph, trace
     from vendor_sdk.prims.bounds import (
         Accumulated,
@@ -122,10 +123,11 @@ _HOMES = {
     "vendor_sdk.contract.kernel": "Kernel NativeCall Operand destination",
     "vendor_sdk.contract.loader": "LoadedBackend Session extend load register unregister",
     "vendor_sdk.contract.placement": "Kind NodePlacement Placement Route",
-    "vendor_sdk.contract.program": "Entry Program StepError",
+    "vendor_sdk.contract.program": "Entry Program Step StepError float_bits",
     "vendor_sdk.contract.recording": "Recorder Recording",
     "vendor_sdk.contract.table": "TableEmitter",
     "vendor_sdk.model_file": "export",
+    "vendor_sdk.native.linker": "Linker",
     "vendor_sdk.errors": (
         "BackendNameCollisionError BackendNotFoundError CaptureError CompilerError ContractError DeviceError "
         "DeviceMemoryError GraphError KernelError LoweringError MachineError OptionError PluginLoadError UnsupportedPrimError "
@@ -218,6 +220,7 @@ __all__ = [
     "Launch",
     "Legalization",
     "Limits",
+    "Linker",
     "LoadedBackend",
     "LoopKernel",
     "LoweringError",
@@ -247,6 +250,7 @@ __all__ = [
     "SampleContext",
     "Session",
     "Shape",
+    "Step",
     "StepError",
     "Support",
     "Supported",
@@ -274,6 +278,7 @@ __all__ = [
     "export",
     "extend",
     "flat",
+    "float_bits",
     "hookimpl",
     "index",
     "kept_factor",

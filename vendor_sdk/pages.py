@@ -27,6 +27,7 @@ from vendor_sdk.ir.loop import required_ops
 from vendor_sdk.ir.loop_ops import COMBINE, OPS, CombineOp, LoopOp
 from vendor_sdk.ir.primgraph import prim_name
 from vendor_sdk.lower import LOWERINGS, lower
+from vendor_sdk.native import linker
 from vendor_sdk.prims import row
 from vendor_sdk.prims.bounds import Accumulated, Bound, Distribution, Exact, Ulp
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITES, OPSET, OPSET_VERSION
@@ -65,6 +66,7 @@ CLASSES = (
     emitter.Emitter,
     emitter.Limits,
     table.TableEmitter,
+    linker.Linker,
     graph.GraphCompiler,
     graph.ModelFile,
 )

@@ -19,7 +19,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from reference_backends.cpp_cpu import compiler, machine, products, torch_abi
+import torch
+
+from reference_backends.cpp_cpu import compiler, machine, products
 from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.table import CTYPES, SPECIAL
 from vendor_sdk import CompilerError, LoopKernel, loop
@@ -96,11 +98,17 @@ def _unit(kernel: LoopKernel, text: str) -> Unit:
     return Unit(key, replace(kernel, name=name), whole.replace(_PLACE, name), tuple(more), products.needs(text))
 
 
+@functools.cache
+def largest_e4m3() -> int:
+    """The bits of what is too large for float8_e4m3fn, and positive: the largest number in torch 2.13, NaN in 2.11."""
+    return int(torch.tensor(torch.finfo(torch.float32).max).to(torch.float8_e4m3fn).view(torch.uint8))
+
+
 def _prelude(more: tuple[str, ...]) -> str:
     values = (
         f"#define CACHE_BYTES {machine.cache_bytes(3)}LL",
         f"#define PRODUCTS_KEY {products.key()}",
-        f"#define E4M3_LAST {torch_abi.largest_e4m3()}",
+        f"#define E4M3_LAST {largest_e4m3()}",
     )
     return "\n".join((*values, _headers_text(more)))
 

@@ -104,7 +104,7 @@ def elsewhere(module: ModuleType, kernel: LoopKernel, gpu: Machine) -> list[Begu
 
     launch = getattr(module, kernel.name)
     if isinstance(launch, Fixed | Several):
-        return launch.ahead([param.dtype for param in kernel.params], gpu)
+        return launch.ahead([param.dtype for param in kernel.params], len(kernel.symbols), gpu)
     kernel = divided(kernel)
     given = [pointer(p.dtype) for p in (*kernel.params, *kernel.scratch)]
     given += [Argument("*i64") for s in kernel.symbols if s.role == "seed"]

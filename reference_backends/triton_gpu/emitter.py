@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.triton_gpu import compiler, products
+from reference_backends.triton_gpu import compiler, native, products
 from reference_backends.triton_gpu.analysis import (
     inner_loops,
     keeps_rows,
@@ -31,7 +31,20 @@ from reference_backends.triton_gpu.statements import Writer
 from reference_backends.triton_gpu.table import OPS, TYPES
 from reference_backends.triton_gpu.tiles import VECTOR_BYTES
 from reference_backends.triton_gpu.together import TogetherText, independent
-from vendor_sdk import Emitter, Launch, Limits, LoopKernel, NodeContext, Support, index, loop, online, split
+from vendor_sdk import (
+    Emitter,
+    Entry,
+    Launch,
+    Limits,
+    LoopKernel,
+    NodeContext,
+    Program,
+    Support,
+    index,
+    loop,
+    online,
+    split,
+)
 
 HEADER = """\
 import torch
@@ -40,8 +53,9 @@ import triton.language as tl
 from triton.language.extra.cuda import libdevice
 
 from reference_backends.triton_gpu import atomics, base, special
-from reference_backends.triton_gpu.launch import Launcher, Several, float_bits
+from reference_backends.triton_gpu.launch import Launcher, Several
 from reference_backends.triton_gpu.products import ProductLauncher
+from vendor_sdk import float_bits
 """
 
 CHUNK = 48
@@ -167,7 +181,7 @@ def kernel_text(kernel: LoopKernel) -> str:
             host(f"    {launch_text(kernel, nest)}")
     # A module is loaded once for equal texts, and its launchers keep what Triton compiled: texts must differ where dtypes do.
     buffers = [f'{p.name}: "{TYPES[p.dtype]}"' for p in kernel.params]
-    if alone and len(alone) == len(launched) and not kernel.symbols:
+    if alone and len(alone) == len(launched) and all(s.role == "seed" for s in kernel.symbols):
         scratch = "".join(f"({index.to_python(p.size)}, {p.dtype}), " for p in kernel.scratch)
         several = f"Several(({', '.join(alone)},), ({scratch}))"
         texts.append(f"{kernel.name} = {alone[0] if len(alone) == 1 and not scratch else several}  # {', '.join(buffers)}\n")
@@ -224,6 +238,9 @@ class TritonEmitter(Emitter):
             each.wait()
         return [Elsewhere([binary(each.result()) for each in functions]) for functions in begun]
 
+    def link(self, program: Program) -> Entry | None:
+        return native.link(program)
+
     def resources(self, launch: Launch) -> Mapping[str, int]:
         return resources(launch.binaries) if isinstance(launch, Elsewhere) else {}
 
@@ -241,5 +258,5 @@ class Elsewhere:
 def _launch(kernel: LoopKernel, function: Any) -> Launch:
     if not isinstance(function, Fixed | Several):
         return lambda buffers, symbols: function(*buffers, *symbols)
-    function.ahead([param.dtype for param in kernel.params])
+    function.ahead([param.dtype for param in kernel.params], len(kernel.symbols))
     return function

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import math
 import os
-import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -233,6 +233,7 @@ class Launcher:
         self.compiled: dict[Any, dict[tuple[Any, ...], _Compiled]] = {}
         """By constants and settings, which sizes with equal blocks share; then by device and what Triton specializes for."""
         self.compiling: list[Begun] = []
+        self.kept: list[Any] = []
 
     def __call__(
         self, buffers: tuple[Any, ...], numbers: tuple[int, ...], leads: int, count: int, lengths: tuple[int, ...], largest: int
@@ -298,6 +299,28 @@ class Launcher:
 
     def _begun(self, plan: Plan, arguments: Sequence[Argument], target: Any) -> Begun:
         return Begun(functools.partial(compiled, self.kernel, arguments, plan.values, plan.settings, target))
+
+    def loaded(self, plan: Plan, arguments: Sequence[Argument], begun: Begun | None) -> Sequence[int] | None:
+        """What C needs to launch a function on the current device: its handle, programs, threads of a program and bytes of
+        shared memory; None where it takes more than that.
+
+        Args:
+            begun: compiles it; None: it is compiled here.
+        """
+        target = self.driver.active.get_current_target()
+        kernel = begun.result() if begun is not None else self._begun(plan, arguments, target).result()
+        try:
+            _ = kernel.run  # which loads the machine code, and refuses what the GPU has no room for
+        except Exception as error:
+            if not type(error).__module__.startswith("triton."):
+                raise
+            raise refused(self.kernel, error) from error
+        told = kernel.metadata
+        more = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
+        if told.num_ctas != 1 or any(getattr(told, each, 0) for each in more):
+            return None
+        self.kept.append(kernel)  # which would unload it
+        return kernel.function, plan.programs, told.num_warps * target.warp_size, told.shared
 
     def first(self, plan: Plan, arguments: tuple[Any, ...]) -> Any:
         """Launches as Triton does, which finds in its cache what ``ahead`` left there. What failed there fails again, and is
@@ -376,29 +399,43 @@ class Fixed:
     another chunk of the interpreter's stack (16 KiB in CPython 3.11 to 3.13) takes it from the system, and gives it back.
     """
 
-    __slots__ = ("constants", "current", "device", "direct", "driver", "function", "grid", "launcher", "sizes")
+    __slots__ = (
+        *("begun", "constants", "current", "device", "direct", "driver", "dtypes"),
+        *("function", "grid", "launcher", "seeds", "sizes", "words"),
+    )
 
     def __init__(self, launcher: Launcher, *sizes: Any) -> None:
         self.launcher, self.sizes = launcher, cast("Sizes", sizes)
         self.device = -1
         """of which the rest is; -1: nothing is known yet"""
+        self.dtypes: Sequence[torch.dtype] = ()
+        self.seeds = 0
+        self.begun: Begun | None = None
+        self.words: dict[int, Any] = {}
 
-    def ahead(self, dtypes: Sequence[torch.dtype], gpu: Machine | None = None) -> list[Begun]:
-        """Begins to compile for buffers of ``dtypes`` that begin with a vector."""
-        begun = self.launcher.ahead([*map(pointer, dtypes)], self.sizes, gpu)
-        return [] if begun is None else [begun]
+    def ahead(self, dtypes: Sequence[torch.dtype], seeds: int, gpu: Machine | None = None) -> list[Begun]:
+        """Begins to compile for buffers of ``dtypes`` that begin with a vector, and so many seeds."""
+        self.dtypes, self.seeds = dtypes, seeds
+        begun = self.launcher.ahead(arguments_of(dtypes, seeds), self.sizes, gpu)
+        if begun is None:
+            return []
+        self.begun = begun if gpu is None else None
+        return [begun]
 
-    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
+    def __call__(self, buffers: Sequence[Any], seeds: Sequence[Any]) -> None:
         bits, pointers = 0, []
         for buffer in buffers:
             pointer = buffer.data_ptr()
             bits |= pointer
             pointers.append(pointer)
+        for seed in seeds:
+            pointers.append(seed.data_ptr())
         if not self.at(pointers, bits):
-            self.first(buffers, bits)
+            self.first((*buffers, *seeds), bits)
 
     def at(self, pointers: Sequence[int], bits: int) -> bool:
-        """Launches for buffers at these addresses, which joined bit by bit are ``bits``, if it knows how."""
+        """Launches for buffers and seeds at these addresses, those of the buffers joined bit by bit being ``bits``, if it knows
+        how."""
         if self.device < 0 or bits & 15:
             return False
         device = self.current()
@@ -414,20 +451,32 @@ class Fixed:
         """Launches, and keeps how."""
         self.launcher(tuple(buffers), (), *self.sizes)
         if not bits & 15:
-            self._keep(len(buffers))
+            self._keep([buffer.data_ptr() & 15 == 0 for buffer in buffers])
 
-    def _keep(self, count: int) -> None:
+    def _keep(self, even: Sequence[bool]) -> None:
         plan, known = self.launcher.planned(*self.sizes)
         if not known:  # there was nothing to do, or the interpreter did it
             return
         driver = self.launcher.driver.active
         device = driver.get_current_device()
-        compiled = known.get((device, *(True,) * count))
+        compiled = known.get((device, *even))
         if compiled is not None and compiled.direct is not None:
             self.direct, self.driver, self.constants = compiled.direct, driver, plan.values
             self.current = current_device(driver)
             self.grid, self.function = (plan.programs, 1, 1), (compiled.function, *compiled.flags, compiled.metadata, None)
             self.device = device
+
+    def word(self, device: int) -> int | None:
+        """The address of the table by which C launches this on ``device``, which is current (entry.c); None: it cannot."""
+        return table(self.words, device, lambda: tabled([self], 0, ()))
+
+    def loaded(self) -> Sequence[int] | None:
+        """The function on the current device: its handle, programs, threads of a program and bytes of shared memory."""
+        plan, _ = self.launcher.planned(*self.sizes)
+        if not plan.programs:
+            return 0, 0, 0, 0
+        begun, self.begun = self.begun, None  # What is compiled is loaded on one device.
+        return self.launcher.loaded(plan, arguments_of(self.dtypes, self.seeds), begun)
 
 
 class Several:
@@ -438,7 +487,7 @@ class Several:
         scratch: numbers of elements and dtypes of buffers behind those that are given.
     """
 
-    __slots__ = ("launches", "nbytes", "places")
+    __slots__ = ("dtypes", "launches", "nbytes", "places", "words")
 
     def __init__(self, launches: Sequence[Fixed], scratch: Sequence[tuple[int, Any]]) -> None:
         self.launches = launches
@@ -447,13 +496,16 @@ class Several:
         for count, dtype in scratch:
             self.places.append((self.nbytes, count, dtype))
             self.nbytes += -(-count * dtype.itemsize // LINE) * LINE
+        self.dtypes: Sequence[torch.dtype] = ()
+        self.words: dict[int, Any] = {}
 
-    def ahead(self, dtypes: Sequence[torch.dtype], gpu: Machine | None = None) -> list[Begun]:
-        """Begins to compile for buffers of ``dtypes`` that begin with a vector."""
+    def ahead(self, dtypes: Sequence[torch.dtype], seeds: int, gpu: Machine | None = None) -> list[Begun]:
+        """As that of ``Fixed``."""
+        self.dtypes = dtypes
         all_ = *dtypes, *(dtype for _, _, dtype in self.places)
-        return [begun for launch in self.launches for begun in launch.ahead(all_, gpu)]
+        return [begun for launch in self.launches for begun in launch.ahead(all_, seeds, gpu)]
 
-    def __call__(self, buffers: Sequence[Any], symbols: Sequence[int]) -> None:
+    def __call__(self, buffers: Sequence[Any], seeds: Sequence[Any]) -> None:
         memory = torch.empty(self.nbytes, dtype=torch.uint8, device=buffers[-1].device)
         start = memory.data_ptr()
         bits, pointers = start, []
@@ -462,10 +514,41 @@ class Several:
             bits |= pointer
             pointers.append(pointer)
         pointers += [start + place for place, _, _ in self.places]
+        for seed in seeds:
+            pointers.append(seed.data_ptr())
         for launch in self.launches:
             if not launch.at(pointers, bits):
                 parts = [memory[at : at + n * dtype.itemsize].view(dtype) for at, n, dtype in self.places]
-                launch.first((*buffers, *parts), bits)
+                launch.first((*buffers, *parts, *seeds), bits)
+
+    def word(self, device: int) -> int | None:
+        """As that of ``Fixed``."""
+        return table(self.words, device, lambda: tabled(self.launches, self.nbytes, [at for at, _, _ in self.places]))
+
+
+def arguments_of(dtypes: Sequence[torch.dtype], seeds: int) -> list[Argument]:
+    """What a function is compiled for: buffers that begin with a vector, and so many seeds in memory."""
+    return [*map(pointer, dtypes), *(pointer(torch.int64, aligned=False) for _ in range(seeds))]
+
+
+def table(known: dict[int, Any], device: int, make: Callable[[], Sequence[int] | None]) -> int | None:
+    """The address of the words of ``make`` for ``device``, which ``known`` keeps; None where there are none."""
+    if device not in known:
+        words = make()
+        known[device] = None if words is None else (ctypes.c_int64 * len(words))(*words)
+    found = known[device]
+    return None if found is None else ctypes.addressof(found)
+
+
+def tabled(launches: Sequence[Fixed], nbytes: int, places: Sequence[int]) -> list[int] | None:
+    """What entry.c reads: bytes of scratch memory and the places in it, then the functions."""
+    functions = [launch.loaded() for launch in launches]
+    words = [nbytes, len(places), *places, len(functions)]
+    for function in functions:
+        if function is None:
+            return None
+        words += function
+    return words
 
 
 Sizes = tuple[int, int, tuple[int, ...], int]
@@ -503,9 +586,3 @@ def options(thread: int, warps: int) -> dict[str, Any]:
     """How a function is compiled: where totals take registers too, two programs still fit on a multiprocessor. Threads of 32
     warps have 64 registers at most in any case."""
     return OPTIONS if thread >= THREAD or warps > 16 else {**OPTIONS, "maxnreg": 128}
-
-
-def float_bits(value: float) -> int:
-    """The bits of a float64 as an int64: Triton passes Python floats as float32."""
-    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
-    return bits

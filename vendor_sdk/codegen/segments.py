@@ -103,6 +103,7 @@ class Segments:
         seeds: variable of each seed symbol, by node and symbol.
         as_traced: see ``Program``.
         lends: whether there is memory ``REST`` beside the bank.
+        seeds_in_memory: whether seeds are tensors (``Emitter.seeds_in_memory``).
     """
 
     values: Values
@@ -111,6 +112,7 @@ class Segments:
     seeds: Callable[[fx.Node, str], str]
     as_traced: Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]
     lends: bool
+    seeds_in_memory: bool
     ready: set[Slot] = field(default_factory=set)
     """owners of memory that steps before have allocated"""
 
@@ -166,8 +168,10 @@ class _Builder:
 
     def _number(self, node: fx.Node, number: Symbol | Int | float) -> Number:
         if isinstance(number, Symbol):
-            name = self.of.seeds(node, number.name) if number.role == "seed" else number.name
-            return self._argument(name, number.dtype == torch.float64)
+            if number.role != "seed":
+                return self._argument(number.name, number.dtype == torch.float64)
+            name = self.of.seeds(node, number.name)
+            return self._argument(f"{name}.data_ptr()" if self.of.seeds_in_memory else name, False)
         if isinstance(number, Int):
             return number.value if number.value is not None else self._argument(self.of.text.index(number), False)
         return number

@@ -44,6 +44,9 @@ class Runtime(Protocol):
     allocate: Callable[..., Any] | None
     """what makes a tensor of sizes and strides that are known, where that is quicker than ``RT.empty``"""
 
+    seeds_in_memory: bool
+    """whether seeds are tensors of the device"""
+
     def as_traced(self, value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor: ...
     def kept(self, make: Callable[..., torch.Tensor], *args: Any) -> Callable[[torch.Tensor], torch.Tensor]: ...
 
@@ -230,7 +233,14 @@ class _Writer:
     def _segments(self) -> list[Segment | fx.Node]:
         """The steps, with consecutive launches linked; each segment knows which memory is new in it."""
         builder = Segments(
-            self.values, self.text, self.launched, self._seed, self.runtime.as_traced, self.lends, self.allocated
+            self.values,
+            self.text,
+            self.launched,
+            self._seed,
+            self.runtime.as_traced,
+            lends=self.lends,
+            seeds_in_memory=self.runtime.seeds_in_memory,
+            ready=self.allocated,
         )
         found: list[Segment | fx.Node] = []
         self.allocated.update(slot for slot, _ in self.values.banked())

@@ -108,7 +108,7 @@ class Emitter(abc.ABC):
     seeds_in_memory: bool = False
     """Whether a launch gets each seed (a symbol of role "seed", in its place among the symbols) as a tensor of one int64 on the
     device, instead of a number: then launches that are recorded (``TorchDevice.recorder``) draw other random numbers at each
-    replay. For emitters that do not ``link``; others, and devices with memory of their own, leave it False."""
+    replay. A program (``link``) gets its address as a number. Devices with memory of their own leave it False."""
 
     @abc.abstractmethod
     def emit(self, kernel: LoopKernel) -> str:

@@ -14,6 +14,7 @@ returns an ``Entry``, and the wrapper calls that instead of launching one by one
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -36,6 +37,13 @@ class Offset:
 
 
 Number = int | float | Argument
+"""A seed in memory (``Emitter.seeds_in_memory``) is a number here too: its address."""
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float64 as an int64."""
+    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    return bits
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,8 @@ class Runtime(Protocol):
     """whether kernels and partitions take row-major contiguous operands only"""
     allocate: Callable[[Shape, Shape, torch.dtype], Any] | None
     """what makes a tensor of sizes and strides that are known, where that is quicker than ``empty``"""
+    seeds_in_memory: bool
+    """whether seeds are tensors of the device (``Emitter.seeds_in_memory``)"""
 
     def empty(self, shape: Shape, dtype: torch.dtype) -> Any: ...
     def to_device(self, value: torch.Tensor, dtype: torch.dtype, static: bool) -> Any: ...
@@ -245,6 +247,7 @@ class OwnMemoryRuntime:
         self.contiguous_operands = contiguous_operands
         self.host = TorchRuntime(torch.device("cpu"))
         self.allocate: Callable[..., Any] | None = None
+        self.seeds_in_memory = False
 
     def empty(self, shape: Shape, dtype: torch.dtype) -> DeviceTensor:
         return self.memory.empty(shape, dtype)

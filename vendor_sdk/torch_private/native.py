@@ -1,4 +1,4 @@
-"""What native code needs to know of torch beyond its Python interface. The only home of such knowledge in this backend.
+"""What native code needs to know of torch beyond its Python interface.
 
 Checked on torch 2.11 and 2.13. The ``aoti_torch_*`` functions and ``torch_from_blob`` are torch's stable C interface, which
 AOTInductor's compiled models use; ``THPVariable_Wrap`` is exported for C++ extensions. Where a ``torch.Tensor`` keeps its
@@ -32,14 +32,8 @@ DTYPE_CODES = {
 """c10::ScalarType, whose numbers are part of torch's file formats."""
 
 
-@functools.cache
-def largest_e4m3() -> int:
-    """The bits of what is too large for float8_e4m3fn, and positive: the largest number in torch 2.13, NaN in 2.11."""
-    return int(torch.tensor(torch.finfo(torch.float32).max).to(torch.float8_e4m3fn).view(torch.uint8))
-
-
 class Functions(ctypes.Structure):
-    """The struct ``Torch`` of entry.cpp."""
+    """The struct ``Torch`` of ``vendor_sdk/native/before.h``."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("data_ptr", "strides", "sizes", "empty_strided", "from_blob", "remove", "wrap")),
@@ -69,7 +63,7 @@ class Unknown:
 
 @functools.cache
 def functions() -> Functions | Unknown:
-    """Addresses and offsets for entry.cpp."""
+    """Addresses and offsets for ``vendor_sdk/native``."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return Unknown("a Python without the global lock lays objects out differently")
     offset = _handle_offset()
