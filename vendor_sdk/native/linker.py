@@ -33,8 +33,8 @@ _READY, _CONTEXT, _HEAD = 0, 1, 9
 class Linker(abc.ABC):
     """Makes one native call of a program (``Emitter.link``).
 
-    The text is C, or C++ if ``load`` compiles that. It stands between ``before.h``, whose types it may use, and ``entry.c`` (both
-    in ``vendor_sdk/native``), and defines:
+    The text is C, or C++ if ``load`` compiles that. It stands between ``before.h``, whose types it may use, and ``entry.c`` of
+    ``vendor_sdk/native``, and defines:
 
         typedef struct Call { ... } Call;   // what holds during one call
         static Outcome prepare_call(Call *, i64 context, u64 bits);
@@ -46,7 +46,8 @@ class Linker(abc.ABC):
     ``launch`` gets buffers and numbers in the order of ``Step``, float64 ones as their bits; what it returns other than 0 is a
     status, and ends the call. It runs without Python's lock where ``releases`` says so.
 
-    A call of which ``context``, ``word``, ``prepare_call`` or ``allocate`` says so is made from Python instead (``launch_from_python``).
+    A call of which ``context``, ``word``, ``prepare_call`` or ``allocate`` says so is made from Python instead
+    (``launch_from_python``).
 
     Attributes:
         text: as above.
