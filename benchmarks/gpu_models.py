@@ -130,7 +130,7 @@ class Found:
 
     Attributes:
         seconds: of a call.
-        peak_bytes: allocated at most during a call, with what the contestant keeps; None where that is not counted.
+        peak_bytes: that tensors ask for at most during a call, with what the contestant keeps; None where that is not counted.
         first_seconds: of the first call, where that is measured.
         rounds: that the time is the median of.
         wrong: why there is nothing.
@@ -198,16 +198,23 @@ def sample(call: Call, inputs: Inputs, depth: int = 0) -> float:
     return statistics.median(found)
 
 
+def requested(when: str) -> int:
+    """Bytes that tensors ask for. What the allocator gives them is more, by up to a MiB each, as free blocks are just there."""
+    return int(torch.cuda.memory_stats()[f"requested_bytes.all.{when}"])
+
+
 def entered(
     name: str, row: Row, model: nn.Module, inputs: Inputs, wanted: torch.Tensor, cold: bool
 ) -> tuple[Found, Call | None]:
     """A contestant that gave what is wanted and is warm, or why there is none."""
     torch._dynamo.reset()
     gc.collect()
-    # cuBLAS's workspace, which Inductor's recordings give back, is nobody's: it is there before everyone.
+    # The workspaces of cuBLAS, which Inductor's recordings give back, are nobody's: they are there before everyone.
     square = torch.ones(64, 64, device=DEVICE, dtype=torch.bfloat16)
     torch.addmm(square[0], square, square)
-    before = torch.cuda.memory_allocated()
+    torch.mm(square, square)
+    torch.bmm(square[None], square[None])
+    before = requested("current")
     found = Found()
     try:
         if cold:
@@ -227,9 +234,10 @@ def entered(
             call(inputs)
         if not name.endswith(RECORDED):
             del made
+            gc.collect()  # of what compilation left
             torch.cuda.reset_peak_memory_stats()
             call(inputs)
-            found.peak_bytes = torch.cuda.max_memory_allocated() - before
+            found.peak_bytes = requested("peak") - before
     except Exception as error:
         found.wrong = f"{type(error).__name__}: {error}"[:500]
         return found, None

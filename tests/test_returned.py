@@ -164,3 +164,35 @@ def test_large_buffers_are_apart_where_libraries_results_decide_the_peak() -> No
     alone = plan_of([b for b in buffers if b[3] is Home.ARENA], 8)
     set_apart(alone, alone.sizes({}), lambda: lay_out(alone, alone.sizes({})))
     assert all(b.home is Home.ARENA for b in alone.buffers)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_result_is_alone_where_what_it_would_share_can_lie_in_an_output(linked: bool, register: Register) -> None:
+    """The last kernel before a large product would write over what lies in no output, since the product reads it."""
+
+    class Filling(Returning):
+        name = "filling"
+
+        @hookimpl
+        def kernels(self) -> dict[str, Any]:
+            def addmm(out: Tensor, bias: Tensor, x: Tensor, y: Tensor, **options: Any) -> None:
+                torch.addmm(bias, x, y, out=out, **options)
+
+            return {"mm": Kernel(self.mm, fresh=True), "addmm": Kernel(addmm, destination=True)}
+
+    def logits(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, head: Tensor, more: Tensor) -> Tensor:
+        x = torch.tanh(x) @ first
+        x = torch.addmm(bias, x, second)
+        return torch.addmm(more, torch.relu(x) * 2, head)
+
+    shapes = ((64, 32), (32, 32), (32,), (32, 32), (32, 4096), (4096,))
+    inputs = [torch.randn(shape) for shape in shapes]
+    compiled = vendor_sdk.compile_graph(vendor_sdk.trace(logits, inputs), backend=register(Filling(linked=linked)))
+    one, large = 64 * 32 * 4, 64 * 4096 * 4
+    fixed = compiled.plan.fixed
+    assert fixed is not None
+    assert fixed.peak == fixed.bound == large + one
+    check(compiled.plan, fixed)
+    for _ in range(2):
+        inputs = [torch.randn(shape) for shape in shapes]
+        torch.testing.assert_close(compiled(*inputs), [logits(*inputs)])

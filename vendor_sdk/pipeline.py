@@ -21,7 +21,7 @@ import functools
 import operator
 import re
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,10 +60,10 @@ from vendor_sdk.partition.recordable import why_not_recorded
 from vendor_sdk.partition.segments import Partition, join_segments
 from vendor_sdk.partition.transfers import insert_transfers
 from vendor_sdk.plan.activations import Activations
-from vendor_sdk.plan.apart import set_apart
+from vendor_sdk.plan.apart import better_alone, set_apart
 from vendor_sdk.plan.inplace import Rewritten, work_in_place
 from vendor_sdk.plan.liveness import Aliases, last_reads, plan_memory
-from vendor_sdk.plan.offsets import activations_of, bank_of, lay_out
+from vendor_sdk.plan.offsets import CLOSE, activations_of, bank_of, lay_out
 from vendor_sdk.plan.order import steps_of
 from vendor_sdk.plan.spare import spare
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, COMPOSITES, OPSET
@@ -490,36 +490,48 @@ def _plan(
     steps = steps_of(graph, reads, folded)
     running = set(steps.order)
     loops = {node: (one.kernel, one.inputs) for node, one in lowered.items() if node in running}
-    in_place: dict[Slot, Slot] = {}
-    rewritten: Mapping[fx.Node, Rewritten] = {}
-    if arena and policy.in_place:
-        # Activations in the forward graph's bank leave their memory to whatever fits best, when they die.
-        lent = set(activations.places) if graph.backward else set()
-        fresh = functools.partial(_fresh, loaded)
-        in_place, rewritten = work_in_place(graph, steps, loops, allocated=allocated, fresh=fresh, lent=lent)
-        loops |= {node: (one.kernel, one.inputs) for node, one in rewritten.items()}
-    plan = plan_memory(
-        graph,
-        steps,
-        allocated=allocated,
-        in_place=in_place,
-        known=_known_symbols(graph),
-        alignment=policy.alignment,
-        arena=arena,
-    )
-    if not plan.symbols:
+    # Recorded results lie where they lay.
+    banks = arena and state.arena.type == "cpu" and state.recorder is None
+    saved = _saved(graph, Aliases()) if banks and not graph.backward else {}
+
+    def planned(own: Collection[Slot]) -> tuple[dict[Slot, Slot], Mapping[fx.Node, Rewritten], MemoryPlan]:
+        in_place: dict[Slot, Slot] = {}
+        rewritten: Mapping[fx.Node, Rewritten] = {}
+        if arena and policy.in_place:
+            # Activations in the forward graph's bank leave their memory to whatever fits best, when they die.
+            lent = set(activations.places) if graph.backward else set()
+            fresh = functools.partial(_fresh, loaded)
+            in_place, rewritten = work_in_place(graph, steps, loops, allocated=allocated, fresh=fresh, lent=lent, own=own)
+        plan = plan_memory(
+            graph,
+            steps,
+            allocated=allocated,
+            in_place=in_place,
+            known=_known_symbols(graph),
+            alignment=policy.alignment,
+            arena=arena,
+        )
+        if plan.symbols:
+            return in_place, rewritten, plan
         sizes = plan.sizes({})
         lay = functools.partial(lay_out, plan, sizes, borrow=policy.borrow)
-        # Recorded results lie where they lay.
-        banks = arena and state.arena.type == "cpu" and state.recorder is None
         if graph.backward and banks:
             plan.lender = activations.lender(graph, last_reads(graph, steps, in_place))
             together = bank_of(plan, sizes, policy.bank)
             plan.fixed = set_apart(plan, sizes, functools.partial(lay, together=together))
         else:
-            saved = _saved(graph, Aliases()) if banks else {}
             together = activations_of(plan, sizes, saved, policy.bank)
             plan.fixed = set_apart(plan, sizes, functools.partial(lay, together=together, downward=bool(together)))
+        return in_place, rewritten, plan
+
+    in_place, rewritten, plan = planned(())
+    if own := better_alone(plan):
+        other = planned(own)
+        if plan.fixed is not None and other[2].fixed is not None and other[2].fixed.peak * CLOSE < plan.fixed.peak:
+            in_place, rewritten, plan = other
+    loops |= {node: (one.kernel, one.inputs) for node, one in rewritten.items()}
+    if plan.fixed is not None:
+        if not (graph.backward and banks):
             activations.note(plan, saved)
         plan.spare = spare(plan)
     watch.planned(plan, [one.kernel for one in rewritten.values()])

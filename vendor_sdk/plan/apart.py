@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from vendor_sdk.ir.memory import Home, Layout, MemoryPlan
+from vendor_sdk.ir.memory import BANK, Home, Layout, MemoryPlan, Slot
 from vendor_sdk.plan.offsets import CLOSE
 
 PART = 64
@@ -44,6 +44,17 @@ def set_apart(plan: MemoryPlan, sizes: Sequence[int], lay: Callable[[], Layout])
             best, chosen = found, candidates
     _move(plan, chosen, Home.APART)
     return best
+
+
+def better_alone(plan: MemoryPlan) -> set[Slot]:
+    """Results that took over memory and are read when a block is written in which others lay until then: those before them,
+    which share their buffer, could lie there, too. None where the plan is good, and where no library's results decide it."""
+    layout = plan.fixed
+    if layout is None or layout.peak <= CLOSE * layout.bound or all(b.home is not Home.ELSEWHERE for b in plan.buffers):
+        return set()
+    written = {plan.buffers[p.block].first for p in layout.places.values() if p.block is not None and p.block != BANK}
+    shared = [b for b in plan.buffers if b.home in (Home.ARENA, Home.APART) and len(b.slots) > 1]
+    return {b.slots[-1] for b in shared if any(b.first < step <= b.last for step in written)}
 
 
 def _candidates(plan: MemoryPlan, sizes: Sequence[int], layout: Layout) -> Iterator[list[int]]:

@@ -34,6 +34,7 @@ def work_in_place(
     allocated: Callable[[fx.Node], bool],
     fresh: Callable[[fx.Node], bool] = lambda node: False,
     lent: Collection[int] = (),
+    own: Collection[Slot] = (),
 ) -> tuple[dict[Slot, Slot], dict[fx.Node, Rewritten]]:
     """Result to the result (or placeholder) whose memory it takes, and the kernels rewritten for that.
 
@@ -45,6 +46,7 @@ def work_in_place(
         allocated: whether the SDK allocates a node's results.
         fresh: of other nodes, whether they return memory that nobody else has.
         lent: donated inputs whose memory is planned in another way.
+        own: results that get memory of their own.
     """
     shares = Aliases()
     outputs = [value for value in graph.outputs if isinstance(value, fx.Node)]
@@ -100,7 +102,7 @@ def work_in_place(
         for position, index in enumerate(filled):
             slot = (node, index)
             result = kernel.params[len(inputs) + position]
-            for source in list(inputs) if slot not in taken else ():
+            for source in list(inputs) if slot not in taken and slot not in own else ():
                 owner = owner_of(source, slot, step, inputs)
                 operand = kernel.params[inputs.index(source)]
                 if owner is not None and may_overwrite(kernel, operand.name, result.name):
