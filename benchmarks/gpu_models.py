@@ -7,7 +7,7 @@ process. A figure is the median over rounds of seconds from the call to the end 
 for. Rounds, each of all contestants in random order, go on for ``LASTING`` seconds at least. Contestants are ``eager``;
 ``inductor`` and ``triton_gpu``, each also with ``/recorded`` (``mode="reduce-overhead"``). Rows are inference at few tokens or
 images, where the host is the limit, and at many, and a training step with AdamW. Losses and logits are compared with eager's
-in float32 first. Beside its time stands a contestant's memory: the most that was allocated during a call, less what was there
+in float32 first. Beside its time stands a contestant's memory: the most that tensors ask for during a call, less what was there
 before the contestant, so with its copy of the model and its optimizer's state. Recorded graphs keep memory that is not counted
 as allocated, and have no such figure. With ``--cold``, compilers' caches are empty, and the seconds of the first call are
 noted: after imports and a first compilation of a small function, before anything recorded. With ``--profile``, what the host
