@@ -523,3 +523,24 @@ def test_what_triton_refuses_is_the_error_of_its_step(board: Board, monkeypatch:
     with pytest.raises(StepError, match="no registers") as raised:
         entry(torch.zeros(64).data_ptr(), 0, torch.randn(8))
     assert raised.value.step == 1
+
+
+@needs_triton
+def test_threads_that_come_first_at_once_get_the_same_words(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, barrier = board.fixed(doubled, 2), threading.Barrier(4)
+    loaded = type(made.launcher).loaded
+
+    def at_once(*given: Any) -> Any:
+        barrier.wait(timeout=30)
+        return loaded(*given)
+
+    monkeypatch.setattr(type(made.launcher), "loaded", at_once)
+    found: list[int | None] = []
+    threads = [threading.Thread(target=lambda: found.append(made.word(0))) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+    assert found[0] == ctypes.addressof(made.words[0])

@@ -535,7 +535,8 @@ def table(known: dict[int, Any], device: int, make: Callable[[], Sequence[int] |
     """The address of the words of ``make`` for ``device``, which ``known`` keeps; None where there are none."""
     if device not in known:
         words = make()
-        known[device] = None if words is None else (ctypes.c_int64 * len(words))(*words)
+        # Of two threads that made them, both get the first's: the others are gone with this call.
+        known.setdefault(device, None if words is None else (ctypes.c_int64 * len(words))(*words))
     found = known[device]
     return None if found is None else ctypes.addressof(found)
 
