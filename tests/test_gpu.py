@@ -360,3 +360,55 @@ def test_tensors_of_more_elements_than_32_bits_count(group: str) -> None:
     subject = make(BACKEND, ())
     outcome = behaviour.certify(subject, group, effort=vendor_sdk.Effort.FULL, seed=1, device=torch.device("cuda"))
     assert (outcome.verdict, outcome.failures) == ("pass", [])
+
+
+# Rows that several programs take together
+
+
+def _softmax(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    return F.softmax(x + y, -1)
+
+
+def _masked_softmax(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    hidden = torch.arange(x.shape[-1], device=x.device) * 3 < x.shape[-1]
+    return F.softmax(torch.where(hidden, -torch.inf, x), -1) + 0 * y
+
+
+def _norm(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    return F.layer_norm(x + y, w.shape, w, w)
+
+
+def _root_norm(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    return F.rms_norm(x * 3 + y, w.shape, w)
+
+
+TOGETHER = [_softmax, _masked_softmax, _norm, _root_norm]
+
+
+@pytest.mark.parametrize("function", TOGETHER)
+@pytest.mark.parametrize("shape", [(1, 262144), (3, 151936), (257, 65544), (40, 1 << 20), (1500, 72000)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rows_of_several_programs(function: Callable[..., Tensor], shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, y = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
+    w = torch.randn(shape[1], device="cuda").to(dtype)
+    compiled = torch.compile(function, backend=BACKEND)
+    for _ in range(3):
+        result = compiled(x, y, w)
+    exact, tolerance = function(x.double(), y.double(), w.double()), 2e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(result.double(), exact, rtol=tolerance, atol=tolerance * float(exact.abs().mean()))
+
+
+def test_rows_of_several_programs_on_streams_at_once() -> None:
+    functions = [torch.compile(function, backend=BACKEND) for function in TOGETHER]
+    x, y, w = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in ((64, 262144), (64, 262144), (262144,)))
+    exact = [function(x.double(), y.double(), w.double()) for function in TOGETHER]
+    streams = [torch.Stream("cuda") for _ in functions]
+    for _ in range(20):
+        results = []
+        for function, stream in zip(functions, streams, strict=True):
+            stream.wait_stream(torch.accelerator.current_stream())
+            with stream:
+                results.append(function(x, y, w))
+        torch.accelerator.synchronize()
+        for result, expected in zip(results, exact, strict=True):
+            torch.testing.assert_close(result.double(), expected, rtol=1e-2, atol=1e-2 * float(expected.abs().mean()))

@@ -502,6 +502,15 @@ def _norm_backward(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[t
     return (gw - gw.mean(1, keepdim=True) - h * (gw * h).mean(1, keepdim=True)) * rstd, (g * h).sum(0), g.sum(0)
 
 
+def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return x * (x.square().mean((1, 2), keepdim=True) + 1e-5).rsqrt() * w
+
+
+def _masked_softmax(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+    """Of rows whose first fifth is masked: a part of nothing but negative infinities."""
+    return torch.where(torch.arange(x.shape[1]) * 5 < x.shape[1], -math.inf, x + m).softmax(1)
+
+
 def _rope(x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, -1)
     return x * c + torch.cat((-second, first), -1)
@@ -542,6 +551,17 @@ GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "totals of long rows": (lambda x: (x.exp() / x.exp().sum(1, keepdim=True), x.exp().sum(0)), ((3, 17000),)),
     "cumulative": (lambda x: x.cumsum(1) - x.mean(1, keepdim=True), ((5, 67),)),
     "steps of parameters": (_steps, ((33,), (1,), (5, 257), (16, 128), (33,), (1,), (5, 257), (16, 128))),
+    "team: softmax": (lambda x: x.softmax(1), ((3, 40000),)),
+    "team: nothing but infinities": (lambda x: (x - torch.where(x > -9, math.inf, 0)).softmax(1).nan_to_num(7), ((1, 36000),)),
+    "team: infinities in a part": (_masked_softmax, ((2, 40000), (40000,))),
+    "team: parts of unequal length": (lambda x: x.log_softmax(1), ((2, 50004),)),
+    "team: norm": (lambda x, w: torch.layer_norm(x * 3 + 50, (40000,), w, w), ((3, 40000), (40000,))),
+    "team: norm with statistics": (lambda x: torch.ops.aten.native_layer_norm(x, [50004], None, None, 1e-5), ((2, 50004),)),
+    "team: norm of a sum": (lambda x, y, w: _rms_norm(x + y, w), ((2, 3, 20000), (2, 3, 20000), (20000,))),
+    "team: reductions that follow each other": (
+        lambda x: x - (x - x.amax(1, keepdim=True)).sum(1, keepdim=True),
+        ((2, 36864),),
+    ),
     "two reductions of a row": (lambda x: (x.sum(1), x.amax(1), x.argmin(1)), ((9, 100),)),
 }
 
@@ -609,7 +629,7 @@ def main(globs: list[str]) -> None:
         seconds[row.name] = round(time.perf_counter() - start, 2)
     contractions = triton_products.wrong(chip.name) if not globs or "contractions" in globs else {}
     symbolic = {what: check(chip.name) for what, check in SYMBOLIC.items()} if not globs else {}
-    groups = fused(chip.name) if not globs else {}
+    groups = fused(chip.name) if not globs or "fused" in globs else {}
     slowest = dict(sorted(seconds.items(), key=lambda item: -item[1])[:10])
     report = {"failures": failures, "passed": passed, "declined": declined, "symbolic": symbolic, "fused": groups}
     report["contractions"] = contractions

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from reference_backends.triton_gpu.launch import DEEP, TURN
-from vendor_sdk import index, loop, online
+from vendor_sdk import index, loop, online, split
 
 SHORT = 32
 """Iterations up to which an inner loop runs one after the other, so that the block's lanes lie along the nest."""
@@ -49,12 +49,23 @@ def tiled(s: loop.Stmt) -> bool:
     if not isinstance(s, loop.Reduce | loop.Nest) or not s.ranges or not plain(s.body):
         return False
     size = length_of(s).value
-    return isinstance(s, loop.Nest) or size is None or size > SHORT
+    return isinstance(s, loop.Nest | split.Heard) or size is None or size > SHORT
 
 
 def inner_loops(nest: loop.Nest) -> list[Loop]:
     """The inner loops that become tiles."""
     return [s for s in loop.walk(nest.body) if isinstance(s, Loop) and tiled(s)]
+
+
+def heard(body: Sequence[loop.Stmt]) -> dict[str, list[str]]:
+    """What the programs of a row tell each other: the scratch buffers, and the values that are loaded from them."""
+    found: dict[str, list[str]] = {}
+    for s in loop.walk(tuple(body)):
+        if isinstance(s, split.Heard):
+            for each in s.body:
+                if isinstance(each, loop.Load):
+                    found.setdefault(each.param, []).append(each.to)
+    return found
 
 
 def walks_across(nest: loop.Nest) -> bool:
@@ -152,13 +163,16 @@ def weights(body: Sequence[loop.Stmt]) -> Weights:
     gaps = online.gaps(body)
     found: set[str] = set()
     every = list(loop.walk(tuple(body)))
+    said = heard(body)
+    passed = {s.value: said[s.param] for s in every if isinstance(s, loop.Store) and s.param in said}
     totals = [a for s in every for a in getattr(s, "accumulators", ())]
     for a in totals:
         for name in a.args:
             users.setdefault(name, []).append(a)
         found.update(a.to[1:] if a.op == "expsum" and a.dtype == torch.float32 else ())
     for s in every:
-        for name in () if isinstance(s, Loop) else loop.reads(s):
+        told = isinstance(s, loop.Store) and s.param in said
+        for name in () if told or isinstance(s, Loop) else loop.reads(s):
             users.setdefault(name, []).append(s)
         if isinstance(s, loop.Compute) and s.dtype == torch.float32 and s.op == "exp" and s.args[0] in gaps:
             found.add(s.to)
@@ -167,9 +181,9 @@ def weights(body: Sequence[loop.Stmt]) -> Weights:
     def halved(name: str) -> bool:
         return all(
             (isinstance(user, loop.Compute) and (_halves(user) or (user.op in SMOOTH and halved(user.to))))
-            or (isinstance(user, loop.Accumulator) and user.op == "sum" and halved(user.to[0]))
+            or (isinstance(user, loop.Accumulator) and user.op in ("sum", "expsum") and halved(user.to[-1]))
             for user in users.get(name, ())
-        )
+        ) and all(map(halved, passed.get(name, ())))
 
     names = frozenset(filter(halved, found))
     powers = names.difference(*(a.to for a in totals))

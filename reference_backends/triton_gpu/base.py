@@ -365,6 +365,36 @@ def philox(seed, index, word):
     return tl.where(word == 0, a, tl.where(word == 1, b, tl.where(word == 2, c, d))).to(tl.int64)
 
 
+# What the programs of a row tell each other: words of a value and, above it, a bit that says it is there
+
+THERE = tl.constexpr(1 << 32)
+
+
+@triton.jit
+def tell(word, value):
+    tl.atomic_xchg(word, (value.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF) | THERE, sem="relaxed")
+
+
+@triton.jit
+def said(word, mask):
+    """What is there now. Where ``mask`` does not hold, nobody has anything to say."""
+    return tl.load(word, mask=mask, other=THERE, volatile=True)
+
+
+@triton.jit
+def missing(words):
+    """Whether some program has said nothing yet. (The interpreter runs one program after the other, twice.)"""
+    if INTERPRETED:
+        return False
+    else:
+        return tl.min(tl.min(words >> 32, 1), 0) == 0
+
+
+@triton.jit
+def value_of(word, kind: tl.constexpr):
+    return (word & 0xFFFFFFFF).to(tl.int32).to(kind, bitcast=True)
+
+
 # Combinations: what a step of a reduction or scan does
 
 

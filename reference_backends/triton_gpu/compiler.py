@@ -20,7 +20,7 @@ from types import ModuleType
 import torch
 
 from reference_backends.triton_gpu.launch import LONGEST, Begun, Fixed, Several
-from reference_backends.triton_gpu.machine import Machine
+from reference_backends.triton_gpu.machine import Machine, machine
 from reference_backends.triton_gpu.machine_code import Argument, pointer
 from vendor_sdk import CompilerError, LoopKernel, cache_dir, index
 
@@ -58,8 +58,9 @@ def toolchain() -> str:
     """Identity of compiler and processor: part of every key."""
     import triton
 
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-    return f"triton {triton.__version__}, compute capability {capability}"
+    gpu = machine() if torch.cuda.is_available() else None
+    processor = f"compute capability {gpu.capability}, {gpu.processors} multiprocessors" if gpu else None
+    return f"triton {triton.__version__}, {processor}"
 
 
 @functools.cache

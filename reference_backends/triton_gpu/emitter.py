@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.triton_gpu import compiler, native, products
+from reference_backends.triton_gpu import compiler, native, products, team
 from reference_backends.triton_gpu.analysis import (
     inner_loops,
     keeps_rows,
@@ -91,8 +91,15 @@ def divided(kernel: LoopKernel) -> LoopKernel:
         if template(kernel.body[position]) is not None:
             continue
         lengths, longest, limit = rows(kernel.body[position])
-        if longest > limit:
-            kernel = online.online(kernel, position)
+        if longest > min(limit, LONGEST):
+            once = online.online(kernel, position)
+            # A row of exponentials that fits into one program takes each of them once there.
+            alone = longest <= limit and once.body[position] != kernel.body[position]
+            members = 0 if alone else team.members(once, position)
+            if members:
+                kernel = team.team(once, position, members)
+                continue
+            kernel = once if longest > limit else kernel
         nest = kernel.body[position]
         count = index.product([r.size for r in nest.ranges]).value
         across = walks_across(nest)

@@ -22,12 +22,13 @@ from reference_backends.triton_gpu.table import FLOAT8
 from vendor_sdk import split
 
 Kind = Literal[
-    "row", "fixed", "short", "whole", "along", "scan", "lean", "again", "costly", "heavy", "across", "deep", "spread"
+    "row", "team", "fixed", "short", "whole", "along", "scan", "lean", "again", "costly", "heavy", "across", "deep", "spread"
 ]
 """How a nest's inner loops become tiles: all iterations at once, as the text says (with one iteration of the nest in a program,
-or several, or, where they only store, as many as lie in a line that they walk across) or as the launch does; some at a time,
-with the lanes along memory in the loop (once, to scan or not; or several times over, one row or more; or with costly functions,
-of one row or more) or across it, in the nest (or in many whole tiles); or divided among programs."""
+for which others may wait, or several, or, where they only store, as many as lie in a line that they walk across) or as the
+launch does; some at a time, with the lanes along memory in the loop (once, to scan or not; or several times over, one row or
+more; or with costly functions, of one row or more) or across it, in the nest (or in many whole tiles); or divided among
+programs."""
 
 WARPS = 4
 """Of a program where no inner loop is a tile."""
@@ -117,7 +118,7 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
     else:
         blocks = [_power(n) for n in lengths] if kind == "whole" else []
     row = max(blocks or [longest])
-    x = 1 if kind == "row" else min(_below(ELEMENTS // 2 // row), _power(count))
+    x = 1 if kind in ("row", "team") else min(_below(ELEMENTS // 2 // row), _power(count))
     while x > 1 and count < x * PROGRAMS:
         x //= 2
     return x, blocks, min(_below(x * row // thread // 32), 32 if row > LONGEST else 16)
@@ -222,12 +223,14 @@ class Launcher:
         kernel: the function, as ``triton.jit`` made it.
         kind: how its inner loops become tiles.
         thread: elements of a tile in one thread.
+        told: positions of the buffers by which programs of the kind ``team`` tell each other what they found.
+        waits: how often they wait for that.
     """
 
-    def __init__(self, kernel: Any, kind: Kind, thread: int) -> None:
+    def __init__(self, kernel: Any, kind: Kind, thread: int, told: Sequence[int] = (), waits: int = 0) -> None:
         import triton
 
-        self.kernel, self.kind, self.thread = kernel, kind, thread
+        self.kernel, self.kind, self.thread, self.told, self.waits = kernel, kind, thread, told, waits
         self.driver, self.settings = triton.runtime.driver, triton.knobs.runtime
         self.planned = functools.lru_cache(PLANS)(self._planned)
         self.compiled: dict[Any, dict[tuple[Any, ...], _Compiled]] = {}
@@ -244,6 +247,8 @@ class Launcher:
             return
         arguments = (*numbers, *plan.values)
         if self.settings.interpret:
+            for _ in range(self.waits):
+                self.tell(plan, buffers, arguments)
             self.first(plan, (*buffers, *arguments))
             return
         driver = self.driver.active
@@ -257,6 +262,14 @@ class Launcher:
             known[key] = _Compiled(self.first(plan, (*buffers, *arguments)))
             return
         compiled.launch(plan.programs, driver.get_current_stream(device), self.settings, (*pointers, *arguments))
+
+    def tell(self, plan: Plan, buffers: tuple[Any, ...], arguments: tuple[Any, ...]) -> None:
+        """Lets the interpreter, which runs one program after the other, find what each of them tells the others before they
+        wait once more, and nothing else."""
+        copies = [buffer.clone() for buffer in buffers]
+        self.first(plan, (*copies, *arguments))
+        for position in self.told:
+            buffers[position].copy_(copies[position])
 
     def fixed(self, leads: int, count: int, lengths: tuple[int, ...], largest: int) -> Fixed:
         """What launches for sizes that no call changes."""

@@ -11,7 +11,7 @@ from reference_backends.triton_gpu.analysis import Loop, body_of, length_of, nam
 from reference_backends.triton_gpu.statements import NONE, Axes, R, Statements, X
 from reference_backends.triton_gpu.table import SMALL, TYPES, combination, constant, convert, nothing, wide
 from reference_backends.triton_gpu.tiles import Tile, Vectors
-from vendor_sdk import LoopKernel, LoweringError, index, loop
+from vendor_sdk import LoopKernel, LoweringError, index, loop, split
 
 GROUP = 8
 """Neighbouring elements whose sum of exponentials one thread keeps: a vector of halves."""
@@ -38,8 +38,12 @@ class Loops(Statements):
         super().__init__(kernel)
         self.functions: list[str] = []
         """Lines of functions that this one calls."""
+        self.waits = 0
+        """How often the programs of a row wait for each other."""
 
     def statement(self, s: loop.Stmt) -> None:
+        if isinstance(s, split.Heard):
+            self.listen(s)
         if not isinstance(s, Loop):
             super().statement(s)
         elif self.tile is not None or not tiled(s):
@@ -115,6 +119,34 @@ class Loops(Statements):
         uses = [each for each in loop.walk(self.nest.body) if isinstance(each, loop.Load | loop.Store)]
         if any(sum(use.param == name for use in uses) > 1 for name in stored if self.kernel.param(name).role == "scratch"):
             self.out("tl.debug_barrier()")
+
+    def listen(self, s: split.Heard) -> None:
+        """Waits for all that the programs of a row have told each other until here: what each of them says is asked for before
+        the first answer is there."""
+        position = next(k for k, each in enumerate(self.nest.body) if each is s)
+        told = {each.param for each in self.nest.body[:position] if isinstance(each, loop.Store)}
+        words: dict[str, str] = {}
+        for later in self.nest.body[position:]:
+            if isinstance(later, split.Heard) and told >= {each.param for each in later.body if isinstance(each, loop.Load)}:
+                (tile,) = self.tiles[length_of(later)]
+                before = self.enter(later, tile)
+                for each in later.body:
+                    if isinstance(each, loop.Load):
+                        address, axes = self.pointer(each.param, each.index, ())
+                        if (each.param, address) not in self.known:
+                            name = self.known[each.param, address] = self.fresh("said")
+                            words[name] = f"base.said({address}, {self.mask(axes) or f'{tile.number} >= 0'})"
+                self.leave(later, before)
+        if not words:
+            return
+        self.waits += 1
+        for name, text in words.items():
+            self.out(f"{name} = {text}")
+        self.out(f"while base.missing({' & '.join(words)}):")
+        self.out.depth += 1
+        for name, text in words.items():
+            self.out(f"{name} = {text}")
+        self.out.depth -= 1
 
     def in_tiles(self, s: loop.Reduce | loop.Nest) -> None:
         accumulators = s.accumulators if isinstance(s, loop.Reduce) else ()

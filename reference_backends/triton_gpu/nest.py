@@ -16,6 +16,7 @@ from reference_backends.triton_gpu import indices
 from reference_backends.triton_gpu.analysis import (
     Loop,
     body_of,
+    heard,
     inner_loops,
     late,
     length_of,
@@ -30,12 +31,12 @@ from reference_backends.triton_gpu.analysis import (
     weights,
     written_out,
 )
-from reference_backends.triton_gpu.functions import function_text, most_elements, numbers_text
+from reference_backends.triton_gpu.functions import argument_names, function_text, most_elements, numbers_text
 from reference_backends.triton_gpu.launch import LEAST, ONE_ROW, PIECES, PLAIN, POINTS, THREAD, WARPS, Kind
 from reference_backends.triton_gpu.loops import Loops
 from reference_backends.triton_gpu.statements import NONE, Writer
 from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, modulo, pieces, piecewise, vectors
-from vendor_sdk import LoopKernel, index, loop
+from vendor_sdk import LoopKernel, index, loop, split
 
 CARRIED = 8
 """Running totals of a tile and operands up to which a thread holds 16 elements of each: more do not fit in 128 registers."""
@@ -89,7 +90,7 @@ class NestText(Loops):
         """Places on the axis x."""
         self.inner = inner_loops(self.nest)
         sizes = list(dict.fromkeys(map(length_of, self.inner)))
-        scanned = {length_of(s) for s in self.inner if isinstance(s, loop.Scan)}
+        scanned = {length_of(s) for s in self.inner if isinstance(s, loop.Scan | split.Heard)}
         """What cannot be taken in pieces."""
         self.fixed = self.whole and all(size.value is not None for size in sizes)
         """Whether the text says how many iterations lie in a tile; else the launch does."""
@@ -114,9 +115,10 @@ class NestText(Loops):
             self.along_x = self.count + (VECTOR_BYTES - 1)
         self.tiles = {size: self.pieces_of(n, size, whole=size in scanned) for n, size in enumerate(sizes)}
         edges = any(tile.edges for found in self.tiles.values() for tile in found)
-        if self.fixed and (edges or self.adrift()):
+        self.told = heard(nest.body).keys()
+        if self.fixed and (edges or self.told or self.adrift()):
             # Of several rows, a thread would hold edges of each.
-            self.kind, self.x_axes, self.x_mask = "row", NONE, ""
+            self.kind, self.x_axes, self.x_mask = "team" if self.told else "row", NONE, ""
         self.find_private()
         if not self.whole and not self.spread:
             self.streamed = {p.name for p in kernel.params if p.role == "in" and self.streams(p)}
@@ -192,7 +194,9 @@ class NestText(Loops):
         self.store_kept()
         function = function_text(self.kernel, self.name, self.nest.body, self.out.lines, self.constants())
         text = "\n".join([*self.functions, function])
-        return f'{text}launch_{self.name} = Launcher({self.name}, "{self.kind}", {self.thread})\n'
+        names = argument_names(self.kernel)[0]
+        told = f", {tuple(names.index(name) for name in self.told)}, {self.waits}" if self.told else ""
+        return f'{text}launch_{self.name} = Launcher({self.name}, "{self.kind}", {self.thread}{told})\n'
 
     def full_apart(self) -> bool:
         """Whether programs of which all iterations count have a text of their own: a mask that ends anywhere would cut their
@@ -244,7 +248,7 @@ class NestText(Loops):
             self.out(f"lead = tl.cast({f'{apart} % {leads}' if self.spread else apart}, INDEX)")
             apart = f"{apart} // {leads}"
         self.axes["x_index"] = self.x_axes
-        if self.kind == "row":
+        if self.kind in ("row", "team"):
             self.out(f"x_index = tl.cast({program}, INDEX)")
         else:
             self.out(f"x_index = (tl.cast({program}, INDEX) * XBLOCK + tl.arange(0, XBLOCK)){column}")

@@ -11,7 +11,7 @@ so which masks its loads and stores need.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,8 @@ class Statements:
         self.written: set[str] = set()
         self.late: frozenset[int] = frozenset()
         """Stores that wait for the loads before them."""
+        self.told: Collection[str] = ()
+        """Scratch buffers of what the programs of a row tell each other."""
         self.streamed: set[str] = set()
         """Params of which each element is read once."""
         self.rounded: set[str] = set()
@@ -205,6 +207,8 @@ class Statements:
         # What is read once need not push out what others will read, or write what they wrote sooner than must be.
         hint = ', eviction_policy="evict_first"' if s.param in self.streamed else ""
         text = f"tl.load({address}{masked}{hint})"
+        if s.param in self.told:
+            text = f"base.value_of({self.known[s.param, address]}, {TYPES[s.dtype]})"
         (self.define if s.param in self.written else self.once)(s.to, text, s.dtype, axes)
 
     def store(self, s: loop.Store) -> None:
@@ -214,7 +218,9 @@ class Statements:
         value = self.here(s.value)
         if id(s) in self.late:
             self.out("tl.debug_barrier()")
-        if s.mode == "set":
+        if s.param in self.told:
+            self.out(f"base.tell({address}, {value})")
+        elif s.mode == "set":
             self.out(f"tl.store({address}, {value}{f', mask={mask}' if mask else ''})")
         else:
             self.out(OPS[f"store.{s.mode}"].format(args=f"{address}, {value}, {mask or None}, {s.param}"))

@@ -49,7 +49,8 @@ class Deviations:
     """A reduction ``late`` that sums squared deviations from ``center`` of what ``early`` sums as ``value``.
 
     Attributes:
-        scratch: of the parts' first values, of how far their means are from these, and of squared deviations from their means.
+        scratch: of the parts' first values, of how far their means are from these (where parts stay at hand: their sums), and
+            of squared deviations from their means.
         counted: how many values they have.
     """
 

@@ -30,6 +30,7 @@ from vendor_sdk.ir.loop import (
     walk,
 )
 from vendor_sdk.lower.alike import meaning
+from vendor_sdk.lower.split import Heard
 
 
 def online(kernel: LoopKernel, position: int) -> LoopKernel:
@@ -54,6 +55,7 @@ def gaps(body: Sequence[Stmt]) -> frozenset[str]:
 
 def _gaps(stmts: Sequence[Stmt], written: set[str]) -> Iterator[str]:
     loops = [s for s in stmts if isinstance(s, Reduce | Nest)]
+    heard = _heard(stmts)
     for position, late in enumerate(loops):
         yield from _gaps(late.body, written)
         there = {name: s for s in late.body for name in makes(s)}
@@ -62,12 +64,40 @@ def _gaps(stmts: Sequence[Stmt], written: set[str]) -> Iterator[str]:
                 continue
             variables = {a.var: ix.variable(b.var, b.size) for a, b in zip(late.ranges, early.ranges, strict=True)}
             here = {name: s for s in early.body for name in makes(s)}
-            rows = {a.to[0]: meaning(a.args[0], here, {}, written) for a in early.accumulators if a.op in ("max", "expsum")}
+            rows = {
+                largest: [meaning(value, here, {}, written) for value in (a.args[0], _counted(a.args[0], early))]
+                for a in early.accumulators
+                if a.op in ("max", "expsum")
+                for largest in (a.to[0], *heard.get(a.to[0], ()))
+            }
             for s in late.body:
                 if not isinstance(s, Compute) or s.op != "sub" or s.args[1] not in rows:
                     continue
-                if meaning(s.args[0], there, variables, written) == rows[s.args[1]]:
+                if meaning(s.args[0], there, variables, written) in rows[s.args[1]]:
                     yield s.to
+
+
+def _heard(stmts: Sequence[Stmt]) -> dict[str, list[str]]:
+    """The largest value of a row's parts, by that of its own part that each tells the others."""
+    told = {s.param: s.value for s in stmts if isinstance(s, Store)}
+    found: dict[str, list[str]] = {}
+    for s in stmts:
+        if isinstance(s, Heard):
+            loads = {each.to: each.param for each in s.body if isinstance(each, Load)}
+            for a in s.accumulators:
+                if a.op in ("max", "expsum") and a.args[0] in loads:
+                    found.setdefault(told[loads[a.args[0]]], []).append(a.to[0])
+    return found
+
+
+def _counted(name: str, s: Reduce) -> str:
+    """The value of which ``name`` is the one that counts, in a loop that reads nothing where it does not count."""
+    made = {each.to: each for each in s.body if isinstance(each, Compute)}
+    chosen = made.get(name)
+    masks = {each.mask for each in s.body if isinstance(each, Load)}
+    if chosen is not None and chosen.op == "where" and masks == {chosen.args[0]}:
+        return chosen.args[1]
+    return name
 
 
 def _joined(stmts: Sequence[Stmt], written: set[str], taken: set[str]) -> tuple[Stmt, ...]:

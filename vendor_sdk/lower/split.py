@@ -9,13 +9,17 @@ each part sums squared deviations from its own mean, and what follows adds how f
 "Updating formulae and a pairwise algorithm for computing sample variances", 1979). A part finds its mean's deviations in
 passing, as differences from its first value: that is one of those it sums, so of ``n`` values the rounding errors are at most
 ``n`` times those of two passes, whatever the values are.
+
+``together(kernel, position, parts)`` does the same in one nest over the parts of each iteration, whose operands then need not
+be read again. Its iterations wait for what others store (``Heard``): it is for emitters that run all parts of a row at once,
+and no interpreter takes it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -49,6 +53,11 @@ from vendor_sdk.lower.simplify import live
 LINE = 16
 """Elements of which a line of memory and whole vectors hold a multiple, whatever their type. So many apart lie rows of partial
 results; parts side by side, but for the last, have as many iterations, so that all begin with a vector if the first does."""
+
+
+@dataclass(frozen=True)
+class Heard(Reduce):
+    """A reduction over what all parts of a row found, in a nest of all of them: what it loads other iterations store."""
 
 
 def long_loops(nest: Nest) -> list[Reduce | Nest]:
@@ -86,6 +95,13 @@ def split(
     return _Split(kernel, position, nest, ix.wrap(parts), apart, turn, ix.wrap(parts if maps is None else maps)).run()
 
 
+def together(kernel: LoopKernel, position: int, parts: int) -> LoopKernel:
+    """``kernel`` with the inner loops of nest ``position``, of which ``long_loops`` finds some, divided into ``parts`` in one
+    nest, whose last range is that of the parts. Scratch buffers that it adds have an element for each iteration, in order.
+    """
+    return _Together(kernel, position, kernel.body[position], ix.wrap(parts)).run()
+
+
 def _read(stmts: Sequence[Stmt]) -> set[str]:
     """Values that statements, and those inside them, read."""
     return {name for s in walk(tuple(stmts)) for name in reads(s)}
@@ -115,6 +131,7 @@ class _Split:
         self.taken |= {p.name for p in (*kernel.params, *kernel.scratch)} | {s.name for s in kernel.symbols}
         self.scratch: list[Param] = []
         self.nests: list[Nest] = []
+        self.combine: type[Reduce] = Reduce
         outer = ix.ZERO
         for r in nest.ranges:
             outer = outer * r.size + ix.variable(r.var, r.size)
@@ -152,6 +169,10 @@ class _Split:
         body = [*self.kernel.body]
         body[self.position : self.position + 1] = self.nests
         return replace(self.kernel, body=tuple(body), scratch=(*self.kernel.scratch, *self.scratch))
+
+    def place(self, part: Int) -> Int:
+        """Where a part's results lie."""
+        return part * self.count + self.outer
 
     def settled(self, before: list[Stmt], stores: list[Stmt], rest: Sequence[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
         """``before`` and ``stores`` of a loop, ``rest[0]``, and of what follows it: where that would combine the parts' results
@@ -249,9 +270,9 @@ class _Split:
             for result, dtype in zip(results, dtypes, strict=True):
                 param = Param(self.fresh("part"), dtype, self.count * self.parts, "scratch")
                 self.scratch.append(param)
-                stores.append(Store(param.name, ix.variable(part.var, part.size) * self.count + self.outer, result))
+                stores.append(Store(param.name, self.place(ix.variable(part.var, part.size)), result))
                 read.append(self.fresh("v"))
-                loads.append(Load(read[-1], param.name, ix.variable(q.var, q.size) * self.count + self.outer, dtype))
+                loads.append(Load(read[-1], param.name, self.place(ix.variable(q.var, q.size)), dtype))
             joined.append(Accumulator(a.to, a.op, tuple(read), a.dtype))
         for pair in pairs:
             start, added, results = self.from_first(pair, whole, inner, body, inside)
@@ -260,7 +281,7 @@ class _Split:
             stores += self.squares(pair, part, inner, ix.product([r.size for r in s.ranges]), results)
         partial = Reduce((inner,), tuple(body), tuple(accumulators))
         self.add((part, *self.nest.ranges), (*before, *first, partial, *stores))
-        return Reduce((q,), tuple(loads), tuple(joined))
+        return self.combine((q,), tuple(loads), tuple(joined))
 
     # Sums of squared deviations
 
@@ -310,10 +331,7 @@ class _Split:
             Const(top, math.inf, dtype),
             Compute(finite, "lt", (squared, top), torch.bool),
             Compute(kept, "where", (finite, own, squared), dtype),
-            *(
-                Store(param.name, p * self.count + self.outer, value)
-                for param, value in zip(pair.scratch, (shift, mean, kept), strict=True)
-            ),
+            *(Store(param.name, self.place(p), value) for param, value in zip(pair.scratch, (shift, mean, kept), strict=True)),
         ]
 
     def counted(self, counted: Counted, p: Int, dtype: torch.dtype) -> tuple[list[Stmt], str, str]:
@@ -339,15 +357,12 @@ class _Split:
         """What stands for ``pair.late``: the parts' sums, each with its mean's own deviation as often as it has values."""
         dtype = pair.dtype
         q = Range(self.fresh("q"), self.parts)
-        some, count, _ = self.counted(pair.counted, ix.variable(q.var, q.size), dtype)
-        first, mean, squares, off, gap, square, times, result = (self.fresh("v") for _ in range(8))
-        place = ix.variable(q.var, q.size) * self.count + self.outer
+        some, count, divisor = self.counted(pair.counted, ix.variable(q.var, q.size), dtype)
+        square, times, result = (self.fresh("v") for _ in range(3))
+        loads, gap, squares = self.deviations_of(pair, self.place(ix.variable(q.var, q.size)), divisor)
         body = [
             *some,
-            *(Load(to, p.name, place, dtype) for to, p in zip((first, mean, squares), pair.scratch, strict=True)),
-            # In this order: means of values far from zero have few digits of what they differ by.
-            Compute(off, "sub", (first, pair.center), dtype),
-            Compute(gap, "add", (off, mean), dtype),
+            *loads,
             Compute(square, "mul", (gap, gap), dtype),
             Compute(times, "mul", (square, count), dtype),
             Compute(result, "add", (squares, times), dtype),
@@ -357,7 +372,25 @@ class _Split:
             body += [Const(none, 0.0, dtype), Compute(some_there, "lt", (none, count), torch.bool)]
             result = self.chosen(body, some_there, result, 0.0, dtype)
         (accumulator,) = pair.late.accumulators
-        return Reduce((q,), tuple(body), (replace(accumulator, args=(result,)),))
+        return self.combine((q,), tuple(body), (replace(accumulator, args=(result,)),))
+
+    def deviations_of(self, pair: Deviations, place: Int, divisor: str) -> tuple[list[Stmt], str, str]:
+        """Loads of what the part at ``place`` found, how far its mean is from the whole's, and its squared deviations.
+
+        Args:
+            divisor: how many values the part has, one for none.
+        """
+        first, mean, squares, off, gap = (self.fresh("v") for _ in range(5))
+        return (
+            [
+                *(Load(to, p.name, place, pair.dtype) for to, p in zip((first, mean, squares), pair.scratch, strict=True)),
+                # In this order: means of values far from zero have few digits of what they differ by.
+                Compute(off, "sub", (first, pair.center), pair.dtype),
+                Compute(gap, "add", (off, mean), pair.dtype),
+            ],
+            gap,
+            squares,
+        )
 
     def chosen(self, body: list[Stmt], inside: str, value: str, worst: bool | int | float, dtype: torch.dtype) -> str:
         other, chosen = self.fresh("v"), self.fresh("v")
@@ -373,3 +406,112 @@ class _Split:
         kept = live(tuple(body), set())
         names = {name: self.fresh("w") for s in walk(kept) for name in makes(s)}
         self.nests.append(Nest(ranges, tuple(renamed(s, names) for s in kept)))
+
+
+class _Together(_Split):
+    """One nest of all that ``_Split`` makes several of, over the rows and, within each, its parts."""
+
+    def __init__(self, kernel: LoopKernel, position: int, nest: Nest, parts: Int) -> None:
+        super().__init__(kernel, position, nest, parts, False, 1, parts)
+        self.combine = Heard
+        self.part = Range(self.fresh("p"), parts)
+        self.body: list[Stmt] = []
+
+    def run(self) -> LoopKernel:
+        super().run()
+        body = [*self.kernel.body]
+        body[self.position] = Nest((*self.nest.ranges, self.part), tuple(self.body))
+        return replace(self.kernel, body=tuple(body), scratch=(*self.kernel.scratch, *self.scratch))
+
+    def place(self, part: Int) -> Int:
+        return self.outer * self.parts + part
+
+    def settled(self, before: list[Stmt], stores: list[Stmt], rest: Sequence[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
+        return before, stores
+
+    def add(self, ranges: tuple[Range, ...], body: Sequence[Stmt]) -> None:
+        super().add(ranges, body)
+        own = [r for r in ranges if r not in self.nest.ranges]
+        places = {r.var: ix.variable(self.part.var, self.part.size) for r in own}
+        for s in substitute(self.nests[-1].body, places):
+            self.body += self.two_passes(s) if isinstance(s, Reduce) and not isinstance(s, Heard) else [s]
+
+    def reduction(self, s: Reduce, before: Sequence[Stmt], pairs: Sequence[Deviations]) -> Reduce:
+        found = super().reduction(s, before, [])
+        for pair in pairs:
+            self.own_deviations(pair, found)
+        return found
+
+    def again(self, s: Reduce) -> tuple[tuple[Range, ...], list[Stmt], Mapping[str, str]]:
+        """Ranges and body of one more pass over what ``s`` reduces, and its names there."""
+        names = {name: self.fresh("v") for each in s.body for name in makes(each)}
+        ranges = tuple(Range(self.fresh("q"), r.size) for r in s.ranges)
+        moved = {r.var: ix.variable(mine.var, mine.size) for r, mine in zip(s.ranges, ranges, strict=True)}
+        return ranges, [renamed(each, names, moved) for each in s.body], names
+
+    def own_deviations(self, pair: Deviations, found: Heard | Reduce) -> None:
+        """Sums a part's squared deviations from its own mean, with the part at hand, and stores them. (``found`` combines the
+        parts' sums.)"""
+        dtype = pair.dtype
+        position = next(k for k, a in enumerate(pair.early.accumulators) if a.args[0] == pair.value and a.op == "sum")
+        told = next(s.param for s in found.body if isinstance(s, Load) and s.to == found.accumulators[position].args[0])
+        total = next(s.value for s in self.body if isinstance(s, Store) and s.param == told)
+        partial = next(s for s in self.body if isinstance(s, Reduce) and any(total in a.to for a in s.accumulators))
+        value = next(a.args[0] for a in partial.accumulators if total in a.to)
+        pair.counted = Counted(ix.product([r.size for r in pair.early.ranges]), self.parts, partial.ranges[0].size, False)
+        p = ix.variable(self.part.var, self.part.size)
+        some, _, divisor = self.counted(pair.counted, p, dtype)
+        mean, gap, square, squares = (self.fresh("v") for _ in range(4))
+        ranges, body, names = self.again(partial)
+        body.append(Compute(gap, "sub", (names.get(value, value), mean), dtype))
+        if pair.counted.of(p).value is None:
+            (inside,) = {names.get(each.mask, each.mask) for each in partial.body if isinstance(each, Load) and each.mask}
+            gap = self.chosen(body, inside, gap, 0.0, dtype)
+        body.append(Compute(square, "mul", (gap, gap), dtype))
+        pair.scratch = [
+            next(param for param in self.scratch if param.name == told),
+            Param(self.fresh("part"), dtype, self.count * self.parts, "scratch"),
+        ]
+        self.scratch.append(pair.scratch[1])
+        self.body += [
+            *some,
+            Compute(mean, "div", (total, divisor), dtype),
+            Reduce(ranges, tuple(body), (Accumulator((squares,), "sum", (square,), dtype),)),
+            Store(pair.scratch[1].name, self.place(p), squares),
+        ]
+
+    def deviations_of(self, pair: Deviations, place: Int, divisor: str) -> tuple[list[Stmt], str, str]:
+        total, mean, squares, gap = (self.fresh("v") for _ in range(4))
+        return (
+            [
+                *(Load(to, p.name, place, pair.dtype) for to, p in zip((total, squares), pair.scratch, strict=True)),
+                Compute(mean, "div", (total, divisor), pair.dtype),
+                Compute(gap, "sub", (mean, pair.center), pair.dtype),
+            ],
+            gap,
+            squares,
+        )
+
+    def two_passes(self, s: Reduce) -> list[Stmt]:
+        """A part's largest value, then its sum of exponentials: the part is at hand, and each element takes one exponential."""
+        after: list[Stmt] = []
+        own = {a.to: a for a in s.accumulators if a.op == "expsum"}
+        for (largest, total), a in own.items():
+            ranges, body, names = self.again(s)
+            gap, power, weighted, found, least, none, zero = (self.fresh("v") for _ in range(7))
+            value, weight = (names.get(name, name) for name in a.args)
+            body += [
+                Compute(gap, "sub", (value, largest), a.dtype),
+                Compute(power, "exp", (gap,), a.dtype),
+                Compute(weighted, "mul", (power, weight), a.dtype),
+            ]
+            after += [
+                Reduce(ranges, tuple(body), (Accumulator((found,), "sum", (weighted,), a.dtype),)),
+                # Of nothing but negative infinities none weighs anything.
+                Const(least, -math.inf, a.dtype),
+                Compute(none, "eq", (largest, least), torch.bool),
+                Const(zero, 0.0, a.dtype),
+                Compute(total, "where", (none, zero, found), a.dtype),
+            ]
+        first = tuple(Accumulator(a.to[:1], "max", a.args[:1], a.dtype) if a.to in own else a for a in s.accumulators)
+        return [replace(s, accumulators=first), *after]
