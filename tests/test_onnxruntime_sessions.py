@@ -22,7 +22,7 @@ from vendor_sdk.pipeline import recording
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
-from reference_backends.onnxruntime import refusal, stored  # noqa: E402
+from reference_backends.onnxruntime import plugin, refusal, stored  # noqa: E402
 from reference_backends.onnxruntime.builder import Builder, Outline, value_info  # noqa: E402
 from reference_backends.onnxruntime.partition import Partition  # noqa: E402
 from reference_backends.onnxruntime.providers import Provider, _awake  # noqa: E402
@@ -455,7 +455,8 @@ def test_every_provider_is_asked_once_for_itself(monkeypatch: pytest.MonkeyPatch
 def test_attributes_of_a_session_are_not_those_of_a_question(tmp_path: Path) -> None:
     path = tmp_path / "optimized.onnx"
     options = {"session_options": {"optimized_model_filepath": str(path), "session.intra_op.allow_spinning": "0"}}
-    asks = Provider.of({"provider": "CPUExecutionProvider", "provider_library": "", "provider_options": {}, **options}).asked()
+    defaults = {name: option.default for name, option in plugin.backend().options.items()}
+    asks = Provider.of({**defaults, **options}).asked()
     assert not asks.has("optimized_model_filepath")
     assert asks.has("session.intra_op.allow_spinning")
 
@@ -561,7 +562,7 @@ def test_a_layer_is_as_few_nodes_as_onnx_has_words_for() -> None:
     call, partition = inference(model, x)
     torch.testing.assert_close(call(x), model(x))
     kinds = Counter(node.op_type for node in partition._make.model.graph.node)  # type: ignore[attr-defined]
-    views = {kind: kinds.pop(kind) for kind in ("Reshape", "Transpose", "Split")}
+    views = {kind: kinds.pop(kind) for kind in ("Reshape", "Transpose", "Split") if kind in kinds}
     assert kinds == {
         "LayerNormalization": 2,
         "Gemm": 4,
@@ -574,7 +575,7 @@ def test_a_layer_is_as_few_nodes_as_onnx_has_words_for() -> None:
         "Softsign": 1,  # of exp(min(x, 80)): the sigmoid
         "Mul": 1,
     }
-    assert views["Transpose"] == 4
+    assert "Transpose" not in views  # Attention takes the heads as they come
     assert views["Split"] == 1
 
 

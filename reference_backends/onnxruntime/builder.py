@@ -6,7 +6,7 @@ graph. What ONNX cannot express exactly is refused by raising ``Untranslatable``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,8 @@ OPSET = 23
 """ONNX opset of models: 20 brought the bool reductions that rules rely on, 23 Attention and RMSNormalization."""
 NEWER = {"BitCast": 26}
 """Operators of later opsets: a model that has one is of that opset."""
+CONTRIB = "com.microsoft"
+"""The domain of ONNX Runtime's own operators."""
 SEEDS = "seeds"
 """The input that comes after all others in a model with random numbers: an int64 for each random node."""
 IR_VERSIONS = {23: 11, 26: 13}
@@ -110,6 +112,38 @@ def read(outlines: Sequence[Outline | None]) -> Outline:
     return next(each for each in outlines if each is not None)
 
 
+Outlines = Sequence[Outline | None]
+"""Those of the results of a prim with several; ``None`` for one that nobody reads."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What a kernel is asked for: an operator with one result, which has the dtype of its first input.
+
+    Attributes:
+        kind: its name.
+        inputs: dtype of each, and its sizes where they are known, dynamic ones as expressions; None for one that is left out.
+        attributes: names and values.
+        domain: ``CONTRIB``, or "" for a standard one.
+    """
+
+    kind: str
+    inputs: tuple[tuple[torch.dtype, tuple[int | str, ...] | None] | None, ...]
+    attributes: tuple[tuple[str, Any], ...] = ()
+    domain: str = ""
+
+    @staticmethod
+    def of(kind: str, inputs: Sequence[Value | None], attributes: Mapping[str, Any], domain: str = "") -> Operator:
+        return Operator(kind, tuple(map(_described, inputs)), tuple(attributes.items()), domain)
+
+
+def _described(value: Value | None) -> tuple[torch.dtype, tuple[int | str, ...] | None] | None:
+    if value is None:
+        return None
+    shape = value.shape if isinstance(value, Operand) else None
+    return value.dtype, None if shape is None else tuple(size if isinstance(size, int) else str(size) for size in shape)
+
+
 Subgraph = Callable[["Builder", Sequence[Value]], list["Operand"]]
 """The subgraph of a control prim as its rule gets it: translates it into a builder, on operands, and returns its outputs."""
 
@@ -127,10 +161,18 @@ class Builder:
         random: whether whoever runs it gives seeds.
         guarded: whether conversions to halves are kept from ONNX Runtime's CPU provider, which computes float16 in float32 and
             drops conversions before (``docs/found``: ``onnxruntime_half_conversion.py``, ``onnxruntime_half_round_trip.py``).
+        has: whether whoever runs it has a kernel for an operator; None of standard ONNX, which anyone may run.
     """
 
-    def __init__(self, stem: str = "", *, random: bool = True, guarded: bool = False) -> None:
-        self._stem, self._random, self._guarded = stem, random, guarded
+    def __init__(
+        self,
+        stem: str = "",
+        *,
+        random: bool = True,
+        guarded: bool = False,
+        has: Callable[[Operator], bool] | None = None,
+    ) -> None:
+        self._stem, self._random, self._guarded, self._has = stem, random, guarded, has
         self.scope = ""  # names the node being translated; ONNX Runtime's messages show it
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
@@ -142,7 +184,9 @@ class Builder:
         self.goes_on = False  # the node being translated is read by floating point arithmetic alone
         self._count = 0
         self._drawn = 0
+        self._transposed: dict[str, tuple[Value, list[int]]] = {}  # transposes to what they are of, with the order
         self.opset = OPSET
+        self.standard = True  # no node is of ONNX Runtime's own
 
     # Boundary
 
@@ -202,18 +246,22 @@ class Builder:
         graph = self._graph("partition", outputs)
         return helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid("", self.opset)],
+            opset_imports=[
+                helper.make_opsetid("", self.opset),
+                *([] if self.standard else [helper.make_opsetid(CONTRIB, 1)]),
+            ],
             ir_version=IR_VERSIONS[self.opset],
             producer_name="vendor_sdk",
         )
 
     def child(self) -> Builder:
         """For a graph inside a node of this one; it may use this one's values."""
-        return Builder(stem=self._name("g") + "_", random=False, guarded=self._guarded)
+        return Builder(stem=self._name("g") + "_", random=False, guarded=self._guarded, has=self._has)
 
     def inner(self, child: Builder, name: str, results: Sequence[Value]) -> onnx.GraphProto:
         """The graph of a child, with ``results``, its own or this graph's values, as its outputs; shapes stay open."""
         self.opset = max(self.opset, child.opset)
+        self.standard = self.standard and child.standard
         outputs = []
         for value in results:
             out = child.op("Identity", value)
@@ -243,6 +291,17 @@ class Builder:
         self.opset = max(self.opset, NEWER.get(kind, 0))
         self.nodes.append(helper.make_node(kind, names, [each.name for each in results], name=name, **attributes))
         return results
+
+    def runs(self, kind: str, *inputs: Value | None, domain: str = "", **attributes: Any) -> bool:
+        """Whether whoever runs the graph has a kernel for this node: for a rule that has another way."""
+        return not domain if self._has is None else self._has(Operator.of(kind, inputs, attributes, domain))
+
+    def contrib(self, kind: str, *inputs: Value | None, **attributes: Any) -> Value | None:
+        """As ``op``, of one of ONNX Runtime's own operators; None where whoever runs the graph has no kernel for it."""
+        if not self.runs(kind, *inputs, domain=CONTRIB, **attributes):
+            return None
+        self.standard = False
+        return self.op(kind, *inputs, domain=CONTRIB, **attributes)
 
     def constant(self, value: Any, dtype: torch.dtype = torch.int64) -> Value:
         """A constant tensor (an initializer); ``value`` is a number, a nested list or a numpy array."""
@@ -343,10 +402,19 @@ class Builder:
         return self.op("Unsqueeze", value, self.constant(list(dims)))
 
     def transpose(self, value: Value, order: Sequence[int]) -> Value:
-        """Dimensions reordered; nothing where they stay in place."""
-        if list(order) == list(range(len(order))):
+        """Dimensions reordered; nothing where they stay in place, or come back to it."""
+        value, before = self._transposed.get(value.name, (value, list(range(len(order)))))
+        order = [before[axis] for axis in order]
+        if order == list(range(len(order))):
             return value
-        return self.op("Transpose", value, perm=list(order))
+        result = self.op("Transpose", value, perm=order)
+        self._transposed[result.name] = value, order
+        return result
+
+    def untransposed(self, value: Value, order: Sequence[int]) -> Value | None:
+        """What ``value`` is the transpose of, by this order; None where it is none."""
+        source, given = self._transposed.get(value.name, (value, []))
+        return source if given == list(order) else None
 
     # Choices
 

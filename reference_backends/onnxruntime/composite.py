@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, normalized, static
+from reference_backends.onnxruntime import attention
+from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Outlines, Rule, Untranslatable, Value, normalized
 from reference_backends.onnxruntime.pointwise import one_and_exp
 from reference_backends.onnxruntime.reduction import wide
 
-Outlines = Sequence[Outline | None]
 FLOAT = torch.float32
 
 
@@ -195,93 +195,6 @@ def _linear(b: Builder, out: Outline, x: Operand, weight: Operand, bias: Operand
     return b.cast(result, out.dtype)
 
 
-# Attention
-
-
-def _attention(
-    b: Builder,
-    out: Outlines,
-    query: Operand,
-    key: Operand,
-    value: Operand,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Operand | None = None,
-    scale: float | None = None,
-) -> tuple[Value | None, ...]:
-    """ONNX's Attention; step by step where the logarithm of the sum of exponentials is wanted, which that does not give.
-
-    Rows whose keys are all masked give zeros, as torch's do and ONNX leaves open.
-    """
-    if dropout_p:
-        raise Untranslatable("attention with dropout is left to the decomposition")
-    _not_double(query, "Attention")
-    for operand in (query, key, value):
-        _nonempty(operand)
-    operands: list[Value] = [b.cast(each, FLOAT) for each in (query, key, value)]
-    mask = None if attn_mask is None else _additive(b, attn_mask)
-    if out[1] is not None:
-        static(query.shape[-1:], "the width of attention's heads")
-        factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        results = _attention_steps(b, query, key, value, factor, _causal(b, query, key, mask) if is_causal else mask)
-        return tuple(None if each is None else b.cast(part, each.dtype) for part, each in zip(results, out, strict=True))
-    assert out[0] is not None
-    attributes: dict[str, Any] = (
-        {"is_causal": int(is_causal)} if scale is None else {"is_causal": int(is_causal), "scale": scale}
-    )
-    if mask is None:
-        return b.cast(b.op("Attention", *operands, **attributes), out[0].dtype), None
-    result = b.op("Attention", *operands, mask, **attributes)
-    masked = b.op("ReduceMax", mask, b.constant([-1]), keepdims=1)
-    nothing = b.compare("Equal", masked, b.constant(-math.inf, FLOAT))
-    return b.cast(b.where(nothing, b.constant(0, FLOAT), result), out[0].dtype), None
-
-
-def _attention_steps(
-    b: Builder, query: Operand, key: Operand, value: Operand, factor: float, mask: Value | None
-) -> tuple[Value, Value]:
-    """The result and the logarithm of the sum of exponentials of each row of scores."""
-    zero, one = b.constant(0, FLOAT), b.constant(1, FLOAT)
-    left, right, values = b.cast(query, FLOAT), _shared(b, key, query), _shared(b, value, query)
-    scores = b.op("Mul", b.op("MatMul", left, b.transpose(right, [0, 1, 3, 2])), b.constant(factor, FLOAT))
-    if mask is not None:
-        scores = b.op("Add", scores, mask)
-    peak = b.op("ReduceMax", scores, b.constant([-1]), keepdims=1)
-    peak = b.where(b.compare("Equal", peak, b.constant(-math.inf, FLOAT)), zero, peak)
-    weights = b.op("Exp", b.op("Sub", scores, peak))
-    total = b.op("ReduceSum", weights, b.constant([-1]), keepdims=1)
-    total = b.where(b.compare("Equal", total, zero), one, total)
-    result = b.op("MatMul", b.op("Div", weights, total), values)
-    return result, b.squeeze(b.op("Add", peak, b.op("Log", total)), 3)
-
-
-def _shared(b: Builder, x: Operand, query: Operand) -> Value:
-    """``x`` with a head for each of the query's: those of ``x`` serve as many neighbours."""
-    heads, own = static([query.shape[1], x.shape[1]], "attention with shared heads")
-    value = b.cast(x, FLOAT)
-    if heads == own:
-        return value
-    batch, rows, width = (b.size(x, dim) for dim in (0, 2, 3))
-    grouped = b.op("Expand", b.unsqueeze(value, 2), b.sizes([batch, own, heads // own, rows, width]))
-    return b.op("Reshape", grouped, b.sizes([batch, heads, rows, width]))
-
-
-def _causal(b: Builder, query: Operand, key: Operand, mask: Value | None) -> Value:
-    """``mask`` that also keeps each row from the keys behind it."""
-    rows, keys = (b.tensor(b.size(each, 2), torch.int64) for each in (query, key))
-    row, column = (b.op("Range", b.constant(0), count, b.constant(1)) for count in (rows, keys))
-    ahead = b.compare("Less", b.unsqueeze(row, 1), column)
-    hidden = b.where(ahead, b.constant(-math.inf, FLOAT), b.constant(0, FLOAT))
-    return hidden if mask is None else b.op("Add", hidden, mask)
-
-
-def _additive(b: Builder, mask: Operand) -> Value:
-    if mask.dtype != torch.bool:
-        return b.cast(mask, FLOAT)
-    return b.where(mask, b.constant(0, FLOAT), b.constant(-math.inf, FLOAT))
-
-
 RULES: Mapping[str, Rule] = {
     "softmax": _softmax("Softmax"),
     "log_softmax": _softmax("LogSoftmax"),
@@ -292,5 +205,5 @@ RULES: Mapping[str, Rule] = {
     "gelu": _gelu,
     "silu": _silu,
     "linear": _linear,
-    "scaled_dot_product_attention": _attention,
+    **attention.RULES,
 }

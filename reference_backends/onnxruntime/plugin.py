@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from reference_backends.onnxruntime.providers import Provider
 
 VERSION = "0.1.0"
+NOWHERE, SESSIONS, FILES = "nowhere", "sessions", "files"
+"""Where ONNX Runtime's own operators may stand; files means in sessions, too."""
 
 
 def _requires() -> str:
@@ -52,6 +54,12 @@ def backend() -> Backend:
             "provider_library": Option(default="", help="path of the plugin library that brings the provider"),
             "session_options": Option(
                 default={}, help="attributes (intra_op_num_threads) and configuration keys (they have a dot) of SessionOptions"
+            ),
+            "contrib": Option(
+                default=SESSIONS,
+                help="where operators of ONNX Runtime's own (com.microsoft) may stand that the provider has kernels for; files "
+                "are those of vendor_sdk.export, which other runtimes read only without them",
+                choices=(NOWHERE, SESSIONS, FILES),
             ),
         },
         # Of ONNX Runtime's CPU provider.

@@ -17,6 +17,7 @@ from typing import Any
 import onnxruntime as ort
 import torch
 
+from reference_backends.onnxruntime.plugin import SESSIONS
 from vendor_sdk import CompilerError, OptionError
 
 CPU = "CPUExecutionProvider"
@@ -31,12 +32,14 @@ class Provider:
         options: its own.
         session: entries of ``SessionOptions``: names of its attributes, or keys of its configuration (they have a dot).
         library: a plugin's shared library, one of whose providers it is; "" for a provider that ONNX Runtime was built with.
+        contrib: where it may be given operators of ONNX Runtime's own.
     """
 
     name: str = CPU
     options: tuple[tuple[str, str], ...] = ()
     session: tuple[tuple[str, Any], ...] = ()
     library: str = ""
+    contrib: str = SESSIONS
 
     @staticmethod
     def of(options: Mapping[str, Any]) -> Provider:
@@ -51,7 +54,7 @@ class Provider:
                 fix="Install the build that has it, or name its plugin library in options={'provider_library': path}.",
             )
         own = tuple((str(key), str(value)) for key, value in options["provider_options"].items())
-        provider = Provider(options["provider"], own, tuple(options["session_options"].items()), library)
+        provider = Provider(options["provider"], own, tuple(options["session_options"].items()), library, options["contrib"])
         provider.session_options()
         return provider
 

@@ -4,7 +4,7 @@
     provider    of a partition: starts a session of the one node, or says which part it has no kernel for
     format      of a file: its types, as ONNX's own checker knows them
 
-A file need not run where it is written, so no provider is asked about one.
+A file need not run where it is written, so no provider is asked about one, but for operators of ONNX Runtime's own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import onnx
 import onnxruntime as ort
 
+from reference_backends.onnxruntime import contrib
 from reference_backends.onnxruntime.builder import Untranslatable
 from reference_backends.onnxruntime.providers import CPU, Provider
 from reference_backends.onnxruntime.translate import single
@@ -28,7 +29,7 @@ def support(reason: str) -> Support:
 def refusal(node: NodeContext, provider: Provider) -> str:
     """Why ``provider`` cannot run a node, ``""`` when it can."""
     try:
-        model = single(node)
+        model = single(node, has=contrib.in_sessions(provider))
     except Untranslatable as error:
         return str(error)
     text = model.SerializeToString()
@@ -75,10 +76,10 @@ def _start(model: bytes, provider: Provider) -> ort.InferenceSession:
     return provider.start(model, provider.session_options())
 
 
-def unwritable(node: NodeContext) -> str:
+def unwritable(node: NodeContext, provider: Provider) -> str:
     """Why a node cannot stand in a file, ``""`` when it can."""
     try:
-        model = single(node, random=False)
+        model = single(node, random=False, has=contrib.in_files(provider))
         onnx.checker.check_model(model, full_check=True)
     except Untranslatable as error:
         return str(error)

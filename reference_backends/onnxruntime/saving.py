@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,16 @@ import onnx
 import sympy  # type: ignore[import-untyped]
 import torch
 
-from reference_backends.onnxruntime.builder import ELEMENT_TYPES, Builder, Operand, Untranslatable, Value, elsewhere, value_info
+from reference_backends.onnxruntime.builder import (
+    ELEMENT_TYPES,
+    Builder,
+    Operand,
+    Operator,
+    Untranslatable,
+    Value,
+    elsewhere,
+    value_info,
+)
 from reference_backends.onnxruntime.translate import outline, run
 from vendor_sdk import CompilerError, LoweringError, ModelFile, PrimGraph
 
@@ -32,10 +41,14 @@ ALIGNMENT = 4096
 """Bytes at multiples of which tensors begin in a file of parameters, so that runtimes may map it."""
 
 
-def save(graph: PrimGraph, file: ModelFile) -> None:
-    """Writes the model. See ``GraphCompiler.save``; raises ``CompilerError`` where the result is not valid ONNX."""
+def save(graph: PrimGraph, file: ModelFile, has: Callable[[Operator], bool] | None = None) -> None:
+    """Writes the model. See ``GraphCompiler.save``; raises ``CompilerError`` where the result is not valid ONNX.
+
+    Args:
+        has: as ``Builder``'s.
+    """
     inputs = [node for index, node in enumerate(graph.placeholders) if index not in file.values]
-    builder = Builder("v.", random=False)
+    builder = Builder("v.", random=False, has=has)
     operands, parameters = _operands(builder, graph, file)
     try:
         symbols = _guarded(builder, inputs, operands, file.sizes)

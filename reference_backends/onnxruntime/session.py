@@ -10,6 +10,7 @@ import onnx
 import onnxruntime as ort
 import torch
 
+from reference_backends.onnxruntime import contrib
 from reference_backends.onnxruntime.builder import ELEMENT_TYPES, SEEDS, elsewhere
 from reference_backends.onnxruntime.partition import Partition, Signature, Slot
 from reference_backends.onnxruntime.providers import CPU, Provider
@@ -35,7 +36,7 @@ class OnnxCompiler(GraphCompiler):
         Raises:
             CompilerError: the model breaks a rule of ONNX, or the provider does not take it.
         """
-        model = translate(graph, guarded=self.provider.name == CPU)
+        model = translate(graph, guarded=self.provider.name == CPU, has=contrib.in_sessions(self.provider))
         try:
             onnx.checker.check_model(model)
         except onnx.checker.ValidationError as error:
@@ -46,10 +47,10 @@ class OnnxCompiler(GraphCompiler):
         return partition
 
     def save(self, graph: PrimGraph, file: ModelFile) -> None:
-        save(graph, file)
+        save(graph, file, contrib.in_files(self.provider))
 
     def saves(self, node: NodeContext) -> Support:
-        return support(unwritable(node))
+        return support(unwritable(node, self.provider))
 
     def remarks(self, executable: Any) -> Mapping[str, str]:
         """Nodes of a partition that the provider left to the CPU provider: a part of what they were translated to, or all."""

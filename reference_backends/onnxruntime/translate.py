@@ -28,7 +28,7 @@ from reference_backends.onnxruntime import (
     special,
     view,
 )
-from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, static
+from reference_backends.onnxruntime.builder import Builder, Operand, Operator, Outline, Rule, Untranslatable, Value, static
 from vendor_sdk import COMPOSITES, FLOAT8, OPSET, LoweringError, NodeContext, PrimGraph, TensorInfo, trace
 
 
@@ -129,17 +129,17 @@ _STORAGE_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format
 """Keyword arguments about storage: values have none."""
 
 
-def translate(graph: PrimGraph, *, guarded: bool = False) -> onnx.ModelProto:
+def translate(graph: PrimGraph, *, guarded: bool = False, has: Callable[[Operator], bool] | None = None) -> onnx.ModelProto:
     """A partition as a model: an input a placeholder, an output an output, in order. Outputs of static sizes may have their
     elements in another shape.
 
     Args:
-        guarded: as ``Builder``'s.
+        guarded, has: as ``Builder``'s.
 
     Raises:
         LoweringError: a node has no translation, which the ``supports`` hook should have said.
     """
-    builder = Builder(guarded=guarded)
+    builder = Builder(guarded=guarded, has=has)
     inputs = []
     for node in graph.placeholders:
         fake = node.meta["val"]
@@ -214,16 +214,16 @@ def _cut(builder: Builder, cut: pieces.Cut, whole: Operand) -> dict[fx.Node, Ope
     }
 
 
-def single(node: NodeContext, *, random: bool = True) -> onnx.ModelProto:
+def single(node: NodeContext, *, random: bool = True, has: Callable[[Operator], bool] | None = None) -> onnx.ModelProto:
     """A model of one node, each of its operands an input.
 
     Args:
-        random: whether whoever runs it gives seeds.
+        random, has: as ``Builder``'s.
 
     Raises:
         Untranslatable: the rules do not translate it; the message says why.
     """
-    builder = Builder(random=random)
+    builder = Builder(random=random, has=has)
 
     def value(argument: Any) -> Any:
         if isinstance(argument, TensorInfo):
