@@ -1,7 +1,7 @@
-"""Rules of pooling prims, all by one constant table: which positions of a plane each window reads.
+"""Rules of pooling prims, by one constant table: which positions of a plane each window reads.
 
 ONNX's own pooling differs from torch's in the last window under ``ceil_mode``, in NaN, and in the meaning of indices; the table
-is exact. Sizes of planes must be known; batch and channels may be dynamic.
+is exact. Where they agree ONNX's takes a tenth of the time. Sizes of planes must be known; batch and channels may be dynamic.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Rule, Untranslatable, Value, read, static
 from reference_backends.onnxruntime.reduction import extreme, position, wide
 
+FLOAT = torch.float32
 Array = np.ndarray[Any, Any]
 Spans = Sequence[Sequence[Sequence[int]]]
 """For each dimension and each place of the result along it, the positions that its window reads; -1 is padding."""
@@ -153,6 +154,79 @@ def _average_windows(dims: int) -> Callable[..., Shares]:
     return make
 
 
+@dataclass(frozen=True)
+class _Regular:
+    """Windows of one shape, each a stride from the last, none of which reaches beyond the padding.
+
+    Attributes:
+        kernel, stride, padding: for each dimension.
+        counts: whether what is read of the padding counts.
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    counts: bool
+
+    def averaged(self, b: Builder, x: Value) -> Value:
+        return b.op(
+            "AveragePool",
+            x,
+            kernel_shape=self.kernel,
+            strides=self.stride,
+            pads=self.padding * 2,
+            count_include_pad=int(self.counts),
+        )
+
+    def tiles(self, plane: Sequence[int], places: Sequence[int]) -> bool:
+        """Whether each position is in one window."""
+        whole = all(size == count * k for size, count, k in zip(plane, places, self.kernel, strict=True))
+        return whole and self.kernel == self.stride and not any(self.padding)
+
+    def spread(self, b: Builder, grad: Value) -> Value:
+        """The gradient of the average, where windows tile the plane: a share for each position of the window."""
+        share = b.op("Div", grad, b.constant(math.prod(self.kernel), grad.dtype))
+        scales = b.constant([1.0, 1.0, *self.kernel], FLOAT)
+        how: dict[str, Any] = {"mode": "nearest", "nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+        return b.op("Resize", share, None, scales, **how)
+
+
+def _regular(
+    x: Operand,
+    places: Sequence[Any],
+    kernel_size: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> _Regular | None:
+    """The windows as ONNX knows them; None where it does not, or has no kernel for them."""
+    dims = len(places)
+    plane, count = static(x.shape[x.rank - dims :], "pooling"), static(places, "pooling")
+    kernel, pad = _sizes(kernel_size, dims), _sizes(padding, dims)
+    step = _sizes(stride, dims) if stride else kernel
+    inside = all((n - 1) * s + k <= size + 2 * p for n, s, k, size, p in zip(count, step, kernel, plane, pad, strict=True))
+    fits = all(n == (size + 2 * p - k) // s + 1 for n, s, k, size, p in zip(count, step, kernel, plane, pad, strict=True))
+    if not (inside and fits and divisor_override is None and _has_kernel(x, dims)):
+        return None
+    return _Regular(tuple(kernel), tuple(step), tuple(pad), count_include_pad)
+
+
+def _regular_parts(x: Operand, places: Sequence[Any]) -> _Regular | None:
+    """The windows of adaptive pooling, where they are parts of one size."""
+    dims = len(places)
+    plane, count = static(x.shape[x.rank - dims :], "adaptive pooling"), static(places, "adaptive pooling")
+    if not _has_kernel(x, dims) or 0 in count or any(size % n for size, n in zip(plane, count, strict=True)):
+        return None
+    kernel = tuple(size // n for size, n in zip(plane, count, strict=True))
+    return _Regular(kernel, kernel, (0,) * dims, False)
+
+
+def _has_kernel(x: Operand, dims: int) -> bool:
+    return wide(x.dtype) == FLOAT and x.rank == dims + 2 and 0 not in x.shape
+
+
 def _averaged(b: Builder, out: Outline, x: Operand, shares: Shares) -> Value:
     windows, divisors = shares
     value = b.cast(_taps(b, x, windows), wide(x.dtype))
@@ -197,10 +271,12 @@ def _average(dims: int) -> Rule:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Value:
+        arguments = kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
         places = out.shape[out.rank - dims :]
-        return _averaged(
-            b, out, x, make(x, places, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-        )
+        regular = _regular(x, places, *arguments)
+        if regular is not None:
+            return b.cast(regular.averaged(b, b.cast(x, FLOAT)), out.dtype)
+        return _averaged(b, out, x, make(x, places, *arguments))
 
     return rule
 
@@ -209,7 +285,11 @@ def _average_backward(dims: int) -> Rule:
     make = _average_windows(dims)
 
     def rule(b: Builder, out: Outline, grad: Operand, x: Operand, *arguments: Any) -> Value:
-        return _spread(b, out, grad, x, make(x, grad.shape[grad.rank - dims :], *arguments))
+        places = grad.shape[grad.rank - dims :]
+        regular = _regular(x, places, *arguments)
+        if regular is not None and regular.tiles(x.shape[2:], places):
+            return b.cast(regular.spread(b, b.cast(grad, FLOAT)), out.dtype)
+        return _spread(b, out, grad, x, make(x, places, *arguments))
 
     return rule
 
@@ -221,11 +301,18 @@ def _adaptive_shares(x: Operand, places: Sequence[Any]) -> Shares:
 
 
 def _adaptive_average(b: Builder, out: Outline, x: Operand, output_size: Sequence[Any]) -> Value:
+    regular = _regular_parts(x, output_size)
+    if regular is not None:
+        return b.cast(regular.averaged(b, b.cast(x, FLOAT)), out.dtype)
     return _averaged(b, out, x, _adaptive_shares(x, output_size))
 
 
 def _adaptive_average_backward(b: Builder, out: Outline, grad: Operand, x: Operand) -> Value:
-    return _spread(b, out, grad, x, _adaptive_shares(x, grad.shape[grad.rank - 2 :]))
+    places = grad.shape[grad.rank - 2 :]
+    regular = _regular_parts(x, places)
+    if regular is not None:
+        return b.cast(regular.spread(b, b.cast(grad, FLOAT)), out.dtype)
+    return _spread(b, out, grad, x, _adaptive_shares(x, places))
 
 
 # Maxima

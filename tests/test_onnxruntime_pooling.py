@@ -1,0 +1,129 @@
+"""Average pooling of the ONNX Runtime backend: ONNX's own where it agrees with torch's, the table of windows elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vendor_sdk.pipeline import recording
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+NAME = "onnxruntime"
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def run(function: Callable[..., torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, set[str], set[str]]:
+    """Result and gradient, and the nodes of the forward and of the backward graph."""
+    graphs: list[Any] = []
+    given = x.clone().requires_grad_()
+    with recording(graphs.append):
+        result = torch.compile(function, backend=NAME)(given)
+        result.backward(result.detach())
+    kinds = []
+    for graph in graphs:
+        models = [node.target.run._make.model for node in graph.graph.calls() if hasattr(node.target, "run")]
+        kinds.append({node.op_type for model in models for node in model.graph.node})
+    assert given.grad is not None
+    forward, backward = kinds
+    return result.detach(), given.grad, forward, backward
+
+
+def check(function: Callable[..., torch.Tensor], x: torch.Tensor) -> tuple[set[str], set[str]]:
+    result, gradient, *kinds = run(function, x)
+    given = x.clone().requires_grad_()
+    want = function(given)
+    want.backward(want.detach())
+    torch.testing.assert_close(result, want.detach(), equal_nan=True)
+    torch.testing.assert_close(gradient, given.grad, equal_nan=True)
+    return kinds[0], kinds[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: F.avg_pool2d(x, 2), (2, 3, 8, 10)),
+        (lambda x: F.avg_pool2d(x, (3, 7)), (1, 2, 9, 35)),
+        (lambda x: F.avg_pool2d(x, 2, ceil_mode=True), (2, 3, 8, 10)),  # nothing reaches beyond
+        (lambda x: F.adaptive_avg_pool2d(x, (2, 5)), (2, 3, 8, 10)),
+    ],
+)
+def test_windows_that_tile_a_plane(function: Callable[..., torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    forward, backward = check(function, torch.randn(shape).to(dtype))
+    assert "AveragePool" in forward
+    assert "Gather" not in forward
+    assert "Resize" in backward
+    assert "Gather" not in backward
+
+
+def test_windows_that_tile_a_solid() -> None:
+    forward, backward = check(lambda x: F.avg_pool3d(x, (2, 1, 3)), torch.randn(2, 3, 4, 5, 9))
+    assert "AveragePool" in forward
+    assert "Resize" in backward
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: F.avg_pool2d(x, 3, 1), (2, 3, 8, 10)),
+        (lambda x: F.avg_pool2d(x, 3, 2, 1), (2, 3, 8, 10)),
+        (lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False), (2, 3, 9, 7)),
+        (lambda x: F.avg_pool2d(x, 2), (2, 3, 9, 11)),  # the last positions are in no window
+        (lambda x: F.avg_pool3d(x, 2, 1), (2, 3, 4, 5, 3)),
+    ],
+)
+def test_windows_that_overlap_or_leave_something_out(function: Callable[..., torch.Tensor], shape: tuple[int, ...]) -> None:
+    forward, backward = check(function, torch.randn(shape))
+    assert "AveragePool" in forward
+    assert "Resize" not in backward
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype"),
+    [
+        (lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True), (2, 3, 8, 10), torch.float32),
+        (lambda x: F.avg_pool2d(x, 2, divisor_override=3), (2, 3, 8, 10), torch.float32),
+        (lambda x: F.avg_pool2d(x, 2), (3, 8, 10), torch.float32),  # no batch
+        (lambda x: F.avg_pool2d(x, 2), (2, 3, 8, 10), torch.float64),
+        (lambda x: F.adaptive_avg_pool2d(x, (3, 4)), (2, 3, 8, 10), torch.float32),
+    ],
+)
+def test_windows_that_onnx_has_no_kernel_or_words_for(
+    function: Callable[..., torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    forward, backward = check(function, torch.randn(shape, dtype=dtype))
+    assert "AveragePool" not in forward
+    assert "Resize" not in backward
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_a_number_stays_in_its_window(value: float) -> None:
+    x = torch.randn(2, 3, 8, 10)
+    x[0, 1, 3, 4] = value
+    forward, _ = check(lambda x: F.avg_pool2d(x, 3, 2, 1), x)
+    assert "AveragePool" in forward
+
+
+@pytest.mark.parametrize("scale", range(2, 40))
+def test_every_position_gets_the_share_of_its_own_window(scale: int) -> None:
+    _, backward = check(lambda x: F.avg_pool2d(x, scale), torch.randn(1, 1, 9 * scale, 5 * scale))
+    assert "Resize" in backward
+
+
+def test_a_batch_of_the_call() -> None:
+    x = torch.randn(3, 4, 6, 6)
+    torch._dynamo.mark_dynamic(x, 0)
+    call = torch.compile(lambda x: F.avg_pool2d(x, 2), backend=NAME)
+    for given in (x, torch.randn(5, 4, 6, 6)):
+        torch.testing.assert_close(call(given), F.avg_pool2d(given, 2))
