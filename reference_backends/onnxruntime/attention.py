@@ -33,7 +33,7 @@ first. It takes 0.87 of it at 1,024 positions and 0.9 at 2,048, with moving 0.9 
 long, with moving a third more. Of 8 heads of 4,096 positions it holds 48 MiB, Attention 528."""
 CAUSAL_FROM = 1536
 """Positions from which GroupQueryAttention does: 0.8 of the time at 1,536 and 2,048, its operands moved, and 0.65 at 3,072; at
-1,024 both take as long."""
+1,024 both take as long. Providers of ONNX Runtime before 1.27 say that they lack it: it had to have a cache to write to."""
 _CAUSAL_WIDTHS = 8
 """GroupQueryAttention has heads of multiples of it."""
 
