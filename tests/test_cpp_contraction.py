@@ -153,6 +153,13 @@ FEW_ROWS = [
     (64, 66, 1100),
     (6, 19, 5000),
     (65, 64, 1100),
+    (13, 300, 128),
+    (14, 129, 4099),
+    (16, 1024, 256),
+    (17, 67, 261),
+    (20, 66, 1101),
+    (23, 515, 130),
+    (24, 37, 513),
 ]
 """Rows, columns and steps of products whose factors lie along the sum: where nothing is packed, and just beyond."""
 
@@ -218,19 +225,43 @@ def test_nan_stays_in_its_row_and_column_where_the_transpose_is_computed() -> No
     assert torch.equal(result.isinf(), (a @ b.t()).isinf())
 
 
-def test_few_rows_of_many_batches() -> None:
-    check_mm(torch.randn(5, 3, 200), torch.randn(5, 33, 200).mT)
+@pytest.mark.parametrize("rows", [3, 18])
+def test_few_rows_of_many_batches(rows: int) -> None:
+    check_mm(torch.randn(5, rows, 200), torch.randn(5, 33, 200).mT)
 
 
-def test_few_rows_of_rows_that_are_apart() -> None:
-    check_mm(torch.randn(3, 500)[:, 7:307], torch.randn(40, 901)[::2, 3:303].t())
+@pytest.mark.parametrize("rows", [3, 14])
+def test_few_rows_of_rows_that_are_apart(rows: int) -> None:
+    check_mm(torch.randn(rows, 500)[:, 7:307], torch.randn(40, 901)[::2, 3:303].t())
 
 
+@pytest.mark.parametrize("rows", [7, 15, 22])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.int64], ids=str)
-def test_few_rows_of_other_dtypes(dtype: torch.dtype) -> None:
-    a, b = torch.randint(-9, 9, (7, 301)).to(dtype), torch.randint(-9, 9, (45, 301)).to(dtype).t()
+def test_few_rows_of_other_dtypes(dtype: torch.dtype, rows: int) -> None:
+    a, b = torch.randint(-9, 9, (rows, 301)).to(dtype), torch.randint(-9, 9, (45, 301)).to(dtype).t()
     (result,) = launch(call(aten.mm.default, (a, b)))
     assert torch.equal(result, a @ b)
+
+
+def test_nan_stays_in_its_row_and_column_where_rows_are_few() -> None:
+    a, b = torch.randn(18, 301), torch.randn(45, 301)
+    a[17, 300], b[44, 0] = float("nan"), float("inf")
+    (result,) = launch(call(aten.mm.default, (a, b.t())))
+    assert torch.equal(result.isnan(), (a @ b.t()).isnan())
+    assert torch.equal(result.isinf(), (a @ b.t()).isinf())
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+def test_products_with_weights_that_lie_along_the_sum_need_no_memory(rows: int) -> None:
+    """Of their own, beside what a thread has on its stack."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        CppEmitter().release()
+        check_mm(torch.randn(rows, 700), torch.randn(1024, 700).t())
+        assert CppEmitter().release() == 0
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_few_rows_do_not_depend_on_the_number_of_threads() -> None:
@@ -266,8 +297,9 @@ def test_other_instruction_sets(instructions: str, monkeypatch: pytest.MonkeyPat
         check_mm(torch.randn(1, 301), torch.randn(33, 301).t())
         check_mm(torch.randn(7, 301), torch.randn(33, 301).t())
         check_mm(torch.randn(50, 301), torch.randn(333, 301).t())
-        test_few_rows_of_other_dtypes(torch.float64)
-        test_few_rows_of_other_dtypes(torch.int64)
+        check_mm(torch.randn(18, 301), torch.randn(333, 301).t())
+        test_few_rows_of_other_dtypes(torch.float64, 7)
+        test_few_rows_of_other_dtypes(torch.int64, 15)
     finally:
         compiler.toolchain.cache_clear()
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import vendor_sdk
+from tests.toyloops import LoopEmitter
 from tests.toys import register_toys
 from vendor_sdk import contraction, pipeline
 from vendor_sdk.ir.panels import panels
@@ -259,6 +260,26 @@ def test_a_factor_of_many_products_lies_in_panels_for_the_call(columns: int, tra
         assert not torch.equal(found, again)
         (graph,) = graphs
         assert sum("clone" in kernel.name for kernel in graph.loops.values()) == copies
+
+
+def test_what_is_read_along_the_sum_lies_in_no_panels_for_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the emitter says so, and only if the columns of the factor are contiguous."""
+    monkeypatch.setattr(LoopEmitter, "reads_along", lambda self, dtype, rows, columns, steps: rows == 7 and steps == 40)
+
+    def steps(x: Tensor, weight: Tensor) -> Tensor:
+        factor = weight.t() if weight.shape[0] == 64 else weight
+        for _ in range(5):
+            x = torch.tanh(x @ factor)[:, :40]
+        return x
+
+    for shape, rows, copies in (((64, 40), 7, 0), ((64, 40), 8, 1), ((40, 64), 7, 1)):
+        graphs: list[vendor_sdk.CompiledGraph] = []
+        x, weight = torch.randn(rows, 40), torch.randn(shape)
+        with pipeline.recording(graphs.append), torch.no_grad():
+            found = compiled(steps, keep=False)(x, weight)
+        torch.testing.assert_close(found, steps(x, weight), rtol=1e-4, atol=1e-4)
+        assert sum("clone" in kernel.name for kernel in graphs[0].loops.values()) == copies
+        torch._dynamo.reset()
 
 
 def test_factors_of_trained_graphs_stay_as_they_are() -> None:

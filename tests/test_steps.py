@@ -83,6 +83,20 @@ def test_what_stays_as_it_is() -> None:
     assert sum(str(n.target) == "aten.addmm.default" for n in join_steps(half).calls()) == 5
 
 
+def test_many_steps_are_some_products() -> None:
+    """Of at least 512 rows and about as many each: no more results are held than one of them has."""
+    x = torch.randn(40, 33, 16)
+
+    def deep(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        state = torch.zeros(40, 8, dtype=x.dtype)
+        for step in x.unbind(1):
+            state = torch.tanh(step @ w + state @ u)
+        return state
+
+    found = products(deep, x, W, U)
+    assert sorted(found) == sorted([(17 * 40, 16, 8), (16 * 40, 16, 8), *[(40, 8, 8)] * 33])
+
+
 class Unrolled(nn.Module):
     def __init__(self) -> None:
         super().__init__()

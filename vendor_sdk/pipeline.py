@@ -359,7 +359,8 @@ def _make_panels(graph: PrimGraph, session: Session) -> None:
     """A device with memory of its own has parameters in it already, as the host has them."""
     if session.emitter is None or isinstance(session.device, Device):
         return
-    make_panels(graph, session.emitter.panel, keep=bool(session.options["keep"]), emitted=_emitted(graph, session))
+    emitter, keep = session.emitter, bool(session.options["keep"])
+    make_panels(graph, emitter.panel, emitter.reads_along, keep=keep, emitted=_emitted(graph, session))
 
 
 def _emitted(graph: PrimGraph, session: Session) -> Callable[[fx.Node], bool]:

@@ -36,6 +36,8 @@ PACK = 16
 """Products of a left factor's element in whose time it is packed."""
 STRETCH = 128
 """Steps that must lie at one distance for a factor to be read where it lies: blocks of the sum end where they do."""
+CHUNKED_ROWS, CHUNKED_STEPS = range(13, 25), 128
+"""Rows of a left factor, and steps from which on, with which AVX-512 multiplies both factors fastest where they lie."""
 
 Access = type[loop.Load] | type[loop.Store]
 Run = Callable[[str, str], None]
@@ -67,6 +69,12 @@ def prepare(dtype: torch.dtype, *, convolutions: bool) -> None:
 def panel(dtype: torch.dtype) -> int:
     """Columns of a panel in which a right factor that is a parameter is best kept (``Emitter.panel``)."""
     return machine.tile_bytes() // dtype.itemsize if dtype in (torch.float32, torch.float64) else 0
+
+
+def reads_along(dtype: torch.dtype, rows: int | None, columns: int, steps: int) -> bool:
+    """Whether ``chunk_products`` of ``dots.h`` computes a product (``Emitter.reads_along``)."""
+    fitting = rows in CHUNKED_ROWS and columns >= SHORT and steps >= CHUNKED_STEPS
+    return fitting and dtype in SUMS and "avx512f" in machine.flags()
 
 
 def write(text: KernelText, c: contraction.Contraction) -> None:

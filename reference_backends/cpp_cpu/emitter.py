@@ -121,6 +121,9 @@ class CppEmitter(Emitter):
         width = contraction.panel(dtype)
         return width if width and columns >= width and steps else 0
 
+    def reads_along(self, dtype: torch.dtype, rows: int | None, columns: int, steps: int) -> bool:
+        return contraction.reads_along(dtype, rows, columns, steps)
+
     def link(self, program: Program) -> Entry | None:
         return launching.link(program)
 

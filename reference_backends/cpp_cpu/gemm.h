@@ -213,6 +213,7 @@ enum : int64_t {
   PARALLEL_PRODUCTS = 1 << 17,  // Fewer are not worth other threads.
   SEPARATE_PRODUCTS = 1 << 28,  // Of a batch that one thread may take alone.
   TURN_ROWS = 48,               // That are turned together: a whole number of vectors.
+  ALONE_ROWS = 256,             // Rows of a task that packs its columns for itself: that takes about as long as 16 rows' products.
 };
 
 // A block of a factor as depth x width, its steps `pitch` apart, the rows (or columns) beyond `count` zero.
@@ -299,10 +300,12 @@ template <class T> struct Blocks {
       else depth = parts(steps, parts(steps, max_int(LEFT_BYTES / (all * step_bytes), DEPTH)));
     }
     block = parts(unit, parts(unit, DEPTH));
-    if (keeps_tiles() && !split()) height = min_int(height, max_int(HEIGHT / p.rows, 1));
+    // A task that packs what others pack, too, is as large as can be.
+    const int64_t tasks = packs_alone() ? threads : 4 * threads, most_rows = packs_alone() ? HEIGHT * parts(threads, columns) : HEIGHT;
+    if (keeps_tiles() && !split()) height = min_int(height, max_int(most_rows / p.rows, 1));
     height = parts(panels, parts(panels, height));
     if (!direct()) height = min_int(parts(height, per_group) * per_group, parts(panels, per_group) * per_group);
-    groups = columns >= 4 * threads ? 1 : min_int(height, parts(4 * threads, columns));
+    groups = columns >= tasks ? 1 : min_int(height, parts(tasks, columns));
   }
 
   static int64_t lines(int64_t elements) { return parts(elements * (int64_t)sizeof(T), 64) * 64; }
@@ -310,6 +313,8 @@ template <class T> struct Blocks {
   // read it more often, want it packed.
   bool direct() const { return p.left.address && (SPAN_TILES == 1 || p.left.step == 1 || p.n < 4 * SPAN); }
   bool split() const { return depth < p.k; }
+  // Whether tasks of a turned product each pack the columns that they need.
+  bool packs_alone() const { return turned && !p.right.panel; }
   int64_t left_bytes() const { return direct() ? 0 : lines(parts(height, per_group) * pitch * depth); }
   int64_t shared_bytes() const { return left_bytes() + (split() ? lines(height * columns * p.rows * SPAN) : 0); }
   // Of a block of the right factor, and of the tiles that are summed over several blocks, or wait for their neighbours.
@@ -463,12 +468,16 @@ template <class T> static int32_t turned_matrix_product(const Product<T> &given)
   const int64_t columns = parts(given.m, Panels::WIDTH), blocks_of_steps = parts(given.k, DEPTH);
   const int64_t threads = given.m * given.n * given.k < PARALLEL_PRODUCTS ? 1 : omp_get_max_threads();
   Product<T> p = given;
-  const Memory panels(p.spare, columns * Panels::WIDTH * given.k * (int64_t)sizeof(T));
+  // Where the caller has no memory to spare, tasks pack what they need a block at a time, if they are few enough.
+  const int64_t bytes = columns * Panels::WIDTH * given.k * (int64_t)sizeof(T);
+  const bool alone = bytes > p.spare.bytes && columns * given.n >= ALONE_ROWS * threads;
+  const Memory panels(p.spare, alone ? 0 : bytes);
   if (!panels.data) return OUT_OF_MEMORY;
   T *const packed = (T *)panels.data;
   const Panels right = {packed, given.k};
   p.m = given.n, p.n = given.m, p.left = given.right, p.right = {};
-  p.right.address = Panels::address, p.right.address_context = &right, p.right.panel = Panels::WIDTH;
+  if (alone) p.right = given.left;
+  else p.right.address = Panels::address, p.right.address_context = &right, p.right.panel = Panels::WIDTH;
   fitting_tiles(p, p.n);
   Blocks<T> blocks(p, threads, &given);
   const Memory memory(p.spare, blocks.shared_bytes());
@@ -478,7 +487,7 @@ template <class T> static int32_t turned_matrix_product(const Product<T> &given)
   {
     T *const own = (T *)aligned_to_line(__builtin_alloca(blocks.own_bytes() + 64));
 #pragma omp for schedule(static)
-    for (int64_t number = 0; number < columns * blocks_of_steps; ++number) {
+    for (int64_t number = 0; number < (alone ? 0 : columns * blocks_of_steps); ++number) {
       const int64_t first = number / blocks_of_steps * Panels::WIDTH, from = number % blocks_of_steps * DEPTH;
       pack(given.left, 0, first, min_int(Panels::WIDTH, given.m - first), Panels::WIDTH, from, min_int(DEPTH, given.k - from), packed + first * given.k + from * Panels::WIDTH);
     }

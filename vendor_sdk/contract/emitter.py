@@ -172,6 +172,18 @@ class Emitter(abc.ABC):
         """
         return 0
 
+    def reads_along(self, dtype: torch.dtype, rows: int | None, columns: int, steps: int) -> bool:
+        """Whether a product takes about as long if each column of the right factor is contiguous, as in a linear layer's
+        weight, as it does with panels.
+
+        Panels that would be made in every call, since several products have one right factor, are not made then: the call
+        holds so many bytes less.
+
+        Args:
+            rows: of the left factor; ``None``: only the call knows.
+        """
+        return False
+
     def release(self) -> int:
         """Frees memory that linked programs keep between calls (``vendor_sdk.release_memory``); the bytes given back."""
         return 0

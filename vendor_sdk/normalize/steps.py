@@ -26,6 +26,8 @@ STEPS = 4
 """Products with one right factor from which on it pays."""
 ROWS = 64
 """Of a product that is fast enough by itself."""
+JOINED_ROWS = 512
+"""Rows from which on a product gains nothing by more: they would be memory for the results of more steps at once."""
 _FACTORS: Mapping[Any, tuple[int, int]] = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2)}
 """Which arguments are the factors."""
 
@@ -42,7 +44,7 @@ class _Step:
 
 
 def join_steps(graph: PrimGraph) -> PrimGraph:
-    """Makes one product of what the products with one right factor have known before the first of them.
+    """Makes one product, or some if they are many, of what the products with one right factor have known before the first.
 
     Not where the graph is trained: there the factors are saved side by side, and are read again from there.
     """
@@ -67,7 +69,10 @@ def join_steps(graph: PrimGraph) -> PrimGraph:
             parts = [step for each in products if (step := _part(each, side, place, first)) is not None]
             steps = [step for step in parts if (step.start, step.end) == (parts[-1].start, parts[-1].end)]
         if len(steps) >= STEPS:
-            _join(graph, steps, right, bias, products[0])
+            share = _share(steps)
+            for begin in range(0, len(steps), share):
+                some = steps[begin : begin + share]
+                _join(graph, some, right, bias, some[0].product if begin else products[0])
     drop_dead(graph)
     return graph
 
@@ -118,6 +123,13 @@ def _known(node: fx.Node, place: Mapping[fx.Node, int], first: int) -> bool:
             return False
         (node,) = node.all_input_nodes
     return place[node] < first
+
+
+def _share(steps: Sequence[_Step]) -> int:
+    """How many of them one product takes, so that each has ``JOINED_ROWS`` or more, and all about as many."""
+    value = steps[0].product.meta["val"]
+    rows: int = torch_private.size_hint(value) // max(value.shape[1], 1)
+    return -(-len(steps) // max(len(steps) * rows // JOINED_ROWS, 1))
 
 
 def _join(graph: PrimGraph, steps: Sequence[_Step], right: fx.Node, bias: fx.Node | None, anchor: fx.Node) -> None:

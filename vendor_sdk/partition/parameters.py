@@ -4,7 +4,8 @@ An emitter whose products read the right factor in panels packs it at every call
 the factor is a view, made where
 
 - the factor is a parameter of a graph that is not trained and the user allows it: once, and kept (``run/kept.py``);
-- many products of a graph have one right factor (an unrolled recurrent network): once a call.
+- many products of a graph have one right factor (an unrolled recurrent network): once a call, unless the emitter reads the
+  factor as fast where it lies.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from vendor_sdk.ir.primgraph import PrimGraph
 aten = torch.ops.aten
 
 Panel = Callable[[torch.dtype, int | None, int, int], int]
+Along = Callable[[torch.dtype, int | None, int, int], bool]
 _RIGHT = {aten.mm.default: 1, aten.addmm.default: 2}
 """Products of two matrices, and which argument is the right factor."""
 SHARED = 4
 """Products with one right factor for which it is put in panels in every call: that takes about as long as 16 rows' products."""
 
 
-def make_panels(graph: PrimGraph, panel: Panel, *, keep: bool, emitted: Callable[[fx.Node], bool]) -> None:
+def make_panels(graph: PrimGraph, panel: Panel, reads_along: Along, *, keep: bool, emitted: Callable[[fx.Node], bool]) -> None:
     """Lets the products of a placed graph that is not trained read inputs in panels.
 
     Args:
         panel: ``Emitter.panel``.
+        reads_along: ``Emitter.reads_along``.
         keep: whether panels of parameters may be kept between calls.
         emitted: whether a node (a ``clone``) can run on the emitter route.
     """
@@ -50,11 +53,14 @@ def make_panels(graph: PrimGraph, panel: Panel, *, keep: bool, emitted: Callable
         if source is None:
             continue
         steps, columns = factor.meta["val"].shape  # type: ignore[union-attr]
-        rows = node.meta["val"].shape[0]
         if not isinstance(steps, int) or not isinstance(columns, int):
             continue
-        width = panel(node.meta["val"].dtype, rows if isinstance(rows, int) else None, columns, steps)
-        if width and (source[0] in static or columns % width == 0):
+        rows = node.meta["val"].shape[0]
+        product = (node.meta["val"].dtype, rows if isinstance(rows, int) else None, columns, steps)
+        width = panel(*product)
+        if not width:
+            continue
+        if source[0] in static or (columns % width == 0 and not (source[1] and reads_along(*product))):
             found.setdefault((source[0], width, source[1]), []).append(place)
     for (matrix, width, transposed), products in found.items():
         made: fx.Node | None = None
