@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from reference_backends.cpp_cpu.analysis import Leaf, gathers, hoist, in_turn, scatters
+from reference_backends.cpp_cpu.interior import interior
 from reference_backends.cpp_cpu.statements import HALVES, Statements
 from reference_backends.cpp_cpu.table import CTYPES, OPS, combined
 from vendor_sdk import index, loop
@@ -72,10 +73,27 @@ class Vectors(Statements):
             self.scalar_loop(r, body, start, end)
             return
         inside = self.prepare(r, body, start, end, given or {})
+        if r.size.value is None and not given and after is None and not self.runs and len(body) <= MANY:
+            start = self.interior(r, inside, start, end)
         step = self.step(r, inside, given or {}, after)
         run = "run_masked" if len(body) > MANY else f"run_steps<{known(r) if cut else 1}>"
         self.out(f"{run}({start}, {end}, {step});")
         self.finish()
+
+    def interior(self, r: loop.Range, inside: Sequence[loop.Stmt], start: str, end: str) -> str:
+        """Writes the loop up to where loads reach over an edge, if they do; where it ends."""
+        found = interior(inside, r.var, self.varying)
+        if found is None:
+            return start
+        to = self.fresh("inner")
+        self.out(f"int64_t {to} = {end};")
+        for edge in found.edges:
+            first = index.to_c(index.substitute(edge.expression, {r.var: 0}) - index.symbol(edge.bound))
+            self.out(f"{to} = min_int({to}, -floor_div({first}, {edge.step}));")
+        # The rest begins with a whole vector, unless there is none.
+        self.out(f"if ({to} < {end}) {to} = {start} + max_int({to} - {start}, 0) / LANES * LANES;")
+        self.out(f"run_steps<1>({start}, {to}, {self.step(r, found.body, {})});")
+        return to
 
     def is_short(self, r: loop.Range) -> bool:
         """Whether a loop is not worth a vector."""
