@@ -111,7 +111,66 @@ def test_positions_that_other_operators_read_stay() -> None:
     assert doubled.tolist() == [0, 2, 4, 6, 8, 10]
 
 
-def test_masks_of_sizes_that_a_call_decides_stay() -> None:
+def _sequences(n: int) -> Tensor:
+    """As transformers finds the sequences of a batch, and looks them up."""
+    positions = torch.arange(n)[None].expand(2, -1)
+    before = positions[:, :1] - 1
+    sequence = (torch.cat((before, positions), -1).diff(dim=-1) != 1).cumsum(-1)
+    batch, rows, keys = (
+        torch.arange(2)[:, None, None, None],
+        torch.arange(n)[None, None, :, None],
+        torch.arange(n)[None, None, None],
+    )
+    same = sequence[batch, rows] == sequence[batch, keys]
+    return same & (positions[batch, keys] <= positions[batch, rows])
+
+
+SYMBOLIC: dict[str, tuple[Callable[[int], Tensor], bool | None]] = {
+    "causal": (lambda n: torch.arange(n)[None] <= torch.arange(n)[:, None], True),
+    "the other way round": (lambda n: torch.arange(n)[:, None] >= torch.arange(n)[None], True),
+    "less than the next": (lambda n: torch.arange(n)[None] < torch.arange(1, n + 1)[:, None], True),
+    "negative difference": (lambda n: (torch.arange(n)[None] - torch.arange(n)[:, None]) <= 0, True),
+    "of all sequences in a batch": (_sequences, True),
+    "added": (lambda n: torch.where(torch.arange(n)[None] <= torch.arange(n)[:, None], 0.0, -torch.inf), True),
+    "all visible": (lambda n: torch.arange(n)[None] >= torch.zeros(n, dtype=torch.int64)[:, None], False),
+    "one more": (lambda n: torch.arange(n)[None] <= torch.arange(n)[:, None] + 1, None),
+    "without its own": (lambda n: torch.arange(n)[None] < torch.arange(n)[:, None] + (torch.arange(n) == 0)[:, None], None),
+    "later": (lambda n: torch.arange(n)[None] >= torch.arange(n)[:, None], None),
+    "every second": (lambda n: torch.arange(n)[None] <= 2 * torch.arange(n)[:, None], None),
+    "steps of two": (lambda n: torch.arange(0, 2 * n, 2)[None] <= torch.arange(n)[:, None], None),
+    "row 0 for all": (lambda n: torch.arange(n)[None] <= torch.arange(n)[:1, None], None),
+    "a number added": (lambda n: torch.where(torch.arange(n)[None] <= torch.arange(n)[:, None], 0.0, -1e4), None),
+    "a gap": (lambda n: torch.cat((torch.arange(1), torch.arange(5, n + 4)))[None] <= torch.arange(n)[:, None] + 4, None),
+}
+"""Masks of positions, where sizes are symbols: whether they are known to be causal, to hide nothing, or neither."""
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_masks_of_sizes_that_a_call_decides(name: str) -> None:
+    make, wanted = SYMBOLIC[name]
+    explained: list[tuple[bool, bool]] = []
+
+    def inspect(module: fx.GraphModule, inputs: object) -> object:
+        know_masks(module.graph)
+        module.graph.lint()
+        module.recompile()
+        for node in module.graph.nodes:
+            if node.target is FORWARD:
+                explained.append((node.kwargs.get("attn_mask") is not None, len(node.args) > 4 and bool(node.args[4])))
+        return module.forward
+
+    def function(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, make(q.shape[2]))
+
+    compiled = torch.compile(function, backend=aot_autograd(fw_compiler=inspect), dynamic=True)
+    for length in (6, 9):
+        q = torch.randn(2, 1, length, 4)
+        torch.testing.assert_close(compiled(q), function(q))
+    assert explained == [(wanted is None, bool(wanted))]
+    torch._dynamo.reset()
+
+
+def test_masks_of_inputs_stay_where_sizes_are_symbols() -> None:
     explained = []
 
     def inspect(module: fx.GraphModule, inputs: object) -> object:
@@ -119,12 +178,13 @@ def test_masks_of_sizes_that_a_call_decides_stay() -> None:
         explained.extend(n.kwargs["attn_mask"] for n in module.graph.nodes if n.target is FORWARD)
         return module.forward
 
-    def function(q: Tensor) -> Tensor:
+    def function(q: Tensor, padding: Tensor) -> Tensor:
         n = q.shape[2]
-        return F.scaled_dot_product_attention(q, q, q, torch.arange(n)[None] <= torch.arange(n)[:, None])
+        causal = torch.arange(n)[None] <= torch.arange(n)[:, None]
+        return F.scaled_dot_product_attention(q, q, q, causal & padding[None])
 
     compiled = torch.compile(function, backend=aot_autograd(fw_compiler=inspect), dynamic=True)
-    q = torch.randn(1, 1, 6, 4)
-    torch.testing.assert_close(compiled(q), F.scaled_dot_product_attention(q, q, q, is_causal=True))
+    q, padding = torch.randn(1, 1, 6, 4), torch.tensor([True, True, False, True, True, False])
+    torch.testing.assert_close(compiled(q, padding), function(q, padding))
     assert explained
     assert all(mask is not None for mask in explained)

@@ -1,7 +1,8 @@
 """Attention masks that no input decides: none at all, or torch's causal one, which kernels know without reading it.
 
 Models build their masks of positions and of what may see what, and skip them where they say nothing only in eager mode. Here a
-mask is computed while the graph is compiled, if it follows from constants and sizes that are known.
+mask is computed while the graph is compiled, if it follows from constants and sizes that are known; where sizes are symbols,
+``positions.py`` says what it is, of some.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.capture.positions import visible
 from vendor_sdk.prims import dropout
 
 aten = torch.ops.aten
@@ -63,27 +65,53 @@ def know_masks(graph: fx.Graph) -> None:
         for node, mask in masks.items():
             if mask in values:
                 _look(node, values[mask])
+    if any(mask not in values for mask in masks.values()):
+        causal = visible(graph)
+        for node, mask in masks.items():
+            if mask not in values and mask in causal:
+                _take_out(node, causal[mask])
+        known |= _above(mask for mask in masks.values() if mask in causal)
     for node in reversed(graph.nodes):
         if node in known and not node.users:
             graph.erase_node(node)
 
 
+def _above(masks: Iterable[fx.Node]) -> set[fx.Node]:
+    """Calls that these are computed of, themselves among them."""
+    found: set[fx.Node] = set()
+    waiting = list(masks)
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node.op == "call_function":
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
 def _look(node: fx.Node, mask: Tensor) -> None:
     """Takes the mask out of an operator, if it is one of the two."""
-    target = node.target
-    assert isinstance(target, torch_private.OpOverload)
-    at = _ARGUMENTS[target]
+    at = _ARGUMENTS[node.target]
     hidden = _hidden(mask)
-    if hidden is None or (len(node.args) > at.causal and node.args[at.causal]):
+    if hidden is None:
         return
     rows, keys = (node.args[i].meta["val"].shape[-2] for i in (at.query, at.key))  # type: ignore[union-attr]
     hidden = hidden.expand(*hidden.shape[:-2], rows, keys)
     causal = bool((hidden == torch.ones(rows, keys, dtype=torch.bool).triu(1)).all())
     if causal or not hidden.any():
-        defaults = [argument.default_value for argument in target._schema.arguments[len(node.args) : at.causal]]
-        node.args = (*node.args[: at.causal], *defaults, causal)
-        if at.mask is None:
-            node.kwargs = {**node.kwargs, "attn_mask": None}
+        _take_out(node, causal)
+
+
+def _take_out(node: fx.Node, causal: bool) -> None:
+    """Takes a mask out of an operator that is not causal, and makes it causal in its place."""
+    target = node.target
+    assert isinstance(target, torch_private.OpOverload)
+    at = _ARGUMENTS[target]
+    if len(node.args) > at.causal and node.args[at.causal]:
+        return
+    defaults = [argument.default_value for argument in target._schema.arguments[len(node.args) : at.causal]]
+    node.args = (*node.args[: at.causal], *defaults, causal)
+    if at.mask is None:
+        node.kwargs = {**node.kwargs, "attn_mask": None}
 
 
 def _hidden(mask: Tensor) -> Tensor | None:
