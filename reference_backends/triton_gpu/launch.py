@@ -32,6 +32,8 @@ programs."""
 
 WARPS = 4
 """Of a program where no inner loop is a tile."""
+ALONE = 4
+"""Programs up to which each has a multiprocessor's threads for itself: with fewer elements in each, nothing waits as long."""
 POINTS = 16
 """Elements in one thread where no inner loop is a tile: two vectors of halves."""
 PLAIN = 8
@@ -121,6 +123,8 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
     x = 1 if kind in ("row", "team") else min(_below(ELEMENTS // 2 // row), _power(count))
     while x > 1 and count < x * PROGRAMS:
         x //= 2
+    if kind == "fixed" and -(-count // x) <= ALONE:
+        return x, blocks, min(_below(x * row // (2 * LEAST) // 32), 32)
     return x, blocks, min(_below(x * row // thread // 32), 32 if row > LONGEST else 16)
 
 
