@@ -502,6 +502,10 @@ def _norm_backward(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[t
     return (gw - gw.mean(1, keepdim=True) - h * (gw * h).mean(1, keepdim=True)) * rstd, (g * h).sum(0), g.sum(0)
 
 
+def _norm(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+
+
 def _rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x * (x.square().mean((1, 2), keepdim=True) + 1e-5).rsqrt() * w
 
@@ -562,6 +566,9 @@ GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         lambda x: x - (x - x.amax(1, keepdim=True)).sum(1, keepdim=True),
         ((2, 36864),),
     ),
+    "team: norm of padded rows": (lambda x: _norm(torch.nn.functional.pad(x, (5, 9))), ((2, 49990),)),
+    "team: norm of masked rows": (lambda x, m: _norm(torch.where(m > 0, x, 0.5)), ((2, 50004), (50004,))),
+    "team: integers": (lambda x: (x * 50).int() - (x * 50).int().amax(-1, keepdim=True), ((2, 40000),)),
     "two reductions of a row": (lambda x: (x.sum(1), x.amax(1), x.argmin(1)), ((9, 100),)),
 }
 

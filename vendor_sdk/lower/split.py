@@ -465,7 +465,9 @@ class _Together(_Split):
         ranges, body, names = self.again(partial)
         body.append(Compute(gap, "sub", (names.get(value, value), mean), dtype))
         if pair.counted.of(p).value is None:
-            (inside,) = {names.get(each.mask, each.mask) for each in partial.body if isinstance(each, Load) and each.mask}
+            here, end, inside = (self.fresh("v") for _ in range(3))
+            flat = p * partial.ranges[0].size + ix.variable(ranges[0].var, ranges[0].size)
+            body += [Index(here, flat), Index(end, pair.counted.total), Compute(inside, "lt", (here, end), torch.bool)]
             gap = self.chosen(body, inside, gap, 0.0, dtype)
         body.append(Compute(square, "mul", (gap, gap), dtype))
         pair.scratch = [
