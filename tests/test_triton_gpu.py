@@ -212,6 +212,14 @@ def test_columns_of_unequal_parts(columns: int, rows: int) -> None:
     assert parts * -(-columns // launch.ACROSS) <= 4 * launch.AT_ONCE
 
 
+@pytest.mark.parametrize(("columns", "rows"), [(1023, 524800), (4097, 131040), (1023, 1 << 23)])
+def test_long_columns_of_odd_rows_begin_alike_in_every_part(columns: int, rows: int) -> None:
+    """Rows as far apart as there are parts begin at one place of their vectors, whole turns of rows or not."""
+    parts = launch.parts(columns, [rows], "across", vectors=False)
+    assert parts % launch.split.LINE == 0
+    assert 2 * launch.SHORT_TURN <= rows // parts <= launch.LONG_PART
+
+
 def test_a_part_ends_in_one_place(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
     """Parts are whole turns, and what lies beyond the rows is zero: a sum needs no other mask than its loads have."""
     ((_, text),) = emitted(lambda a: a.sum(0), torch.empty(13421, 5000))

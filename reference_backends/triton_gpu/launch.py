@@ -77,6 +77,9 @@ TURN, SHORT_TURN = 128, 32
 once; and of other tiles."""
 DEEP = 8 * TURN
 """Iterations of the shortest loop of that kind, in which no element needs a mask."""
+LONG_PART = 2048
+"""Iterations of such a loop in one program, at most, where iterations that begin alike in their vectors lie apart: longer ones
+were seen to take twice as long (H200)."""
 AT_ONCE = 2 * PROGRAMS
 """Programs of that kind that run at once on a large GPU. Of others it is twice as many."""
 NARROW: dict[Kind, int] = {"across": 8, "deep": 8, "short": 16, "spread": 16}
@@ -170,7 +173,7 @@ def parts_across(count: int, length: int, step: int) -> int:
             begin before them.
     """
     programs = -(-(count + step - 1) // ACROSS)
-    deep = [n for n in range(1, length // DEEP + 1) if length % (n * TURN) == 0 and n * programs <= AT_ONCE]
+    deep = [n for n in range(step, length // DEEP + 1, step) if length % (n * TURN) == 0 and n * programs <= AT_ONCE]
     if deep and 4 * deep[-1] * programs >= 3 * AT_ONCE:
         return deep[-1]
     some = step if length >= 2 * SHORT_TURN * step else 1
@@ -183,7 +186,10 @@ def parts_across(count: int, length: int, step: int) -> int:
         waves = max(math.ceil(n * programs / (2 * AT_ONCE) - 0.05), 1)
         return min(n * programs / (waves * 2 * AT_ONCE), 1) * length / (-(-length // (n * SHORT_TURN)) * n * SHORT_TURN)
 
-    return max(range(step, most + 1, step), key=lambda n: (worth(n), -n))
+    best = max(range(step, most + 1, step), key=lambda n: (worth(n), -n))
+    while step > 1 and length > LONG_PART * best:
+        best *= 2
+    return best
 
 
 def maps(lengths: Sequence[int]) -> int:
