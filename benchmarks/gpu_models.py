@@ -302,9 +302,9 @@ def main(
     backend: str, only: tuple[str, ...], peers: str, rounds: int, cold: bool, profile: bool, json_path: Path | None
 ) -> None:
     """Time models on this machine's GPU."""
+    rows = chosen(ROWS, only)
     if not torch.cuda.is_available():
         raise click.ClickException("no CUDA device: this benchmark times models on one")
-    rows = chosen(ROWS, only)
     names = [*(p for p in peers.split(",") if p), backend, f"{backend}{RECORDED}"]
     table: dict[str, Any] = {}
     machine = {**environment(), "transformers": version("transformers")}

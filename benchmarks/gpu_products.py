@@ -13,7 +13,6 @@ operator's definition. Short tables end it.
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import json
 import random
@@ -30,7 +29,7 @@ import click
 import torch
 import torch.nn.functional as F
 
-from benchmarks.gpu import CALLS, covers_for, environment, seconds
+from benchmarks.gpu import CALLS, chosen, covers_for, environment, seconds
 
 Tensor = torch.Tensor
 HALF = torch.bfloat16
@@ -260,11 +259,11 @@ def _tilings(p: Product, inputs: Sequence[Tensor]) -> dict[str, Callable[[], Any
     found = {}
     for t in products.candidates(1, p.rows, p.columns, p.terms, "halves", machine()):
         for stages in {t.stages, t.stages + 1, max(t.stages - 1, 2)}:
-            chosen = products.Tiles(t.x, t.y, t.k, t.warps, stages, t.rate)
-            if chosen.shared(2) > machine().shared or 8 * t.x * t.y < min(p.rows, 128) * 128:
+            sized = products.Tiles(t.x, t.y, t.k, t.warps, stages, t.rate)
+            if sized.shared(2) > machine().shared or 8 * t.x * t.y < min(p.rows, 128) * 128:
                 continue
             compiler.load.cache_clear()  # launchers keep their plans
-            with fusing(), mock.patch.object(products, "candidates", return_value=[chosen]):
+            with fusing(), mock.patch.object(products, "candidates", return_value=[sized]):
                 found[f"{t.x}x{t.y}x{t.k} {t.warps}w {stages}s"] = compiled(p.function, "triton_gpu", inputs)
     compiler.load.cache_clear()
     return found
@@ -445,13 +444,12 @@ def ratios(rows: Mapping[str, Mapping[str, Any]], name: str, others: Sequence[st
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result there.")
 def main(only: tuple[str, ...], peers: str, rounds: int, tiles: bool, json_path: Path | None) -> None:
     """Time matrix products and attention on this machine's GPU."""
+    kinds = {"product": PRODUCTS, "attention": ATTENTION, "dropout": DROPOUT}
+    wanted = chosen({f"{kind}: {what}": what for kind, rows in kinds.items() for what in rows}, only)
     if not torch.cuda.is_available():
         raise click.ClickException("no CUDA device: this benchmark times kernels on one")
     others = [p for p in peers.split(",") if p]
     results: dict[str, dict[str, dict[str, Any]]] = {"products": {}, "forward": {}, "backward": {}, "dropout": {}}
-
-    def wanted(name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, glob) for glob in only)
 
     def tell(kind: str, what: str) -> None:
         row = results[kind][what]
@@ -460,18 +458,18 @@ def main(only: tuple[str, ...], peers: str, rounds: int, tiles: bool, json_path:
 
     with torch.no_grad():
         for what, p in PRODUCTS.items():
-            if wanted(f"product: {what}"):
+            if f"product: {what}" in wanted:
                 results["products"][what] = product(p, others, rounds, tiles)
                 tell("products", what)
                 torch.cuda.empty_cache()
     for what, a in ATTENTION.items():
-        if wanted(f"attention: {what}"):
+        if f"attention: {what}" in wanted:
             results["forward"][what], results["backward"][what] = attend(a, rounds, tiles)
             tell("forward", what)
             tell("backward", what)
             torch.cuda.empty_cache()
     for what, a in DROPOUT.items():
-        if wanted(f"dropout: {what}"):
+        if f"dropout: {what}" in wanted:
             for direction, row in dropped(a, others, rounds, tiles).items():
                 results["dropout"][f"{what}, {direction}"] = row
                 tell("dropout", f"{what}, {direction}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import itertools
 import json
 import math
@@ -599,3 +600,12 @@ def test_a_dropout_that_keeps_everything_is_wrong() -> None:
     for scale in (0.0, 1 / (1 - DROPPED)):
         total = x * scale + r
         assert "are kept" in dropped_and_normed(total, torch.layer_norm(total, (128,), w, b), x, r, w, b)
+
+
+@pytest.mark.parametrize("name", ["gpu_models", "gpu_products"])
+def test_names_that_match_no_row_on_a_gpu_are_refused(name: str) -> None:
+    pytest.importorskip("triton")
+    benchmark = importlib.import_module(f"benchmarks.{name}")
+    result = CliRunner().invoke(benchmark.main, ["--only", "nonsense*"])
+    assert result.exit_code == 2
+    assert "no row has such a name" in result.output
