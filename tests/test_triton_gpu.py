@@ -212,6 +212,14 @@ def test_columns_of_unequal_parts(columns: int, rows: int) -> None:
     assert parts * -(-columns // launch.ACROSS) <= 4 * launch.AT_ONCE
 
 
+def test_few_long_rows_whose_sums_fill_a_word_are_divided(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    """What programs of a row tell each other has 32 bits; of others each part leaves its results to the next launch."""
+    for dtype, told in ((torch.float32, True), (torch.float64, False)):
+        ((_, text),) = emitted(lambda a: a / a.sum(1, keepdim=True), torch.empty(5, 1 << 18, dtype=dtype))
+        assert ("base.tell(" in text) == told
+        assert text.count("@triton.jit\ndef") >= 2
+
+
 @pytest.mark.parametrize(("columns", "rows"), [(1023, 524800), (4097, 131040), (1023, 1 << 23)])
 def test_long_columns_of_odd_rows_begin_alike_in_every_part(columns: int, rows: int) -> None:
     """Rows as far apart as there are parts begin at one place of their vectors, whole turns of rows or not."""

@@ -1,7 +1,7 @@
 """Rules of pooling prims, by one constant table: which positions of a plane each window reads.
 
 ONNX's own pooling differs from torch's in the last window under ``ceil_mode``, in NaN, and in the meaning of indices; the table
-is exact. Where they agree ONNX's takes a tenth of the time. Sizes of planes must be known; batch and channels may be dynamic.
+is exact. Where they agree ONNX's takes less time. Sizes of planes must be known; batch and channels may be dynamic.
 """
 
 from __future__ import annotations

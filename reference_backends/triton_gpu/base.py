@@ -383,7 +383,7 @@ def said(word, mask):
 
 @triton.jit
 def missing(words):
-    """Whether some program has said nothing yet. (The interpreter runs one program after the other, twice.)"""
+    """Whether some program has said nothing yet. (The interpreter runs one after the other, again for each wait.)"""
     if INTERPRETED:
         return False
     else:

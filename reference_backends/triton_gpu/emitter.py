@@ -95,9 +95,9 @@ def divided(kernel: LoopKernel) -> LoopKernel:
             once = online.online(kernel, position)
             # A row of exponentials that fits into one program takes each of them once there.
             alone = longest <= limit and once.body[position] != kernel.body[position]
-            members = 0 if alone else team.members(once, position)
-            if members:
-                kernel = team.team(once, position, members)
+            together = None if alone else team.team(once, position)
+            if together is not None:
+                kernel = together
                 continue
             kernel = once if longest > limit else kernel
         nest = kernel.body[position]

@@ -86,12 +86,16 @@ def _vectors(kernel: LoopKernel, access: loop.Load | loop.Store, s: Loop, rows: 
     return along == 0 or all(each is not None and each * bytes_ % VECTOR_BYTES == 0 for each in steps)
 
 
-def team(kernel: LoopKernel, position: int, count: int) -> LoopKernel:
-    """The kernel with nest ``position`` for ``count`` programs a row; as it was where they could not tell what they found."""
+def team(kernel: LoopKernel, position: int) -> LoopKernel | None:
+    """The kernel with several programs for a row of nest ``position``; None where each has one alone, and where words would not
+    hold what they found."""
+    count = members(kernel, position)
+    if not count:
+        return None
     found = split.together(kernel, position, count)
     told = heard(found.body[position].body)
     if any(p.dtype not in TOLD for p in found.scratch if p.name in told):
-        return kernel
+        return None
     scratch = tuple(replace(p, dtype=torch.int64) if p.name in told else p for p in found.scratch)
     words = next(p.size for p in scratch if p.name in told)
     clear = loop.Nest(
