@@ -505,6 +505,15 @@ def test_memory_is_counted_by_allocation(tmp_path: Path) -> None:
     assert [int(each) for each in done.stdout.split()] == [4000, (3 << 20) + 5000, 4000 + (5 << 20), 4000]
 
 
+@pytest.mark.needs("cpp_cpu")
+def test_an_mlp_holds_two_activations(tmp_path: Path) -> None:
+    """Its result comes when only one is left, and nothing is packed beside the plan."""
+    setting = Setting("cpp_cpu", (), rounds=1, threads=1, folder=str(tmp_path))
+    (result,) = run.measure(Row("memory", "MLP, batch 64", variant="inference"), setting)
+    assert result.contestants["cpp_cpu"].samples == [2 * 64 * 1024 * 4]
+    assert result.facts["planned"] == result.facts["lower bound"] == 2 * 64 * 1024 * 4
+
+
 def test_hanging_and_dying_jobs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = Setting("eager", (), rounds=1, threads=1, folder=str(tmp_path))
     ended = job("no such job", {}, setting)

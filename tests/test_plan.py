@@ -212,6 +212,26 @@ def test_what_found_no_room_in_an_output_comes_when_it_is_wanted() -> None:
     assert [b.home for b in plan.buffers[1:]] == [Home.ARENA, Home.ELSEWHERE, Home.APART, Home.BLOCK]
 
 
+@pytest.mark.parametrize("depth", [2, 3, 4, 7, 8])
+def test_an_output_on_top_of_a_full_arena_comes_when_others_have_gone(depth: int) -> None:
+    """Layers of one width fill the arena two at a time, and the last one's result is small: each second layer is apart."""
+    one, end = 256 << 10, depth
+    plan = plan_of([*((one, n, n + 1, Home.ARENA) for n in range(depth)), (32 << 10, end, end, Home.BLOCK)], end + 1)
+    sizes = plan.sizes({})
+    assert lay_out(plan, sizes).peak == 2 * one + (32 << 10)
+    layout = set_apart(plan, sizes, functools.partial(lay_out, plan, sizes))
+    check(plan, layout)
+    assert layout.peak == layout.bound == 2 * one
+    assert [n for n, b in enumerate(plan.buffers) if b.home is Home.APART] == list(range(depth - 2, -1, -2))[::-1]
+
+
+def test_small_buffers_stay_in_the_arena() -> None:
+    plan = plan_of([(1024, 0, 1, Home.ARENA), (1024, 1, 2, Home.ARENA), (512, 2, 2, Home.BLOCK)], 3)
+    sizes = plan.sizes({})
+    assert set_apart(plan, sizes, functools.partial(lay_out, plan, sizes)) == lay_out(plan, sizes)
+    assert all(b.home is not Home.APART for b in plan.buffers)
+
+
 def test_what_is_spare_is_the_longest_stretch_that_nothing_lies_in() -> None:
     plan = plan_of([(1024, 0, 1, Home.ARENA), (512, 1, 2, Home.ARENA), (2048, 3, 3, Home.ARENA)], 5)
     places = {0: Place(None, 0), 1: Place(None, 1024), 2: Place(None, 0)}

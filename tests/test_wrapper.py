@@ -489,6 +489,39 @@ def test_what_launches_keep_for_themselves_is_told_and_given_back() -> None:
         assert vendor_sdk.release_memory() >= scratch
 
 
+def layers(x: torch.Tensor, wide: torch.Tensor, narrow: torch.Tensor) -> torch.Tensor:
+    """Three hidden layers, two of which fill an arena: its result comes on top."""
+    for _ in range(3):
+        x = torch.tanh(x @ wide)
+    return x @ narrow
+
+
+def test_memory_that_would_stand_below_a_result_goes_before_it_comes(kind: Kind) -> None:
+    wide, narrow = torch.randn(128, 128) / 11, torch.randn(128, 16)
+    compiled = kind.build(layers, torch.randn(128, 128), wide, narrow)
+    plan = compiled.plan.fixed
+    assert (plan.peak, plan.bound, plan.arena_bytes) == (2 << 16, 2 << 16, 1 << 16)
+    assert compiled.native_calls == 3 * kind.linked
+    inputs = [(torch.randn(128, 128), wide, narrow) for _ in range(4)]
+    expected = [layers(*(each.double() for each in given)).float() for given in inputs]
+    found: list[Any] = [None] * len(inputs)
+
+    for given, value in zip(inputs, expected, strict=True):
+        torch.testing.assert_close(compiled(*given), [value], rtol=1e-4, atol=1e-4)
+        poison(compiled)
+
+    def call(number: int) -> None:
+        for _ in range(3):
+            found[number] = compiled(*inputs[number])
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.testing.assert_close([value for (value,) in found], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_what_launches_need_besides_lies_in_a_result_that_is_not_written_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     programs: list[Program] = []
 

@@ -1,6 +1,6 @@
 // How a program calls kernels, and where its results lie: between before.h and entry.c of the SDK, after blocks.h.
 
-enum : i64 { LARGE = 1 << 17 };  // bytes of a result from which it lies in a block: the C library keeps smaller ones itself
+enum : i64 { LARGE = 1 << 17 };  // bytes of a result from which it lies in a block: the C library keeps smaller ones, and passing ones, itself
 
 typedef i32 (*Flat)(void *const *buffers, const i64 *numbers, Spare spare);
 
@@ -16,7 +16,7 @@ static Outcome without_memory(i64 bytes) {
 static void drop_block(void *, void *block) { give_block((Block *)block); }
 
 static Outcome allocate(const Call *, const Result *result, void **handle, void **data) {
-  if (result->bytes < LARGE) {
+  if (result->bytes < LARGE || result->passing) {
     const i32 cpu = 0, none = -1;
     const bool made = !torch.empty_strided(result->dims, result->sizes, result->strides, result->dtype, cpu, none, handle);
     return made && !torch.data_ptr(*handle, data) ? DONE : without_memory(result->bytes);

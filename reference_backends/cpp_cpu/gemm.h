@@ -213,7 +213,7 @@ enum : int64_t {
   PARALLEL_PRODUCTS = 1 << 17,  // Fewer are not worth other threads.
   SEPARATE_PRODUCTS = 1 << 28,  // Of a batch that one thread may take alone.
   TURN_ROWS = 48,               // That are turned together: a whole number of vectors.
-  ALONE_ROWS = 256,             // Rows of a task that packs its columns for itself: that takes about as long as 16 rows' products.
+  ALONE_ROWS = 64,              // Rows of a task that packs its columns for itself: that takes about as long as 16 rows' products.
 };
 
 // A block of a factor as depth x width, its steps `pitch` apart, the rows (or columns) beyond `count` zero.

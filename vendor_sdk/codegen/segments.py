@@ -230,7 +230,7 @@ class _Builder:
 
     def _result(self, slot: Slot) -> Result:
         tensor = tensor_of(slot)
-        return Result(tensor.dtype, tuple(map(self._size, tensor.shape)))
+        return Result(tensor.dtype, tuple(map(self._size, tensor.shape)), self.of.values.passing(slot))
 
     def _nbytes(self) -> int | None:
         sizes = [self.of.launched[node].nbytes for node in self.nodes]
@@ -244,11 +244,11 @@ def results_of(node: fx.Node) -> list[Slot]:
     return [(node, index) for index, tensor in enumerate(values) if tensor is not None]
 
 
-def runs(order: Sequence[fx.Node], launched: Mapping[fx.Node, Any]) -> list[list[fx.Node]]:
-    """The steps cut into runs of consecutive launches; every other step stands alone."""
+def runs(order: Sequence[fx.Node], launched: Mapping[fx.Node, Any], phase: Callable[[fx.Node], int]) -> list[list[fx.Node]]:
+    """The steps cut into runs of consecutive launches in one phase; every other step stands alone."""
     found: list[list[fx.Node]] = []
     for node in order:
-        if node in launched and found and found[-1][0] in launched:
+        if node in launched and found and found[-1][0] in launched and phase(found[-1][0]) == phase(node):
             found[-1].append(node)
         else:
             found.append([node])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -65,6 +66,9 @@ class Values:
         for slot in in_place:
             self.users.setdefault(self.root(slot), []).append(slot)
         self._spare = dict(zip(plan.steps, plan.spare, strict=False))
+        apart = [buffer for buffer in plan.buffers if buffer.home is Home.APART]
+        turns = sorted({step for buffer in apart for step in (buffer.first, buffer.last + 1)})
+        self._phases = {node: bisect_right(turns, step) for step, node in enumerate(plan.steps)}
 
     def folded(self, node: fx.Node) -> bool:
         """Whether a node only names one of several results that the SDK allocates: no code runs for it."""
@@ -119,6 +123,15 @@ class Values:
     def spare(self, node: fx.Node) -> Stretch | None:
         """What a launch may use besides."""
         return self._spare.get(node)
+
+    def passing(self, slot: Slot) -> bool:
+        """Whether a result has memory of its own that the call gives back."""
+        number = self.plan.slots.get(slot)
+        return number is not None and self.plan.buffers[number].home is Home.APART
+
+    def phase(self, node: fx.Node) -> int:
+        """Steps have the same where no memory comes or goes between them but results that stay."""
+        return self._phases[node]
 
     def banked(self) -> list[tuple[Slot, int]]:
         """Outputs in the bank with their offsets."""

@@ -245,7 +245,7 @@ class _Writer:
         found: list[Segment | fx.Node] = []
         self.allocated.update(slot for slot, _ in self.values.banked())
         data_dependent = self.text.bound
-        for run in runs(self.order, self.launched):
+        for run in runs(self.order, self.launched, self.values.phase):
             if run[0] in self.launched:
                 self.text.bound = data_dependent | self._later_symbols()
                 segment = builder.build(run)

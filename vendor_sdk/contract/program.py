@@ -48,10 +48,15 @@ def float_bits(value: float) -> int:
 
 @dataclass(frozen=True)
 class Result:
-    """A contiguous tensor to allocate; a large one best in memory whose pages have been touched before."""
+    """A contiguous tensor to allocate; a large one best in memory whose pages have been touched before.
+
+    Attributes:
+        passing: whether it dies within the call, for others to be allocated: its memory should be kept for nobody.
+    """
 
     dtype: torch.dtype
     shape: tuple[int | Argument, ...]
+    passing: bool = False
 
 
 @dataclass(frozen=True)

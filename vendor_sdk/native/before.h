@@ -65,6 +65,7 @@ typedef struct Result {  // a contiguous tensor to allocate
   const i64 *sizes, *strides;
   i32 dtype;
   i64 bytes;
+  i32 passing;  // its memory is to be kept for nobody when it dies
 } Result;
 
 // DONE; FAILED, and Python's error is set; or ASIDE: this call is made from Python (`Linker.launch_from_python`).

@@ -132,7 +132,7 @@ static Outcome run(Object *self, const i64 *p, char *arena, const i64 *offsets, 
   void **const results = (void **)__builtin_alloca((result_count + 1) * sizeof(void *));
   for (i64 i = 0; i < result_count; ++i) {
     const i32 dtype = (i32)*p++;
-    const i64 itemsize = *p++, dims = *p++;
+    const i64 itemsize = *p++, passing = *p++, dims = *p++;
     i64 *sizes = (i64 *)__builtin_alloca((2 * dims + 1) * sizeof(i64)), *strides = sizes + dims;
     p = read_numbers(p, dims, numbers, sizes);
     i64 step = 1, bytes = itemsize;
@@ -141,7 +141,7 @@ static Outcome run(Object *self, const i64 *p, char *arena, const i64 *offsets, 
       step *= sizes[d] > 1 ? sizes[d] : 1;
       bytes *= sizes[d];
     }
-    const Result result = {dims, sizes, strides, dtype, bytes};
+    const Result result = {dims, sizes, strides, dtype, bytes, (i32)passing};
     void *handle = 0;
     outcome = allocate(&call, &result, &handle, &results[i]);
     if (outcome != DONE) return outcome;

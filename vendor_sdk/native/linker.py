@@ -133,7 +133,8 @@ class Linker(abc.ABC):
         for strides in program.inputs:
             table += [-1] if strides is None else [len(strides), *_numbers(strides)]
         for result in program.results:
-            table += [native.DTYPE_CODES[result.dtype], result.dtype.itemsize, len(result.shape), *_numbers(result.shape)]
+            table += [native.DTYPE_CODES[result.dtype], result.dtype.itemsize, int(result.passing)]
+            table += [len(result.shape), *_numbers(result.shape)]
         places = []
         for step in program.steps:
             places.append(len(table))
