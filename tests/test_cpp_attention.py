@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from reference_backends.cpp_cpu.attention import KERNELS
+from reference_backends.cpp_cpu.emitter import CppEmitter
 from tests.chips import use_chip
 from tests.models import MODELS, logits
 from vendor_sdk.contract.placement import Kind
@@ -244,6 +245,15 @@ def test_dropout_of_all_and_of_nothing(rows: int) -> None:
 def test_wide_heads(width: int) -> None:
     torch.manual_seed(0)
     check(problem_of((40, 40, 40), lambda n: drawn(torch.float32, 1, 2, n, width, 1)))
+
+
+@pytest.mark.parametrize("dropout", [None, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_forward_needs_no_memory_but_threads_stacks(dtype: torch.dtype, dropout: float | None) -> None:
+    problem = replace(problem_of((300, 300, 300), lambda n: drawn(dtype, 2, 3, n, 64, 1)), dropout=dropout)
+    CppEmitter().release()
+    problem.forward()
+    assert CppEmitter().release() == 0
 
 
 @pytest.mark.parametrize(

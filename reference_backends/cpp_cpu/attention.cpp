@@ -164,13 +164,14 @@ template <class A, class T> static int32_t forward(void *const *buffers, const i
   const int64_t threads = lines * p.keys * (p.width + p.depth) > 65536 ? omp_get_max_threads() : 1, own_bytes = Workspace<A>().lay_out(nullptr, p, per_item);
   Cut cut{nullptr};
   cut(results.parts, splits > 1 ? splits * lines * (p.depth + 2) : 0);
-  const Memory memory(spare, cut.bytes + threads * own_bytes);
+  const bool stacked = own_bytes <= STACK_BYTES;
+  const Memory memory(spare, cut.bytes + (stacked ? 0 : threads * own_bytes));
   if (!memory.data) return OUT_OF_MEMORY;
   results.parts = splits > 1 ? (A *)memory.data : nullptr;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     Workspace<A> w;
-    w.lay_out(memory.data + cut.bytes + omp_get_thread_num() * own_bytes, p, per_item);
+    w.lay_out(stacked ? aligned_to_line(__builtin_alloca(own_bytes + 64)) : memory.data + cut.bytes + omp_get_thread_num() * own_bytes, p, per_item);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t item = 0; item < items; ++item) {
       // Under a causal mask the last lines have most to do: they come first.

@@ -276,6 +276,9 @@ class Memory {
     __builtin_free(block);
   }
 };
+// Memory of one thread, from its stack: up to STACK_BYTES, which nobody plans.
+enum : int64_t { STACK_BYTES = 1 << 18 };
+INLINE char *aligned_to_line(void *memory) { return (char *)(((__UINTPTR_TYPE__)memory + 63) / 64 * 64); }
 // How many bytes that gave back.
 extern "C" int64_t free_kept_memory() {
   char *kept = __atomic_exchange_n(&kept_memory, (char *)nullptr, __ATOMIC_ACQUIRE);

@@ -441,8 +441,6 @@ template <class T> struct Blocks {
   }
 };
 
-INLINE char *aligned_to_line(void *memory) { return (char *)(((__UINTPTR_TYPE__)memory + 63) / 64 * 64); }
-
 template <class T> static bool is_for_dots(const Product<T> &p);  // dots.h
 template <class T> static int32_t dot_matrix_product(const Product<T> &p);
 
