@@ -240,3 +240,39 @@ def test_results_do_not_depend_on_what_is_spare(size: tuple[int, ...], nbytes: i
     assert memory[before + nbytes :].eq(77).all()
     for found, expected in zip(results, launch(step), strict=True):
         assert torch.equal(found, expected)
+
+
+def release() -> int:
+    """Frees what kernels keep; how much that was."""
+    return CppEmitter().release()
+
+
+@pytest.mark.parametrize("nbytes", [64, 376_832, 802_816])
+def test_little_is_taken_beside_what_is_spare(nbytes: int) -> None:
+    """Transformed elements of one panel: what threads have of their own lies on their stacks."""
+    gradient, x, weight = torch.randn(4, 256, 14, 14), torch.randn(4, 256, 14, 14), torch.randn(256, 256, 3, 3)
+    step = call(aten.convolution_backward.default, (gradient, x, weight, None, *ONE, [True, True, False]))
+    memory = torch.empty(nbytes + 64, dtype=torch.uint8)
+    begin = -memory.data_ptr() % 64
+    release()
+    results = launch(step, memory[begin : begin + nbytes])
+    assert release() <= 1.02 * (1 << 20)
+    wide = torch.ops.aten.convolution_backward(gradient.double(), x.double(), weight.double(), None, *ONE, [True, True, False])
+    for found, expected in zip(results, wide, strict=False):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_libraries_keep_one_block() -> None:
+    """A launch takes the block that another library's left, if it is large enough."""
+    filters = call(aten.convolution.default, (torch.randn(2, 96, 28, 28), torch.randn(64, 96, 3, 3), None, *ONE))
+    product = call(aten.mm.default, (torch.randn(300, 3000).half(), torch.randn(3000, 200).half()))
+    alone = []
+    for step in (filters, product):
+        release()
+        launch(step)
+        alone.append(release())
+    assert min(alone) > 0
+    for steps in ((filters, product), (product, filters)):
+        for step in steps:
+            launch(step)
+        assert release() == max(alone)

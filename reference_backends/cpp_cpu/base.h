@@ -231,15 +231,16 @@ extern "C" int omp_get_num_threads(void) noexcept;
 extern "C" int omp_get_max_threads(void) noexcept;
 extern "C" void *aligned_alloc(__SIZE_TYPE__, __SIZE_TYPE__) noexcept;
 
-// Memory of a launch is what the caller has to spare: nobody else uses it meanwhile. Where that is too little, it is one block that its
-// library keeps for the next launch, unless it is large; launches that run meanwhile have blocks of their own. A block begins with
-// its size. Whoever wants nothing has an address all the same.
+// Memory of a launch is what the caller has to spare: nobody else uses it meanwhile. Where that is too little, it is one block that is
+// kept for the next launch, of whichever library that loads so, unless it is large; launches that run meanwhile have blocks of their
+// own. A block begins with its size. Whoever wants nothing has an address all the same.
 struct Spare {
   char *memory;
   int64_t bytes;
 };
 enum : int64_t { KEPT_BYTES = 1 << 26, BLOCK_HEAD = 64 };
-static char *kept_memory, no_memory[BLOCK_HEAD] __attribute__((aligned(64)));
+static char *kept_alone, **kept_memory = &kept_alone, no_memory[BLOCK_HEAD] __attribute__((aligned(64)));
+extern "C" void keep_memory_at(char **where) { kept_memory = where; }
 class Memory {
   Spare &spare;
   int64_t size;
@@ -253,7 +254,7 @@ class Memory {
       return;
     }
     if (size <= KEPT_BYTES) {
-      char *kept = __atomic_exchange_n(&kept_memory, (char *)nullptr, __ATOMIC_ACQUIRE);
+      char *kept = __atomic_exchange_n(kept_memory, (char *)nullptr, __ATOMIC_ACQUIRE);
       if (kept && *(int64_t *)kept >= size) {
         data = kept + BLOCK_HEAD;
         return;
@@ -272,16 +273,16 @@ class Memory {
     }
     if (!data) return;
     char *block = data - BLOCK_HEAD;
-    if (size <= KEPT_BYTES) block = __atomic_exchange_n(&kept_memory, block, __ATOMIC_ACQ_REL);
+    if (size <= KEPT_BYTES) block = __atomic_exchange_n(kept_memory, block, __ATOMIC_ACQ_REL);
     __builtin_free(block);
   }
 };
 // Memory of one thread, from its stack: up to STACK_BYTES, which nobody plans.
-enum : int64_t { STACK_BYTES = 1 << 18 };
+enum : int64_t { STACK_BYTES = 1 << 19 };
 INLINE char *aligned_to_line(void *memory) { return (char *)(((__UINTPTR_TYPE__)memory + 63) / 64 * 64); }
 // How many bytes that gave back.
 extern "C" int64_t free_kept_memory() {
-  char *kept = __atomic_exchange_n(&kept_memory, (char *)nullptr, __ATOMIC_ACQUIRE);
+  char *kept = __atomic_exchange_n(kept_memory, (char *)nullptr, __ATOMIC_ACQUIRE);
   const int64_t size = kept ? *(int64_t *)kept : 0;
   __builtin_free(kept);
   return size;

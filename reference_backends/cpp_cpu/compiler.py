@@ -297,23 +297,25 @@ def loaded(path: Path, kind: type[Library] = ctypes.CDLL) -> Library:  # type: i
         if not path.exists():
             raise FileNotFoundError(path) from error
         raise CompilerError(f"cpp_cpu: {path} does not load", why=str(error), fix="delete the file and try again") from error
+    if (keep := getattr(library, "keep_memory_at", None)) is not None:
+        keep(ctypes.byref(_kept))
     _loaded[str(path)] = library
     return library
 
 
 _loaded: dict[str, ctypes.CDLL] = {}
 """Libraries by path: none is ever unloaded."""
+_kept = ctypes.c_void_p()
+"""The block that they keep for their next launch (base.h)."""
 
 
 def release() -> int:
-    """Frees the memory that libraries keep for their next launch (base.h); the bytes given back."""
-    freed = 0
+    """Frees the memory that libraries keep for their next launch; the bytes given back."""
     for library in list(_loaded.values()):
-        free = getattr(library, "free_kept_memory", None)
-        if free is not None:
+        if (free := getattr(library, "free_kept_memory", None)) is not None:
             free.restype = ctypes.c_int64
-            freed += free()
-    return freed
+            return int(free())
+    return 0
 
 
 def call(loaded: ctypes.CDLL, name: str, dtype: torch.dtype | None, *args: torch.Tensor | int | None) -> int:

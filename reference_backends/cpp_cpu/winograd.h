@@ -19,7 +19,7 @@ enum : int64_t {
   POINTS = SPAN * SPAN,
   PANEL_VECTORS = 2 * TILE_VECTORS,  // Tiles that are transformed together.
   ELEMENT_BYTES = 4 << 20,         // Of transformed elements, which all threads share, where there is so much memory.
-  LEAST_BYTES = 2 << 20,           // In all, however little of the caller's memory is spare.
+  LEAST_BYTES = 1 << 20,           // In all, however little of the caller's memory is spare.
   WEIGHT_BYTES = 512 << 10,        // Of a thread's transformed weights,
   POINT_BYTES = 256 << 10,         // and of its sums.
   CHANNELS = 16,                   // That are transformed together.
@@ -126,8 +126,9 @@ template <class T> struct Filtering {
     const int64_t tile_bytes = POINTS * per_group * p.rows * parts(per_panel * part, WIDTH) * WIDTH * (int64_t)sizeof(T);
     group_block = min_int(WEIGHT_BYTES / (group_step * (int64_t)sizeof(T)), POINT_BYTES / tile_bytes);
     group_block = min_int(groups, max_int(group_block, 1));
+    while (together > 1 && bytes(threads) > limit) --together;
+    while (group_block > 1 && !stacked() && bytes(threads) > limit) --group_block;
     blocks = parts(groups, group_block), group_block = parts(groups, blocks), blocks = parts(groups, group_block);
-    while (together > 1 && shared_bytes() + threads * own_bytes() > limit) --together;
     together = parts(panels, parts(panels, together));
     shares = min_int(together, parts(4 * threads, blocks));
   }
@@ -143,6 +144,9 @@ template <class T> struct Filtering {
     return lines_of(weight_count()) + lines_of(tile_count()) + lines_of(p.rows * row_count()) +
            lines_of(max_int(max_int(raw_count(), turned), again));
   }
+
+  bool stacked() const { return own_bytes() <= STACK_BYTES; }
+  int64_t bytes(int64_t threads) const { return shared_bytes() + (stacked() ? 0 : threads * own_bytes()); }
 
   void use(char *memory) { elements = (T *)memory; }
 
@@ -370,15 +374,16 @@ static int64_t threads_for(int64_t products) { return products < PARALLEL_PRODUC
 // planned.
 static int64_t most_bytes(const Spare &spare) { return spare.memory ? max_int(spare.bytes, LEAST_BYTES) : (int64_t)(~0ull >> 1); }
 
-// A product by way of the points, batch after batch.
+// A product by way of the points, batch after batch. What threads have of their own lies on their stacks where it is little enough.
 template <class METHOD, class T> static int32_t by_points(const Product<T> &p, METHOD method, int64_t threads) {
   Spare spare = p.spare;
-  const Memory memory(spare, method.shared_bytes() + threads * method.own_bytes());
+  const Memory memory(spare, method.bytes(threads));
   if (!memory.data) return OUT_OF_MEMORY;
   method.use(memory.data);
 #pragma omp parallel firstprivate(method) num_threads(threads) if (threads > 1)
   {
-    method.own = memory.data + method.shared_bytes() + omp_get_thread_num() * method.own_bytes();
+    if (method.stacked()) method.own = aligned_to_line(__builtin_alloca(method.own_bytes() + 64));
+    else method.own = memory.data + method.shared_bytes() + omp_get_thread_num() * method.own_bytes();
     for (int64_t batch = 0; batch < p.batches; ++batch) method.run(batch);
   }
   return OK;
@@ -394,6 +399,6 @@ template <class T> static int32_t product_of_windows(const Product<T> &given, co
     Product<T> p = given;
     choose_tiles(p, across > tiles ? line_part(across, tiles) : panel_lines(lines, across, tiles) * across);
     const Filtering<T> method(p, w, threads, tiles, limit);
-    if (tiles == Filtering<T>::WIDTH || method.shared_bytes() + threads * method.own_bytes() <= limit) return by_points(p, method, threads);
+    if (tiles == Filtering<T>::WIDTH || method.bytes(threads) <= limit) return by_points(p, method, threads);
   }
 }

@@ -41,8 +41,7 @@ template <class T> struct Gathering {
     for (int64_t columns = 1; columns < 2 * strips; columns *= 2)
       for (int64_t rows = 1; rows < 2 * groups; rows *= 2) {
         divide(rows, columns, threads, limit);
-        const int64_t bytes = shared_bytes() + threads * own_bytes();
-        const int64_t over = max_int(bytes, limit), work = columns * p.m + (keeps() ? rows : 1) * channels;
+        const int64_t over = max_int(bytes(threads), limit), work = columns * p.m + (keeps() ? rows : 1) * channels;
         if (least_work >= 0 && (over > least_bytes || (over == least_bytes && work >= least_work))) continue;
         best_rows = rows, best_columns = columns, least_work = work, least_bytes = over;
       }
@@ -55,7 +54,7 @@ template <class T> struct Gathering {
     group_block = max_int(1, GRADIENT_ROWS / (per_group * p.rows));
     while (group_block > 1 && parts(group_part, group_block) * strip_part < 4 * threads) --group_block;
     together = min_int(panels, max_int(1, GRADIENT_BYTES / ((left_panel + right_panel) * (int64_t)sizeof(T))));
-    while (together > 1 && shared_bytes() + threads * own_bytes() > limit) --together;
+    while (together > 1 && bytes(threads) > limit) --together;
     together = parts(panels, parts(panels, together));
   }
 
@@ -72,6 +71,8 @@ template <class T> struct Gathering {
     return lines_of(keeps() ? 0 : group_block * per_group * tile_step) + lines_of(p.rows * row_count()) +
            lines_of(max_int(raw_count(), again));
   }
+  bool stacked() const { return own_bytes() <= STACK_BYTES; }
+  int64_t bytes(int64_t threads) const { return shared_bytes() + (stacked() ? 0 : threads * own_bytes()); }
   void use(char *memory) {
     left = (T *)memory, right = (T *)(memory + left_bytes()), kept = (T *)(memory + left_bytes() + right_bytes());
   }
