@@ -621,6 +621,34 @@ def test_native_kernels_run_inside_segments(masked: bool, kind: Kind) -> None:
         poison(compiled)
 
 
+def test_symbolic_sizes_take_no_more_launches(kind: Kind) -> None:
+    """Small groups of different sizes share one, and equal sizes are equal whoever computes them."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, y = x.sort(0).values, y.sort(0).values
+        u, v = torch.tanh(x), torch.tanh(y)
+        place = torch.arange(2)
+        one = torch.zeros(2 * x.shape[0]).index_put((place,), u[0, :2])
+        two = torch.zeros(torch.cat((u, u)).shape[0]).index_put((place,), v[0, :2])
+        return u.sort(0).values, v.sort(0).values, one, two
+
+    launches = []
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        found: list[Any] = []
+        compiled = torch.compile(function, backend=kind.name, dynamic=dynamic)
+        with recording(found.append), torch.no_grad():
+            for rows in (6, 9) if dynamic else (6,):
+                given = torch.randn(rows, 5), torch.randn(rows + 3, 7)
+                torch.testing.assert_close(compiled(*given), function(*given))
+        (graph,) = found
+        launches.append(graph.launches)
+        assert sum("full" in node.name for node in graph.plan.steps) == 1
+        assert sum("tanh" in node.name for node in graph.plan.steps) == 1
+        assert not any("sym_size" in line and "(" in line for line in graph.source.splitlines()), "sizes follow from symbols"
+    assert launches[0] == launches[1]
+
+
 def test_native_kernels_get_symbolic_sizes(kind: Kind) -> None:
     torch._dynamo.reset()
     found: list[Any] = []

@@ -583,7 +583,11 @@ class _Writer:
                 self._bind(torch_private.sympy_of(result), name, node)
 
     def _number(self, node: fx.Node) -> None:
-        self._line(f"{node.name} = {self._call(self.text.constant(node.target), node.args, node.kwargs)}", node)
+        value = node.meta["val"]
+        # Sizes follow from symbols: no operator need be asked.
+        known = isinstance(value, torch.SymInt) and torch_private.size_text(value)[0] <= self.text.bound
+        text = self.text.size(value) if known else self._call(self.text.constant(node.target), node.args, node.kwargs)
+        self._line(f"{node.name} = {text}", node)
 
     def _view(self, node: fx.Node) -> None:
         arguments = self.text.arguments(node.args, node.kwargs)

@@ -99,6 +99,8 @@ def _merge_equal(graph: PrimGraph) -> None:
 
 
 def _hashable(value: Any) -> Hashable:
+    if isinstance(value, fx.Node) and isinstance(value.meta.get("val"), torch.SymInt):
+        return ("size", torch_private.sympy_of(value.meta["val"]))  # whoever computes it
     if isinstance(value, list | tuple):
         return tuple(_hashable(item) for item in value)
     if isinstance(value, dict):

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import fx
 
+from vendor_sdk import torch_private
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.primgraph import map_nodes, tensors_of
@@ -44,7 +45,9 @@ def _fits(group: Group) -> bool:
     if all(value.op == "placeholder" for value in group.inputs) and all(_returned(group, m) for m in group.members):
         return True
     iterations = ix.bounds(count(group.rows))[1]
-    return iterations is not None and iterations <= SMALL
+    if iterations is None:  # as traced
+        iterations = max(torch_private.size_hint(t) for node in group.members for t in tensors_of(node.meta["val"]))
+    return iterations <= SMALL
 
 
 def _returned(group: Group, node: fx.Node) -> bool:
