@@ -277,7 +277,7 @@ class Memory {
     __builtin_free(block);
   }
 };
-// Memory of one thread, from its stack: up to STACK_BYTES, which nobody plans.
+// A launch may have up to so many bytes on each thread's stack, beside small ones: nobody plans them.
 enum : int64_t { STACK_BYTES = 1 << 19 };
 INLINE char *aligned_to_line(void *memory) { return (char *)(((__UINTPTR_TYPE__)memory + 63) / 64 * 64); }
 // How many bytes that gave back.

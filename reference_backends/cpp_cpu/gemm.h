@@ -213,7 +213,7 @@ enum : int64_t {
   PARALLEL_PRODUCTS = 1 << 17,  // Fewer are not worth other threads.
   SEPARATE_PRODUCTS = 1 << 28,  // Of a batch that one thread may take alone.
   TURN_ROWS = 48,               // That are turned together: a whole number of vectors.
-  ALONE_ROWS = 64,              // Rows of a task that packs its columns for itself: that takes about as long as 16 rows' products.
+  ALONE_ROWS = 256,             // Rows of a task that packs its columns for itself: that takes about as long as 16 rows' products.
 };
 
 // A block of a factor as depth x width, its steps `pitch` apart, the rows (or columns) beyond `count` zero.
@@ -466,12 +466,14 @@ template <class T> static int32_t turned_matrix_product(const Product<T> &given)
   const int64_t columns = parts(given.m, Panels::WIDTH), blocks_of_steps = parts(given.k, DEPTH);
   const int64_t threads = given.m * given.n * given.k < PARALLEL_PRODUCTS ? 1 : omp_get_max_threads();
   Product<T> p = given;
-  // Where the caller has no memory to spare, tasks pack what they need a block at a time, if they are few enough.
+  // Where the caller has no memory to spare, panels lie on this thread's stack, or tasks pack what they need a block at a time, if they
+  // are few enough.
   const int64_t bytes = columns * Panels::WIDTH * given.k * (int64_t)sizeof(T);
-  const bool alone = bytes > p.spare.bytes && columns * given.n >= ALONE_ROWS * threads;
-  const Memory panels(p.spare, alone ? 0 : bytes);
+  const bool stacked = bytes > p.spare.bytes && bytes <= STACK_BYTES;
+  const bool alone = !stacked && bytes > p.spare.bytes && columns * given.n >= ALONE_ROWS * threads;
+  const Memory panels(p.spare, stacked || alone ? 0 : bytes);
   if (!panels.data) return OUT_OF_MEMORY;
-  T *const packed = (T *)panels.data;
+  T *const packed = (T *)(stacked ? aligned_to_line(__builtin_alloca(bytes + 64)) : panels.data);
   const Panels right = {packed, given.k};
   p.m = given.n, p.n = given.m, p.left = given.right, p.right = {};
   if (alone) p.right = given.left;
