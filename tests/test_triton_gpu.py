@@ -153,6 +153,22 @@ def test_quotients_that_are_rounded_take_two_multiplications(
         assert "quotient_by" not in text
 
 
+def test_gelu_that_is_rounded_takes_half_of_erfs_instructions(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    def quick(function: Callable[..., Any], dtype: torch.dtype = torch.bfloat16) -> bool:
+        ((_, text),) = emitted(function, torch.ones(64, 256, dtype=dtype))
+        return "base.one_and_erf" in text
+
+    gelu = torch.nn.functional.gelu
+    assert quick(gelu)
+    assert quick(gelu, torch.float16)
+    assert not quick(gelu, torch.float32)
+    assert not quick(lambda a: gelu(a.float()))
+    # Where something is taken away, what is left may be as small as the error.
+    assert not quick(lambda a: torch.ops.aten.gelu_backward(a, a * 2))
+    assert not quick(lambda a: (1 + a.float().erf() - 1).bfloat16())
+    assert not quick(lambda a: (2 + a.float().erf()).bfloat16())
+
+
 def test_weights_of_which_only_halves_follow_take_two_instructions(
     emitted: Callable[..., list[tuple[LoopKernel, str]]],
 ) -> None:

@@ -190,6 +190,33 @@ def weights(body: Sequence[loop.Stmt]) -> Weights:
     return Weights(names, all(isinstance(user, loop.Accumulator) for name in powers for user in users.get(name, ())))
 
 
+def above_one(body: Sequence[loop.Stmt]) -> dict[str, str]:
+    """Values ``1 + erf(u)`` of float32, by what they are called, with the name of ``u``: those of which only halves follow, by
+    ops that leave relative errors as they are (of gelu)."""
+    users: dict[str, list[loop.Stmt | loop.Accumulator]] = {}
+    made: dict[str, loop.Stmt] = {}
+    for s in loop.walk(tuple(body)):
+        inside = getattr(s, "accumulators", ())
+        for user in inside or (() if isinstance(s, Loop) else (s,)):
+            for name in user.args if isinstance(user, loop.Accumulator) else loop.reads(user):
+                users.setdefault(name, []).append(user)
+        made.update(dict.fromkeys(loop.makes(s), s))
+
+    def halved(name: str) -> bool:
+        return all(
+            isinstance(user, loop.Compute) and (_halves(user) or (user.op in ("mul", "neg") and halved(user.to)))
+            for user in users.get(name, ())
+        )
+
+    found: dict[str, str] = {}
+    for s in made.values():
+        if isinstance(s, loop.Compute) and s.op == "add" and s.dtype == torch.float32 and halved(s.to):
+            one, other = sorted((made[name] for name in s.args), key=lambda each: not isinstance(each, loop.Const))
+            if isinstance(one, loop.Const) and one.value == 1 and isinstance(other, loop.Compute) and other.op == "erf":
+                found[s.to] = other.args[0]
+    return found
+
+
 def _halves(s: loop.Compute) -> bool:
     return s.op == "convert" and s.dtype in (torch.bfloat16, torch.float16)
 

@@ -322,6 +322,28 @@ def erf(a):
 
 
 @triton.jit
+def one_and_erf(a):
+    """``1 + erf(a)`` within 2e-6, and for ``a > -6`` within 3e-4 of itself, for what is rounded to halves.
+
+    The complement of erf is ``2**(-s Q(s))``, s the magnitude: a fit on [0, 6], weighted by the complement and 0.01. Q grows,
+    so that beyond it nothing remains.
+    """
+    size = tl.abs(a)
+    q = tl.fma(size, 1.5488831e-05, -4.136939e-04)
+    q = tl.fma(q, size, 0.004815889)
+    q = tl.fma(q, size, -0.032844912)
+    q = tl.fma(q, size, 0.15113354)
+    q = tl.fma(q, size, 0.917743)
+    q = tl.fma(q, size, 1.6279602)
+    power = q * (size * -1.0)
+    if INTERPRETED:
+        rest = tl.exp2(power)
+    else:
+        rest = tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [power], tl.float32, True, 1)
+    return tl.where(a < 0, rest, 2.0 - rest)
+
+
+@triton.jit
 def logaddexp(a, b):
     top = maximum(a, b)
     gap = tl.where(a == b, tl.zeros_like(top), tl.abs(a - b) * -1.0)  # equal infinities have no gap

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from reference_backends.triton_gpu import indices
 from reference_backends.triton_gpu.analysis import (
     Loop,
+    above_one,
     body_of,
     heard,
     inner_loops,
@@ -74,6 +75,7 @@ class NestText(Loops):
     def __init__(self, kernel: LoopKernel, name: str, nest: loop.Nest, *, whole: bool) -> None:
         super().__init__(kernel)
         self.rounded, self.weights = only_rounded(nest.body), weights(nest.body)
+        self.above_one = above_one(nest.body)
         turned = transposed(nest)
         self.spread = turned is not None
         """Whether programs divide the iterations of the one tile too."""

@@ -11,7 +11,7 @@ so which masks its loads and stores need.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,8 @@ class Statements:
         self.rounded: set[str] = set()
         """Values of which nothing but their bfloat16 is used."""
         self.weights = Weights(frozenset(), summed=False)
+        self.above_one: Mapping[str, str] = {}
+        """Values 1 + erf(u) of which nothing but halves is used, with u."""
         self.counter = 0
 
     # Places
@@ -191,6 +193,8 @@ class Statements:
             text = f"base.{'quotient_by' if s.to in self.rounded else 'div_by'}({', '.join(args)})"
         elif s.op == "exp" and s.to in self.weights.names:
             text = f"base.weight({args[0]}, {self.weights.summed})"
+        elif s.to in self.above_one:
+            text = f"base.one_and_erf({self.same(self.above_one[s.to])})"
         elif source == torch.bool and s.op == "bitnot":
             text = f"{args[0]} == 0"
         else:
