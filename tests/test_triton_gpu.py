@@ -20,6 +20,7 @@ from reference_backends.triton_gpu import launch, plugin
 from reference_backends.triton_gpu.analysis import late
 from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, divided, functions
 from vendor_sdk import ALL, STORED, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
+from vendor_sdk.lower.group import chunks_apart
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -217,6 +218,49 @@ def test_columns_are_divided_among_as_many_programs_as_run_at_once(
     assert launch.parts(columns, [rows], "across", vectors=True) == parts
     ((_, text),) = emitted(lambda a: a.sum(0), torch.empty(rows, columns))
     assert f'_0, "{kind}"' in text
+
+
+def test_two_totals_of_wide_rows_are_one_kernel_of_small_tiles(
+    emitted: Callable[..., list[tuple[LoopKernel, str]]],
+) -> None:
+    """What a total is of is computed again, from what the other one reads."""
+    assert launch.parts(32768, [2048], "across", vectors=True, small=True) == 2
+    row, number = torch.empty(32768, dtype=torch.bfloat16), torch.empty(1, 1).expand(2048, 1).contiguous()
+    matrix = row.expand(2048, -1).contiguous()
+
+    def backward(g: torch.Tensor, x: torch.Tensor, m: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> Any:
+        return torch.ops.aten.native_layer_norm_backward(g, x, [32768], m, r, w, w, [True, True, True])
+
+    _, (kernel, totals) = emitted(backward, matrix, matrix.clone(), number, number, row)
+    assert [p.role for p in kernel.params].count("out") == 2
+    assert '_0, "across"' in totals
+
+
+def test_rows_with_totals_are_taken_in_even_blocks(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    assert [len(launch.even_blocks(n)) for n in (614, 615, 1024, 3072, 5000, 5200, 10240, 10241)] == [0, 3, 0, 3, 5, 3, 5, 0]
+
+    def text_of(rows: int, columns: int) -> str:
+        matrix, number = torch.empty(rows, columns, dtype=torch.bfloat16), torch.empty(rows, 1)
+
+        def backward(g: torch.Tensor, x: torch.Tensor, m: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> Any:
+            return torch.ops.aten.native_layer_norm_backward(g, x, [columns], m, r, w, w, [True, True, True])
+
+        return emitted(backward, matrix, matrix.clone(), number, number, matrix[0])[0][1]
+
+    text = text_of(600, 5000)
+    rows, _ = text.split("\n\n\nlaunch_", 1)
+    # One reduction of all pieces, and what follows from the operands is computed again after it.
+    assert rows.count("tl.reduce(") == 2
+    assert rows.count("base.again(") == 15
+    assert "base.again(" not in text_of(600, 4096)
+
+
+@pytest.mark.parametrize(("width", "rows"), [(768, 1584), (1024, 1056), (4096, 264), (5000, 264), (8192, 132)])
+def test_rows_with_totals_are_as_many_as_run_at_once(width: int, rows: int) -> None:
+    assert launch.rows_at_once(width) == rows
+    chunks = chunks_apart(1 << 20, 128, launch.rows_at_once, width)
+    assert chunks == rows // 16 * 16
+    assert chunks_apart(300, 128, launch.rows_at_once, width) == min(rows, 256) // 16 * 16
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(5000, 13421), (4097, 16380), (1023, 65600), (768, 8192), (7, 1 << 20)])
@@ -546,8 +590,8 @@ def test_what_the_emitter_lacks_is_known(interpreted: dict[str, Any]) -> None:
 
 @needs_triton
 def test_symbols_are_passed_exactly(interpreted: dict[str, Any]) -> None:
-    cases = ("sizes", "sizes around tiles", "float", "index out of range", "no rows", "kinds of rows", "rounded quotients")
-    assert interpreted["symbolic"] == dict.fromkeys(cases, "")
+    sizes = ("sizes", "sizes around tiles", "float", "index out of range", "no rows", "kinds of rows")
+    assert interpreted["symbolic"] == dict.fromkeys((*sizes, "rounded quotients", "rounded gelu"), "")
 
 
 @needs_triton

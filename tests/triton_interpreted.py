@@ -562,6 +562,8 @@ GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "softmax of a divided row": (lambda x: x.softmax(1), ((1, 1300),)),
     "layer norm backward": (_norm_backward, ((70, 48), (70, 48), (48,))),
     "layer norm backward, pieces and a ragged last chunk": (_norm_backward, ((71, 37), (71, 37), (37,))),
+    "layer norm backward, even pieces": (_norm_backward, ((40, 704), (40, 704), (704,))),
+    "layer norm backward, even pieces of odd rows": (_norm_backward, ((33, 1301), (33, 1301), (1301,))),
     "transposed": (lambda x, y: x.t() + y, ((70, 130), (130, 70))),
     "batch of transposed": (lambda x, y: x.transpose(1, 2) * y, ((3, 65, 66), (3, 66, 65))),
     "columns": (lambda x: (x * 2).sum(0), ((300, 70),)),

@@ -94,13 +94,18 @@ def keeps_rows(nest: loop.Nest) -> bool:
     return len(found) > 1 and {*map(id, found)} == direct and rows_of(nest) > 1
 
 
+def several_results(nest: loop.Nest) -> bool:
+    """Whether an inner loop has several running results: with those of a large tile, few programs fit on a multiprocessor."""
+    return any(isinstance(s, loop.Reduce) and len(s.accumulators) > 1 for s in inner_loops(nest))
+
+
 def manner(nest: loop.Nest) -> Literal["along", "scan", "lean", "again", "costly", "heavy", "across", "deep"]:
     """How inner loops are taken that are too long for a tile."""
     found, several = inner_loops(nest), rows_of(nest) > 1
     if walks_across(nest):
         lengths = [length_of(s).value or 1 for s in found]
         masked = any(isinstance(s, loop.Load | loop.Store) and s.mask for each in found for s in body_of(each))
-        return "across" if masked or any(n < DEEP or n % TURN for n in lengths) else "deep"
+        return "across" if masked or several_results(nest) or any(n < DEEP or n % TURN for n in lengths) else "deep"
     ops = {s.op for each in found for s in body_of(each) if isinstance(s, loop.Compute)}
     ops |= {a.op for each in found for a in getattr(each, "accumulators", ())}
     if ops & COSTLY:

@@ -126,6 +126,20 @@ def div(a, b):
 
 
 @triton.jit
+def again(a):
+    """``a``, of which the compiler does not know that: what follows from it is computed, not kept in registers since it was
+    computed before."""
+    if INTERPRETED:
+        return a
+    elif a.dtype.primitive_bitwidth == 16:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [a], a.dtype, False, 2)
+    elif a.dtype.primitive_bitwidth == 32:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [a], a.dtype, False, 1)
+    else:
+        return a
+
+
+@triton.jit
 def ratio(a, b):
     """``a / b`` of float32 numbers within 2 ulp, ``b`` in [2**-126, 2**126] and none subnormal (PTX ISA, div.approx)."""
     if INTERPRETED:

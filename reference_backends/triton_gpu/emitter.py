@@ -18,12 +18,13 @@ from reference_backends.triton_gpu.analysis import (
     length_of,
     manner,
     reads_around,
+    several_results,
     walks_across,
 )
 from reference_backends.triton_gpu.contraction import ProductText, template
 from reference_backends.triton_gpu.copies import copied
 from reference_backends.triton_gpu.functions import arguments_text, symbol_name
-from reference_backends.triton_gpu.launch import LONGEST, SHORT_TURN, SQUARE, Fixed, Kind, Several, maps, parts
+from reference_backends.triton_gpu.launch import LONGEST, SHORT_TURN, SQUARE, Fixed, Kind, Several, maps, parts, rows_at_once
 from reference_backends.triton_gpu.machine import TARGETS, machine
 from reference_backends.triton_gpu.machine_code import Binary, binary, resources
 from reference_backends.triton_gpu.nest import NestText
@@ -62,8 +63,8 @@ CHUNK = 48
 """Rows whose totals one program sums: few, so that there are programs for all multiprocessors."""
 CHUNKS = 128
 """Programs that sum rows at least: about as many as a large GPU has multiprocessors."""
-ELEMENTS = 1 << 21
-"""Of the rows that such programs have under way: rows follow each other within a program, each after the waits of the last."""
+TOTAL_WIDTH = 10240
+"""Columns of which a multiprocessor's registers hold two totals beside the rows."""
 LAUNCH_BYTES = 1 << 23
 """What an H200 moves in the 2 us of a launch."""
 NESTS = 32
@@ -112,7 +113,7 @@ def divided(kernel: LoopKernel) -> LoopKernel:
             kind: Kind = "whole" if longest <= LONGEST and not across else manner(nest)
             innermost = nest.ranges[-1].size.value if nest.ranges else None
             vectors = innermost is not None and innermost % (VECTOR_BYTES // torch.bfloat16.itemsize) == 0
-            number = parts(count, known, kind, vectors=vectors)
+            number = parts(count, known, kind, vectors=vectors, small=several_results(nest))
             if number > 1:
                 if across:
                     apart = not reads_around(nest)
@@ -210,9 +211,9 @@ class TritonEmitter(Emitter):
     limits = Limits(
         chunk=CHUNK,
         narrow_chunk=1,
-        total_width=LONGEST,
+        total_width=TOTAL_WIDTH,
         chunks=CHUNKS,
-        chunk_elements=ELEMENTS,
+        chunks_at_once=rows_at_once,
         launch_bytes=LAUNCH_BYTES,
         nests=NESTS,
         part=PART,

@@ -53,11 +53,17 @@ PIECES = 3
 """Blocks of different sizes that one tile may have."""
 SMALLEST = 16
 """Iterations that are not taken in pieces."""
+VECTOR = 8
+"""Halves that a thread reads at once."""
+EVEN = 32 * VECTOR
+"""Iterations of the smallest of even blocks."""
 LONGEST = 16384
 """Most iterations of a row that is a tile as a whole: 32 values a thread of 512. Twice as many where the rows of several
 operands would be read again: one program then has a multiprocessor for itself, and as many registers as fit."""
 PLANS = 256
 """Sizes of a function whose blocks are known without computing them again."""
+REGISTERS = 65536
+"""Of a multiprocessor."""
 PROGRAMS = 264
 """Programs that a large GPU wants at least: two for each of its multiprocessors."""
 LONG: dict[str, tuple[int, int]] = {
@@ -146,16 +152,35 @@ def blocks_for(length: int, most: int) -> list[int]:
     return [whole // 2, *blocks_for(length - whole // 2, most - 1)]
 
 
-def parts(count: int, lengths: Sequence[int], kind: Kind, *, vectors: bool = False) -> int:
+def even_blocks(length: int) -> list[int]:
+    """Three or five blocks of one size where ``length`` iterations take several; none where these would hold a quarter more. A
+    thread has a vector of halves of each, so that a row's reductions begin in it."""
+    if len(blocks_for(length, PIECES)) == 1:
+        return []
+    blocks = [[EVEN << k] * n for k in range(4) for n in (3, 5) if length <= n * (EVEN << k) <= length * 5 // 4]
+    return min(blocks, key=sum, default=[])
+
+
+def rows_at_once(width: int) -> int:
+    """How many rows of ``width`` columns a large GPU has under way whose totals are in registers."""
+    even = even_blocks(width)
+    thread = len(even) * VECTOR or THREAD // 2
+    x, _, warps = tile(width * PROGRAMS * PROGRAMS, [sum(even or blocks_for(width, PIECES))], "fixed", thread)
+    registers: int = options(thread, warps).get("maxnreg", 255)
+    return x * PROGRAMS // 2 * max(REGISTERS // (32 * warps * registers), 1)
+
+
+def parts(count: int, lengths: Sequence[int], kind: Kind, *, vectors: bool = False, small: bool = False) -> int:
     """Into how many parts inner loops are divided, so that there are programs for the whole GPU; 1 where there are or where
     the loops are short.
 
     Args:
         vectors: whether every iteration of loops that walk across memory begins with a vector, if the first one does.
+        small: whether these have small tiles in any case, since they have several results.
     """
     longest = max(lengths)
     if kind in ("across", "deep"):
-        return parts_across(count, longest, 1 if vectors else split.LINE)
+        return parts_across(count, longest, 1 if vectors else split.LINE, whole=not small)
     x, blocks, _ = tile(count, lengths, kind)
     programs = -(-count // x)
     if kind == "whole" or 2 * programs >= PROGRAMS:
@@ -164,8 +189,8 @@ def parts(count: int, lengths: Sequence[int], kind: Kind, *, vectors: bool = Fal
     return next((n for n in range(most, most // 2, -1) if longest % (n * split.LINE) == 0), max(most, 1))
 
 
-def parts_across(count: int, length: int, step: int) -> int:
-    """The same where loops walk across memory: as many as run at once, of whole large tiles if they can be. (These need no
+def parts_across(count: int, length: int, step: int, *, whole: bool) -> int:
+    """The same where loops walk across memory: as many as run at once, of ``whole`` large tiles if they can be. (These need no
     masks, which take as many instructions as sums do.)
 
     Args:
@@ -173,7 +198,8 @@ def parts_across(count: int, length: int, step: int) -> int:
             begin before them.
     """
     programs = -(-(count + step - 1) // ACROSS)
-    deep = [n for n in range(step, length // DEEP + 1, step) if length % (n * TURN) == 0 and n * programs <= AT_ONCE]
+    most = length // DEEP if whole else 0
+    deep = [n for n in range(step, most + 1, step) if length % (n * TURN) == 0 and n * programs <= AT_ONCE]
     if deep and 4 * deep[-1] * programs >= 3 * AT_ONCE:
         return deep[-1]
     some = step if length >= 2 * SHORT_TURN * step else 1
@@ -607,6 +633,6 @@ OPTIONS: dict[str, Any] = {
 
 
 def options(thread: int, warps: int) -> dict[str, Any]:
-    """How a function is compiled: where totals take registers too, two programs still fit on a multiprocessor. Threads of 32
-    warps have 64 registers at most in any case."""
-    return OPTIONS if thread >= THREAD or warps > 16 else {**OPTIONS, "maxnreg": 128}
+    """How a function is compiled: where totals take registers too, two programs of eight warps still fit on a multiprocessor,
+    or three of four. Threads of 32 warps have 64 registers at most in any case."""
+    return OPTIONS if thread >= THREAD or warps > 16 else {**OPTIONS, "maxnreg": 128 if thread <= THREAD // 2 else 168}

@@ -33,6 +33,9 @@ class Loops(Statements):
     spread: bool
     kept: Mapping[str, object]
     """Scratch buffers that are registers until the end."""
+    recomputes: bool
+    """Whether loops after a row's reduction compute again what they share with those before it, so that registers hold what was
+    loaded alone meanwhile."""
 
     def __init__(self, kernel: LoopKernel) -> None:
         super().__init__(kernel)
@@ -175,13 +178,14 @@ class Loops(Statements):
                 axes = self.varies(name for a in accumulators for name in a.args) | self.axes[tile.number]
             operands.append([name for a in accumulators for name in self.operands(a, axes)])
             self.leave(s, before)
+        even = sum(tile.block == pieces[0].block and not tile.edges for tile in pieces)
         if len({wide(a.dtype) for a in accumulators}) == 1 and all(len(a.to) == 1 for a in accumulators):
-            self.reduce_lanes(accumulators, operands, axes - R)
+            self.reduce_lanes(accumulators, operands, axes - R, even)
             return
         first = 0
         for a in accumulators:
             last = first + len(a.to)
-            self.reduce_lanes([a], [names[first:last] for names in operands], axes - R)
+            self.reduce_lanes([a], [names[first:last] for names in operands], axes - R, even)
             first = last
 
     def operands(self, a: loop.Accumulator, axes: Axes) -> list[str]:
@@ -199,9 +203,19 @@ class Loops(Statements):
             names.append(name)
         return names
 
-    def reduce_lanes(self, accumulators: Sequence[loop.Accumulator], operands: Sequence[list[str]], axes: Axes) -> None:
-        """Combines the lanes of each piece, and the pieces: accumulators at once, since lanes wait for one another."""
+    def reduce_lanes(
+        self, accumulators: Sequence[loop.Accumulator], operands: Sequence[list[str]], axes: Axes, even: int
+    ) -> None:
+        """Combines the lanes of each piece, and the pieces: accumulators at once, since lanes wait for one another.
+
+        Args:
+            operands: of each piece.
+            even: how many of these, the first ones, are blocks of one size, whose lanes are combined before they wait.
+        """
         function = self.joint(accumulators)
+        for names in operands[1:even]:
+            self.out(f"{', '.join(operands[0])} = {function}({', '.join([*operands[0], *names])})")
+        operands = [operands[0], *operands[max(even, 1) :]]
         joined = [f"{to}_r" for a in accumulators for to in a.to]
         for position, names in enumerate(operands):
             results = [f"{name}_{position}" for name in joined] if position else joined
@@ -215,6 +229,7 @@ class Loops(Statements):
                 self.out(f"{', '.join(joined)} = {function}({', '.join([*joined, *results])})")
         for a in accumulators:
             self.settle_all(a, [f"{to}_r[:, None]" if axes else f"{to}_r" for to in a.to], axes)
+        self.stale = set(self.loaded) if self.recomputes else set()
 
     def joint(self, accumulators: Sequence[loop.Accumulator]) -> str:
         """The function that takes a step of all accumulators."""
@@ -279,6 +294,7 @@ class Loops(Statements):
             self.out(f"{r.var} = tl.cast({turn}, INDEX)")
             self.places.pop(r.var, None)
         self.fetch_next(s, ahead)
+        self.stale = set()
         self.body(s.body)
         for a in accumulators:
             self.advance(a, "running" if isinstance(s, loop.Scan) else "combine", "" if self.x_mask == mask else self.x_mask)

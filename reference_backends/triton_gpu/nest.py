@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from reference_backends.triton_gpu import indices
 from reference_backends.triton_gpu.analysis import (
+    COSTLY,
     Loop,
     above_one,
     body_of,
@@ -33,7 +34,7 @@ from reference_backends.triton_gpu.analysis import (
     written_out,
 )
 from reference_backends.triton_gpu.functions import argument_names, function_text, most_elements, numbers_text
-from reference_backends.triton_gpu.launch import LEAST, ONE_ROW, PIECES, PLAIN, POINTS, THREAD, WARPS, Kind
+from reference_backends.triton_gpu.launch import LEAST, ONE_ROW, PIECES, PLAIN, POINTS, THREAD, VECTOR, WARPS, Kind
 from reference_backends.triton_gpu.loops import Loops
 from reference_backends.triton_gpu.statements import NONE, Writer
 from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, modulo, pieces, piecewise, vectors
@@ -115,22 +116,30 @@ class NestText(Loops):
         else:
             self.places[self.ranges[0].var] = index.symbol("x_index") - self.shift
             self.along_x = self.count + (VECTOR_BYTES - 1)
+        self.find_private()
+        totals = sum(found.size is not None for found in self.kept.values())
+        operands = {each.param for s in self.inner for each in body_of(s) if isinstance(each, loop.Load)}
+        crowded = totals + len(operands) > CARRIED
+        self.even = bool(totals) and not crowded
+        """Whether rows are rather taken in pieces of one size: their totals are in registers, and one row follows another."""
         self.tiles = {size: self.pieces_of(n, size, whole=size in scanned) for n, size in enumerate(sizes)}
         edges = any(tile.edges for found in self.tiles.values() for tile in found)
+        blocks = [[tile.block for tile in found if not tile.edges] for found in self.tiles.values()]
+        even = max((len(found) for found in blocks if len(found) > len(set(found)) == 1), default=0) if self.even else 0
         self.told = heard(nest.body).keys()
         if self.fixed and (edges or self.told or self.adrift()):
             # Of several rows, a thread would hold edges of each.
             self.kind, self.x_axes, self.x_mask = "team" if self.told else "row", NONE, ""
-        self.find_private()
+        ops = {s.op for each in self.inner for s in body_of(each) if isinstance(s, loop.Compute)}
+        self.recomputes = even > 0 and self.kind == "row" and not ops & COSTLY
         if not self.whole and not self.spread:
             self.streamed = {p.name for p in kernel.params if p.role == "in" and self.streams(p)}
         writes = any(isinstance(each, loop.Store) for s in self.inner for each in body_of(s))
         self.thread = THREAD if writes else 2 * THREAD
         if not self.inner:
             self.thread = max(self.points() >> (written_out(self.nest) - 1).bit_length(), LEAST)
-        if totals := sum(found.size is not None for found in self.kept.values()):
-            operands = {each.param for s in self.inner for each in body_of(s) if isinstance(each, loop.Load)}
-            self.thread = THREAD // (4 if totals + len(operands) > CARRIED else 2)
+        if totals:
+            self.thread = even * VECTOR or THREAD // (4 if crowded else 2)
         """Elements of a tile in one thread: fewer where totals take registers too, more where rows are only read. Where there
         is no tile: iterations of the nest, fewer where several of a loop stand in its body."""
 
@@ -156,7 +165,7 @@ class NestText(Loops):
             known = {"x_index", "lead", *(s.name for s in self.kernel.symbols)}
             found = vectors(self.kernel, loops, self.places, known)
         if self.fixed:
-            return pieces(name, size, found, 1 if whole else PIECES)
+            return pieces(name, size, found, 1 if whole else PIECES, even=self.even and not whole)
         return piecewise(name, f"R{n}", size, found)
 
     def vector_shift(self, nest: loop.Nest) -> index.Int:

@@ -67,6 +67,10 @@ class Statements:
         self.weights = Weights(frozenset(), summed=False)
         self.above_one: Mapping[str, str] = {}
         """Values 1 + erf(u) of which nothing but halves is used, with u."""
+        self.loaded: set[str] = set()
+        """Tiles that were loaded, by their first names."""
+        self.stale: set[str] = set()
+        """Those of which loops take what was loaded once more, rather than what followed from it in the loops before."""
         self.counter = 0
 
     # Places
@@ -148,6 +152,9 @@ class Statements:
         if first is None:
             self.known[text, dtype] = here
             self.define(name, text, dtype, axes)
+        elif first in self.stale:
+            self.known[text, dtype] = here
+            self.define(name, f"base.again({first})", dtype, axes)
         elif first != here:
             self.known["name", here] = first
             self.define(name, first, dtype, axes)
@@ -214,6 +221,8 @@ class Statements:
         if s.param in self.told:
             text = f"base.value_of({self.known[s.param, address]}, {TYPES[s.dtype]})"
         (self.define if s.param in self.written else self.once)(s.to, text, s.dtype, axes)
+        if axes >= R:
+            self.loaded.add(self.same(s.to))
 
     def store(self, s: loop.Store) -> None:
         least = NONE if s.mode == "set" else self.context()  # Every iteration takes part, also where the address does not vary.

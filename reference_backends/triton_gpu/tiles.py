@@ -13,7 +13,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from reference_backends.triton_gpu.analysis import Loop, body_of, ranges_of
-from reference_backends.triton_gpu.launch import blocks_for
+from reference_backends.triton_gpu.launch import blocks_for, even_blocks
 from vendor_sdk import LoopKernel, index, loop
 
 VECTOR_BYTES = 16
@@ -70,15 +70,15 @@ class Tile:
         return index.symbol(self.number) - self.offset
 
 
-def pieces(name: str, size: index.Int, vectors: Vectors | None, most: int) -> list[Tile]:
-    """The tile of loops of ``size`` iterations, a known number: ``most`` pieces, and one of the edges."""
+def pieces(name: str, size: index.Int, vectors: Vectors | None, most: int, *, even: bool) -> list[Tile]:
+    """The tile of loops of ``size`` iterations, a known number: ``most`` pieces, or ``even`` ones, and one of the edges."""
     length = size.value
     assert length is not None
     lanes = vectors.lanes if vectors else 1
     whole = length // lanes * lanes
     found = []
     at = 0
-    for k, block in enumerate(blocks_for(whole, most)):
+    for k, block in enumerate((even and even_blocks(whole)) or blocks_for(whole, most)):
         suffix = f"_{k}" if k else ""
         number = name + suffix
         if vectors is None or vectors.offset == index.ZERO:
@@ -136,7 +136,9 @@ def vectors(
     # A row that all programs read (a weight), and what is written at the end, are near: that they be accessed in whole vectors
     # matters less.
     rows = [row for row in rows if row[2]] or rows
-    lanes = VECTOR_BYTES // min(itemsize for _, itemsize, _ in rows)
+    # Those of the smallest elements, where a row has many of these.
+    widths = [VECTOR_BYTES // itemsize for itemsize in sorted({itemsize for _, itemsize, _ in rows})]
+    lanes = next((n for n in widths if length >= LEAST * n), widths[-1])
     ((offset, count),) = Counter(modulo(start, lanes) for start, _, _ in rows).most_common(1)
     if 2 * count <= len(rows) or length < LEAST * lanes or (offset == index.ZERO and length % lanes == 0):
         return None

@@ -43,8 +43,8 @@ class Limits:
             longer rows do not stay near, and are better summed by a kernel of their own.
         chunks: how many chunks there are at least, where there are rows for twice as many: fewer would leave parts of the
             device without work.
-        chunk_elements: elements that one row of each chunk holds, all chunks together: more chunks of fewer rows (eight at
-            least) where columns are few, for devices that are busy only when they read so much at once.
+        chunks_at_once: how many chunks run at once, by the columns of a row: where rows lie apart, there are as many of at
+            least eight rows, since more would wait until some of these end.
         launch_bytes: what the device moves in the time of one more launch. A result that follows from the graph's inputs
             alone has no kernel of its own then, though it is dear, where it is a number a row or a column of what its readers
             compute, and they compute no more bytes than that; 0: launches are free.
@@ -73,7 +73,7 @@ class Limits:
     narrow_chunk: int = 64
     total_width: int = 0
     chunks: int = 8
-    chunk_elements: int = 0
+    chunks_at_once: Callable[[int], int] | None = None
     launch_bytes: int = 0
     part: int = 16
     copies: int = 1

@@ -208,7 +208,11 @@ class GroupBuilder(Builder):
         most = limits.narrow_chunk if narrow else limits.chunk
         apart = limits.chunk_apart and not narrow and bool(count.value)
         widest = max(max(width.value or 1, 1) for width in widths)
-        chunk, chunks = _chunks(count, most, limits.chunks, limits.chunk_elements // widest, LINE if apart else 1)
+        if apart and count.value:
+            chunks = ix.wrap(chunks_apart(count.value, limits.chunks, limits.chunks_at_once, widest))
+            chunk = (count + (chunks - 1)) // chunks
+        else:
+            chunk, chunks = _chunks(count, most, limits.chunks)
         q, t = (Range(self._fresh("i"), size) for size in (chunks, chunk))
         inside = ix.variable(q.var, q.size)
         rest = (count - inside + (chunks - 1)) // chunks if apart else ix.minimum(chunk, count - inside * chunk)
@@ -402,16 +406,22 @@ def _moved(index: Sequence[Int], variables: Mapping[str, Int]) -> tuple[Int, ...
     return tuple(ix.substitute(i, variables) for i in index) if variables else tuple(index)
 
 
-def _chunks(count: Int, most: int, fewest: int, wanted: int, line: int) -> tuple[Int, Int]:
-    """Rows a chunk, ``most`` or so, and how many chunks, a multiple of ``line``; a divisor of a known count where one is near.
-    There are more chunks of fewer rows so that ``fewest`` come about, or ``wanted`` of ``FEW_ROWS``."""
+def _chunks(count: Int, most: int, fewest: int) -> tuple[Int, Int]:
+    """Rows a chunk, ``most`` or so, fewer where there would not be ``fewest`` chunks, and how many chunks; a divisor of a known
+    count where one is near."""
     if most == 1:
         return ix.ONE, count
     if not count.value:
         return ix.wrap(most), (count + (most - 1)) // most
-    aim = max(min(most, count.value // max(2 * fewest, min(wanted, count.value // FEW_ROWS))), 1)
-    for size in range(min(2 * aim, count.value), aim // 2, -1):
-        if count.value % (size * line) == 0:
-            return ix.wrap(size), ix.wrap(count.value // size)
-    chunks = -(-count.value // (aim * line)) * line
-    return ix.wrap(-(-count.value // chunks)), ix.wrap(chunks)
+    aim = max(min(most, count.value // (2 * fewest)), 1)
+    size = next((n for n in range(min(2 * aim, count.value), aim // 2, -1) if count.value % n == 0), aim)
+    return ix.wrap(size), ix.wrap(-(-count.value // size))
+
+
+def chunks_apart(count: int, fewest: int, at_once: Callable[[int], int] | None, width: int) -> int:
+    """How many chunks of rows that lie apart: as many as run at once, if they have ``FEW_ROWS``; at least ``2 * fewest`` where
+    so many run at once; a multiple of ``LINE``."""
+    chunks = max(2 * fewest, count // FEW_ROWS)
+    if at_once is not None:
+        chunks = min(chunks, at_once(width))
+    return max(min(chunks, count) // LINE, 1) * LINE

@@ -295,14 +295,15 @@ class _Pass:
             else:
                 yield user
 
-    def _expanded(self, summary: Summary) -> Summary:
-        """The summary with what is inlined read through."""
+    def _expanded(self, summary: Summary, through: Callable[[fx.Node], Summary | None] | None = None) -> Summary:
+        """The summary with what is inlined read through, or what ``through`` has summaries of."""
         reads: dict[Read, None] = {}
         cost, statements = summary.cost, summary.statements
         stack = list(reversed(summary.reads))
+        through = through or self.schedule.inlined.get
         while stack:
             read = stack.pop()
-            inner = self.schedule.inlined.get(read.node)
+            inner = through(read.node)
             if inner is None:
                 reads[read] = None
                 continue
@@ -350,16 +351,15 @@ class _Pass:
         producers.sort(key=lambda g: (g.shape != "rows", g.shape != "contraction", -len(g.members)))
         home: Group | None = None
         tried: set[Group] = set()
-        if not contraction:
-            for group in [*producers, *self._siblings(summary)]:
-                if group in tried:
+        for known in (summary, self._behind(summary)) if not contraction else ():
+            for group in [*producers, *self._siblings(known)]:
+                if home is not None or group in tried:
                     continue
                 tried.add(group)
-                reason = self._join(node, summary, group, sources)
+                reason = self._join(node, summary, group, sources, known)
                 if not reason:
                     home = group
-                    break
-                if group in producers:
+                elif group in producers:
                     self._refuse(node, summary, group, reason)
         if home is None:
             home = self._start(node, summary, sources, contraction)
@@ -373,6 +373,16 @@ class _Pass:
     def _refuse(self, node: fx.Node, summary: Summary, group: Group, reason: str) -> None:
         producer = next(b for r in summary.reads if (b := self.base[r.node]) in group.members)
         self.schedule.refusals.append(Refusal(producer.name, node.name, reason))
+
+    def _behind(self, summary: Summary, group: Group | None = None) -> Summary:
+        """The summary with members of other groups read through that readers may compute for themselves (``compute_again``)."""
+
+        def made_again(node: fx.Node) -> Summary | None:
+            owner = self.owner.get(node, group)
+            price = None if owner is group or owner is None else owner.prices[node]
+            return self._expanded(self.summaries[node]) if price is not None and price <= DEAREST else None
+
+        return self._expanded(summary, made_again)
 
     def _siblings(self, summary: Summary) -> list[Group]:
         """Groups that read the same large values."""
@@ -393,15 +403,15 @@ class _Pass:
         self._add(group, node, summary, Joined({}, "row" if reduces else "element"))
         return group
 
-    def _join(self, node: fx.Node, summary: Summary, group: Group, sources: set[int]) -> str:
-        """Makes a prim a member of a group; or says why not."""
+    def _join(self, node: fx.Node, summary: Summary, group: Group, sources: set[int], known: Summary) -> str:
+        """Makes a prim a member of a group, which shares what ``known`` reads; or says why not."""
         if self.fuel is not None and self.schedule.fused >= self.fuel:
             return "out of fuel"
         if not self.reach.may_join(group.unit, sources):
             return "something between them runs elsewhere"
         elsewhere = any(user is not node and user not in self.owner for m in group.members for user in m.users)
         pads = node.target is torch.ops.aten.constant_pad_nd.default
-        joined = fit(group, summary, self.base, shared_elsewhere=elsewhere, pads=pads)
+        joined = fit(group, known, self.base, shared_elsewhere=elsewhere, pads=pads)
         if isinstance(joined, str):
             return joined
         reason = self._room(group, node, summary, joined)
@@ -449,13 +459,20 @@ class _Pass:
                 price = None if price is None or before is None else price + before
             else:
                 group.inputs.setdefault(read.node, moved(read.index, joined.values))
-                known = self.readers.setdefault(read.node, [])
-                if group not in known:
-                    known.append(group)
-                    del known[:-SIBLINGS]
+                self._remember(read.node, group)
+        for read in self._behind(summary, group).reads:
+            if self.base[read.node] not in group.members:
+                group.behind.setdefault(read.node, moved(read.index, joined.values))
+                self._remember(read.node, group)
         group.prices[node] = None if summary.steps else price
         group.statements += summary.statements
         self.owner[node] = group
+
+    def _remember(self, value: fx.Node, reader: Group) -> None:
+        known = self.readers.setdefault(value, [])
+        if reader not in known:
+            known.append(reader)
+            del known[:-SIBLINGS]
 
     def _merge(self, home: Group, other: Group, node: fx.Node, summary: Summary) -> str:
         """Makes all members of ``other``, of which ``node`` in ``home`` reads some, members of ``home``."""
@@ -498,7 +515,9 @@ class _Pass:
                 home.inputs.setdefault(value, index)
         for value in [v for v in home.inputs if self.base[v] in home.members]:
             del home.inputs[value]
-        for value in other.inputs:
+        for value, index in other.behind.items():
+            home.behind.setdefault(value, index)
+        for value in (*other.inputs, *other.behind):
             known = self.readers.get(value, [])
             known[:] = list(dict.fromkeys(home if g is other else g for g in known))
         home.statements += other.statements

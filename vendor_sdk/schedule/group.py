@@ -37,6 +37,7 @@ class Group:
         where: members by whether they have one element an iteration, a row or a column.
         reduced: members that reduce over the rows, with the index along what they reduce, in row variables.
         inputs: values read from outside, with the index of a first read.
+        behind: values that inputs follow from, should the group compute these again, likewise.
         prices: cost of a member's element with all that is computed for it; None where a reduction is.
         statements: of all members.
     """
@@ -49,12 +50,13 @@ class Group:
     where: dict[fx.Node, Where] = field(default_factory=dict)
     reduced: dict[fx.Node, Index] = field(default_factory=dict)
     inputs: dict[fx.Node, Index] = field(default_factory=dict)
+    behind: dict[fx.Node, Index] = field(default_factory=dict)
     prices: dict[fx.Node, int | None] = field(default_factory=dict)
     statements: int = 0
 
     def substitute(self, values: Mapping[str, Int]) -> None:
         """Replaces loop variables in every index."""
-        for table in (self.members, self.reduced, self.inputs):
+        for table in (self.members, self.reduced, self.inputs, self.behind):
             for node, index in table.items():
                 table[node] = moved(index, values)
 
@@ -129,7 +131,7 @@ def _anchors(group: Group, summary: Summary, base: Mapping[fx.Node, fx.Node]) ->
         place = group.members.get(node)
         order = 0
         if place is None:
-            place, order = group.inputs.get(read.node), 1
+            place, order = group.inputs.get(read.node, group.behind.get(read.node)), 1
         if place is not None:
             pairs.append((order, -len(names(place)), len(pairs), (read.index, place)))
     return [pair for *_, pair in sorted(pairs)]
