@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import subprocess
 import sys
@@ -291,6 +292,16 @@ def test_blocks_that_the_host_has_not_are_a_memory_error_and_idle_ones_are_given
         with pytest.raises(MemoryError, match=rf"no {elements} bytes"):
             warm_empty((elements,), torch.uint8)
     assert BLOCKS.idle_bytes == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks")
+def test_a_forked_process_writes_to_memory_of_its_own() -> None:
+    program = (
+        "import os; import torch; from vendor_sdk.run.blocks import warm_empty;"
+        "x = warm_empty((1 << 20,), torch.float32).fill_(1);"
+        "child = os.fork(); child or (x.numpy().fill(2), os._exit(0)); os.waitpid(child, 0); assert x.sum() == 1 << 20"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_blocks_stay_below_their_limit() -> None:

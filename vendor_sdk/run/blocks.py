@@ -10,7 +10,6 @@ On other devices torch's allocator does the same itself, and blocks are tensors.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import math
@@ -28,9 +27,11 @@ from vendor_sdk import torch_private
 LARGE = 1 << 20
 """Bytes from which an output comes from a block. Below, the C library's own caches are as good."""
 PAGE = 1 << 21
-"""Large blocks end at multiples of this: a huge page, which the kernel is asked for."""
+"""Large blocks end at multiples of this: a huge page, where the system has them for everybody."""
 SPARE = 512
 """Blocks are at most one part in so many larger than what is asked for, or a page of the processor."""
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""Python maps memory that forked processes share otherwise, whose fresh pages take half as long again."""
 IDLE_LIMIT = 1 << 30
 """Idle bytes that are kept; the longest idle go first."""
 
@@ -65,19 +66,15 @@ class Blocks:
                         break
             if best is not None:
                 return self._idle.pop(best)
-        block = self._mapped(size)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without huge pages
-                block.madvise(mmap.MADV_HUGEPAGE)
-        return block
+        return self._mapped(size)
 
     def _mapped(self, size: int) -> mmap.mmap:
         try:
-            return mmap.mmap(-1, size)
+            return mmap.mmap(-1, size, **_PRIVATE)
         except (OSError, OverflowError):  # what is idle is given up first
             self.release()
         try:
-            return mmap.mmap(-1, size)
+            return mmap.mmap(-1, size, **_PRIVATE)
         except (OSError, OverflowError) as error:
             raise MemoryError(f"the host's memory has no {size} bytes for an arena or a result") from error
 
