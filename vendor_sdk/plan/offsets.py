@@ -264,6 +264,7 @@ def pack(
     if not items:
         return []
     meets = _interference(items)
+    front = [_front(item, below) for item in items]
     cost = sum(map(len, meets)) + len(items) * (1 + min(len(rooms), ROOMS))
     lowest = max(live_bytes([(i.size, i.first, i.last) for i in items], max(i.last for i in items) + 1))
     if below is None:
@@ -277,7 +278,7 @@ def pack(
     ]
     best, best_order, least = None, orders[0], -1
     for order in orders:
-        found = _place(items, rooms, order, meets, below)
+        found = _place(items, rooms, order, meets, front)
         top = _top(items, found)
         if best is None or top < least:
             best, best_order, least = found, order, top
@@ -294,17 +295,34 @@ def pack(
         top = _top(items, current)
         high = [n for n in order if current[n][0] is None and current[n][1] + items[n].size == top]
         under = {m for n in high for m in meets[n] if current[m][0] is None and current[m][1] + items[m].size == current[n][1]}
-        front = [*high, *(n for n in order if n in under and n not in high)]
-        moved = [*front, *(n for n in order if n not in set(front))]
+        first = [*high, *(n for n in order if n in under and n not in high)]
+        others = set(first)
+        moved = [*first, *(n for n in order if n not in others)]
         if moved == order:
             moved = list(best_order)
             i, j = random.randrange(len(moved)), random.randrange(len(moved))
             moved[i], moved[j] = moved[j], moved[i]
         order = moved
-        current = _place(items, rooms, order, meets, below)
+        current = _place(items, rooms, order, meets, front)
         if _top(items, current) <= least:
             best, best_order, least = current, order, _top(items, current)
     return best
+
+
+@dataclass(frozen=True)
+class _Front:
+    """What ``Below`` is for one item: bytes that are taken while it lives, the first byte that it may have, and the end."""
+
+    taken: Sequence[tuple[int, int]]
+    base: int
+    end: int
+
+
+def _front(item: Item, below: Below | None) -> _Front:
+    if below is None:
+        return _Front((), 0, 0)
+    taken = [(fixed.begin, fixed.end) for fixed in below.fixed if fixed.last >= item.first]
+    return _Front(taken, below.room.free_from(item.last), below.end)
 
 
 def _top(items: Sequence[Item], found: Sequence[tuple[int | None, int]]) -> int:
@@ -329,57 +347,53 @@ def _place(
     rooms: Sequence[Room],
     order: Sequence[int],
     meets: Sequence[Sequence[int]],
-    below: Below | None,
+    front: Sequence[_Front],
 ) -> list[tuple[int | None, int]]:
     """Greedy: each item in turn goes where the hole fits best, and to the top of the arena only when there is none."""
-    where: list[tuple[int | None, int] | None] = [None] * len(items)
+    where: list[tuple[int | None, int]] = [(None, 0)] * len(items)
+    in_arena: list[tuple[int, int] | None] = [None] * len(items)
+    in_rooms: dict[int, dict[int, tuple[int, int]]] = {}
     by_size = sorted(range(len(rooms)), key=lambda r: rooms[r].size)
     widths = [rooms[r].size for r in by_size]
-    top = below.end if below is not None else 0
+    top = front[0].end
     for n in order:
         item = items[n]
-        taken: dict[int | None, list[tuple[int, int]]] = {}
-        if below is not None:
-            taken[None] = [(fixed.begin, fixed.end) for fixed in below.fixed if fixed.last >= item.first]
-        for m in meets[n]:
-            place = where[m]
-            if place is not None:
-                taken.setdefault(place[0], []).append((place[1], place[1] + items[m].size))
-        base = below.room.free_from(item.last) if below is not None else 0
-        hole = _hole(taken.get(None, []), item.size, top, base)
-        best: tuple[int, int | None, int] | None = (hole[0], None, hole[1]) if hole is not None else None
+        taken = [*front[n].taken, *(span for m in meets[n] if (span := in_arena[m]) is not None)]
+        best, above = _hole(taken, item.size, top, front[n].base)
+        room: int | None = None
         fitting = range(bisect_left(widths, item.size), len(by_size))
         for position in (*fitting[:ROOMS], *fitting[ROOMS:][-1:]):  # the largest too: it may be the bank
             index = by_size[position]
             start, limit = rooms[index].free_from(item.last), rooms[index].limit(item)
             if limit - start < item.size:
                 continue
-            hole = _hole(taken.get(index, []), item.size, limit, start)
+            inside = in_rooms.get(index, {})
+            hole, _ = _hole([inside[m] for m in meets[n] if m in inside], item.size, limit, start)
             if hole is not None and (best is None or hole[0] < best[0]):
-                best = (hole[0], index, hole[1])
+                best, room = hole, index
             if best is not None and best[0] == item.size:
                 break
-        if best is None:
-            hole = _hole(taken.get(None, []), item.size, None, base)
-            assert hole is not None
-            best = (hole[0], None, hole[1])
-        if best[1] is None:
-            top = max(top, best[2] + item.size)
-        where[n] = (best[1], best[2])
-    return [place for place in where if place is not None]
+        offset = above if best is None else best[1]
+        span = offset, offset + item.size
+        if room is None:
+            top = max(top, span[1])
+            in_arena[n] = span
+        else:
+            in_rooms.setdefault(room, {})[n] = span
+        where[n] = room, offset
+    return where
 
 
-def _hole(taken: list[tuple[int, int]], size: int, limit: int | None, start: int = 0) -> tuple[int, int] | None:
-    """``(length, offset)`` of the smallest hole of at least ``size`` bytes from ``start`` on; without a limit the space on top
-    is the last resort. None when there is none."""
-    best: tuple[int, int] | None = None
+def _hole(taken: list[tuple[int, int]], size: int, limit: int, start: int) -> tuple[tuple[int, int] | None, int]:
+    """``(length, offset)`` of the smallest hole of at least ``size`` bytes between ``start`` and ``limit``, None when there is
+    none; and where everything that is taken ends."""
+    least, offset = limit + 1, -1
     end = start
     for begin, stop in sorted(taken):
-        if begin - end >= size and (best is None or begin - end < best[0]):
-            best = (begin - end, end)
-        end = max(end, stop)
-    if limit is not None and limit - end >= size and (best is None or limit - end < best[0]):
-        best = (limit - end, end)
-    if best is None and limit is None:
-        best = (size, end)
-    return best
+        if size <= begin - end < least:
+            least, offset = begin - end, end
+        if stop > end:
+            end = stop
+    if size <= limit - end < least:
+        least, offset = limit - end, end
+    return (None if offset < 0 else (least, offset)), end
