@@ -21,23 +21,32 @@ def test_libraries_are_begun_before_the_graph_is_traced(pairs: bool, monkeypatch
     monkeypatch.setattr(compiler, "start", begun.append)
     monkeypatch.setattr(products, "_loaded", {})
     CppEmitter().foresee({"mm": frozenset((torch.bfloat16,)), "convolution": frozenset((f32, f64))})
-    expected = [(products.MATRICES, "float"), (products.MATRICES, "double"), (products.FILTERS, "float")]
-    expected += [(products.MATRICES, contraction.PAIR)] if pairs else []
-    assert set(begun) == {products.source(need) for need in expected}
+    kinds = ["float", "double", *([contraction.PAIR] if pairs else [])]
+    expected = [(library, kind) for library in (products.TILES, products.MATRICES) for kind in kinds]
+    assert set(begun) == {products.source(need) for need in (*expected, (products.FILTERS, "float"))}
     begun.clear()
     CppEmitter().foresee({"mm": frozenset((torch.bool,)), "sort": frozenset((f32,))})
     assert not begun
 
 
 @pytest.mark.parametrize("across", [False, True])
-def test_factors_that_lie_in_memory_need_no_code(across: bool) -> None:
+@pytest.mark.parametrize(
+    ("rows", "libraries"),
+    [
+        (1, [products.DOT_PRODUCTS]),
+        (5, [products.TILES, products.MATRICES, products.DOT_PRODUCTS]),
+        (24, [products.TILES, products.MATRICES, products.DOT_PRODUCTS]),
+        (25, [products.TILES, products.MATRICES]),
+    ],
+)
+def test_factors_that_lie_in_memory_need_no_code(rows: int, libraries: list[str], across: bool) -> None:
     compiled: list[CompiledGraph] = []
-    a, b = torch.randn(5, 200), torch.randn(200, 300) if across else torch.randn(300, 200).t()
+    a, b = torch.randn(rows, 200), torch.randn(200, 300) if across else torch.randn(300, 200).t()
     torch._dynamo.reset()
     with recording(compiled.append), torch.no_grad():
         result = torch.compile(lambda x, y: (x @ y).relu(), backend="cpp_cpu")(a, b)
     assert torch.allclose(result.double(), (a.double() @ b.double()).relu(), atol=1e-4)
     (kernel,) = compiled[0].loops.values()
     unit = units._unit(kernel, CppEmitter().emit(kernel))
-    assert unit.calls == ((products.MATRICES, "float"),)
+    assert unit.calls == tuple((library, "float") for library in libraries)
     assert "fill_with" not in unit.text

@@ -36,7 +36,9 @@ PACK = 16
 """Products of a left factor's element in whose time it is packed."""
 STRETCH = 128
 """Steps that must lie at one distance for a factor to be read where it lies: blocks of the sum end where they do."""
-CHUNKED_ROWS, CHUNKED_STEPS = range(13, 25), 128
+FEW_ROWS, DOT_STEPS = 24, 128
+"""Rows of a left factor up to which, and steps from which on, ``dots.h`` may compute a product."""
+CHUNKED_ROWS, CHUNKED_STEPS = range(13, FEW_ROWS + 1), DOT_STEPS
 """Rows of a left factor, and steps from which on, with which AVX-512 multiplies both factors fastest where they lie."""
 
 Access = type[loop.Load] | type[loop.Store]
@@ -59,11 +61,10 @@ def prepare(dtype: torch.dtype, *, convolutions: bool) -> None:
     """Begins to compile in the background what products with results of this dtype call."""
     kind = SUMS.get(torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype)
     if dtype == torch.bfloat16 and machine.multiplies_pairs():
-        products.start((products.MATRICES, PAIR))
-    elif kind is not None:
-        products.start((products.MATRICES, kind))
-        if convolutions and kind == "float":
-            products.start((products.FILTERS, kind))
+        kind = PAIR
+    filtered = f"Windows<{kind}>" if convolutions and kind == "float" else ""
+    for need in products.needs(f"Product<{kind}> {filtered}") if kind is not None else ():
+        products.start(need)
 
 
 def panel(dtype: torch.dtype) -> int:
@@ -169,7 +170,9 @@ def _along(f: contraction.Factor) -> bool:
 
 
 def _matrices(text: KernelText, c: contraction.Contraction, kind: str) -> None:
-    product = _product(text, c, kind)
+    rows, steps = contraction.sizes(c.m).value, contraction.sizes(c.k).value
+    few = (rows is None or rows <= FEW_ROWS) and (steps is None or steps >= DOT_STEPS) and not _lies_in_panels(text, c.right)
+    product = _product(text, c, kind, "FewRowsProduct" if few else "Product")
     text.out(f"if (const int32_t failed = matrix_product({product})) status = failed;")
 
 
@@ -192,8 +195,8 @@ def _truth(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _product(text: KernelText, c: contraction.Contraction, kind: str) -> str:
-    """Writes the factors and what finishes tiles of the result; the name of the ``Product`` of elements of ``kind``."""
+def _product(text: KernelText, c: contraction.Contraction, kind: str, record: str = "Product") -> str:
+    """Writes the factors and what finishes tiles of the result; the name of the ``record`` of elements of ``kind``."""
     left = _fill(text, c, c.left, kind)
     right = (_panels if _lies_in_panels(text, c.right) else _fill)(text, c, c.right, kind)
     finish = text.fresh("finish")
@@ -207,7 +210,7 @@ def _product(text: KernelText, c: contraction.Contraction, kind: str) -> str:
     with_row.close()
     _close(text)
     product = text.fresh("product")
-    text.out(f"Product<{kind}> {product} = {{}};")
+    text.out(f"{record}<{kind}> {product} = {{}};")
     _sizes(text, product, ("batches", c.batch), ("m", c.m), ("n", c.n))
     _steps(text, product, c, kind)
     text.out(f"{product}.left = {left}, {product}.right = {right};")

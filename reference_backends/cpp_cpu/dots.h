@@ -1,4 +1,4 @@
-// Matrix products of few rows where both factors lie along the sum. Follows gemm.h, which says what a product is.
+// Matrix products of few rows where both factors lie along the sum, and of a matrix and a vector. Follows gemm.h.
 //
 // Few rows do not pay for packing the other factor. Here both factors are read where they lie, lanes run along the sum, and the lanes of a
 // sum are added at its end. Every element of the result is summed in one order, whatever the number of threads.

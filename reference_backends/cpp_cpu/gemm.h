@@ -441,9 +441,6 @@ template <class T> struct Blocks {
   }
 };
 
-template <class T> static bool is_for_dots(const Product<T> &p);  // dots.h
-template <class T> static int32_t dot_matrix_product(const Product<T> &p);
-
 // A factor that was packed in panels as wide as the widest tile.
 template <class T> struct Packed {
   enum : int64_t { WIDTH = Lane<T>::COUNT * TILE_VECTORS };
@@ -478,7 +475,7 @@ template <class T> static int32_t turned_matrix_product(const Product<T> &given)
   p.m = given.n, p.n = given.m, p.left = given.right, p.right = {};
   if (alone) p.right = given.left;
   else p.right.address = Panels::address, p.right.address_context = &right, p.right.panel = Panels::WIDTH;
-  fitting_tiles(p, p.n);
+  choose_tiles(p, p.n);
   Blocks<T> blocks(p, threads, &given);
   const Memory memory(p.spare, blocks.shared_bytes());
   if (!memory.data) return OUT_OF_MEMORY;
@@ -498,10 +495,9 @@ template <class T> static int32_t turned_matrix_product(const Product<T> &given)
 
 template <class T> static int32_t product_of_matrices(const Product<T> &given) {
   if (given.batches <= 0 || given.m <= 0 || given.n <= 0) return OK;
-  if (is_for_dots(given)) return dot_matrix_product(given);
   if (is_for_turning(given)) return turned_matrix_product(given);
   Product<T> p = given;
-  fitting_tiles(p, p.n);
+  choose_tiles(p, p.n);
   const int64_t work = p.m * p.n * max_int(p.k, 1);
   const int64_t threads = work * p.batches < PARALLEL_PRODUCTS ? 1 : omp_get_max_threads();
   // Where batches alone keep the threads busy, each takes whole ones and never waits for another.

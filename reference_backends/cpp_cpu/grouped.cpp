@@ -57,7 +57,7 @@ template <class A, class T> static int32_t product_of_group(void *const *buffers
   T *out = (T *)buffers[3];
   Lying<A, T> left, right;
   Stored<A, T> result;
-  Product<A> p = {};
+  FewRowsProduct<A> p = {};
   p.batches = 1, p.n = n[N], p.spare = spare;
   if (n[WHOLE]) {
     p.m = n[M], p.k = end - start;

@@ -25,8 +25,8 @@ _ELEMENTS = {
 """C++ types of sums and elements."""
 
 
-def _need(dtype: torch.dtype) -> products.Need:
-    return products.MATRICES, _ELEMENTS[dtype][0]
+def _needs(dtype: torch.dtype) -> tuple[products.Need, ...]:
+    return products.needs(f"FewRowsProduct<{_ELEMENTS[dtype][0]}>")
 
 
 def _source(dtype: torch.dtype) -> str:
@@ -39,14 +39,16 @@ def _source(dtype: torch.dtype) -> str:
 def prepare(dtype: torch.dtype) -> None:
     """Begins to compile in the background what multiplies in a dtype."""
     if dtype in _ELEMENTS:
-        products.start(_need(dtype))
+        for need in _needs(dtype):
+            products.start(need)
         compiler.start(_source(dtype))
 
 
 @functools.cache
 def _function(dtype: torch.dtype) -> CompiledFunction:
     def load() -> object:
-        products.load(_need(dtype))
+        for need in _needs(dtype):
+            products.load(need)
         return compiler.load(_source(dtype))
 
     return CompiledFunction(load, f"grouped_mm_{str(dtype).removeprefix('torch.')}")  # type: ignore[arg-type]

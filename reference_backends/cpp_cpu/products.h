@@ -1,8 +1,8 @@
 // Matrix products as generated kernels see them. Follows base.h.
 //
 // A kernel's generated part says where its two factors lie, or fills blocks of them, whatever they are computed from, and finishes
-// tiles of the result. Everything between (gemm.h, dots.h, winograd.h, winograd_weights.h) is in libraries (products.cpp), one for
-// each element type, however many products a graph and a program have.
+// tiles of the result. Everything between (gemm.h, dots.h, winograd.h, winograd_weights.h) is in libraries (products.cpp), of each
+// element type, however many products a graph and a program have.
 
 // Two steps of a sum of products of bfloat16s, the first in the lower half: an element of both factors where a processor multiplies
 // them in pairs. Their sums are floats.
@@ -50,6 +50,9 @@ template <class T> struct Product {
   // Tiles of TILE_VECTORS vectors and of fewer, and the same with as few rows as the last ones have.
   TileProduct<T> wide, last_wide, slim, last_slim;
 };
+
+// One of perhaps so few rows that packing factors does not pay (dots.h).
+template <class T> struct FewRowsProduct : Product<T> {};
 
 template <class F, class T>
 static void fill_with(const void *f, int64_t batch, int64_t first, int64_t count, int64_t from, int64_t depth, T *to, int64_t pitch) {
@@ -175,11 +178,16 @@ template <class T> struct Overlaps {
 #define NAMED(function, T) NAMED_WITH(function, T, PRODUCTS_KEY)
 #define DECLARE_PRODUCTS(T) \
   extern "C" int32_t NAMED(matrix_product, T)(const Product<T> &); \
+  extern "C" bool NAMED(suits_dots, T)(const Product<T> &); \
+  extern "C" int32_t NAMED(dot_product, T)(const Product<T> &); \
   extern "C" int32_t NAMED(vector_product, T)(const VectorProduct<T> &); \
   extern "C" int32_t NAMED(convolution, T)(const Product<T> &, const Windows<T> &); \
   extern "C" int32_t NAMED(weight_gradient, T)(const Product<T> &, const Overlaps<T> &); \
   extern "C" void NAMED(choose_tiles, T)(Product<T> &, int64_t columns); \
   INLINE int32_t matrix_product(const Product<T> &p) { return NAMED(matrix_product, T)(p); } \
+  INLINE int32_t matrix_product(const FewRowsProduct<T> &p) { \
+    return NAMED(suits_dots, T)(p) ? NAMED(dot_product, T)(p) : NAMED(matrix_product, T)(p); \
+  } \
   INLINE int32_t vector_product(const VectorProduct<T> &p) { return NAMED(vector_product, T)(p); } \
   INLINE int32_t convolution(const Product<T> &p, const Windows<T> &w) { return NAMED(convolution, T)(p, w); } \
   INLINE int32_t weight_gradient(const Product<T> &p, const Overlaps<T> &o) { return NAMED(weight_gradient, T)(p, o); } \

@@ -14,20 +14,30 @@ from pathlib import Path
 
 from reference_backends.cpp_cpu import compiler
 
-MATRICES, FILTERS = "MATRICES", "FILTERS"
+TILES, MATRICES, DOT_PRODUCTS, FILTERS = "TILES", "MATRICES", "DOT_PRODUCTS", "FILTERS"
 _FILES = {
-    MATRICES: ("base.h", "products.h", "gemm.h", "dots.h", "products.cpp"),
+    TILES: ("base.h", "products.h", "gemm.h", "products.cpp"),
+    MATRICES: ("base.h", "products.h", "gemm.h", "products.cpp"),
+    DOT_PRODUCTS: ("base.h", "products.h", "gemm.h", "dots.h", "products.cpp"),
     FILTERS: ("base.h", "products.h", "gemm.h", "winograd.h", "winograd_weights.h", "products.cpp"),
 }
 Need = tuple[str, str]
 """A library: which, and its element type (C++)."""
-_NEEDED = re.compile(r"\b(?:(?:Vector)?Product|(Windows|Overlaps))<(\w+)>")
+_CALLED = {
+    "Product": (TILES, MATRICES),
+    "FewRowsProduct": (TILES, MATRICES, DOT_PRODUCTS),
+    "VectorProduct": (DOT_PRODUCTS,),
+    "Windows": (FILTERS,),
+    "Overlaps": (FILTERS,),
+}
+"""The libraries that have the functions of what a kernel's text declares; a library may call those before it."""
+_DECLARED = re.compile(rf"\b({'|'.join(_CALLED)})<(\w+)>")
 
 
 def needs(text: str) -> tuple[Need, ...]:
     """The libraries whose functions a kernel's text calls, in the order in which they are to be loaded."""
-    found = {(FILTERS if filters else MATRICES, kind) for filters, kind in _NEEDED.findall(text)}
-    return tuple(sorted(found, key=lambda need: (need[0] != MATRICES, need)))
+    found = {(library, kind) for declared, kind in _DECLARED.findall(text) for library in _CALLED[declared]}
+    return tuple(sorted(found, key=lambda need: ([*_FILES].index(need[0]), need[1])))
 
 
 def key() -> str:
