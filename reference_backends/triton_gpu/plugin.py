@@ -66,7 +66,9 @@ def backend() -> Backend:
             **{f"float64 to {dtype} rounding": "nearest, ties to even, through float32" for dtype in ("float16", "bfloat16")},
             **{f"{name} float32 subnormals": "kept" for name in ("sum", "mean", "cumsum", "amax", "gt")},
             "mul+add float32 contraction": "never",
-            **{f"{name} float32 determinism": "across batch sizes" for name in ("sum", "mean", "softmax", "layer_norm")},
+            "softmax float32 determinism": "across batch sizes",
+            # Few rows are taken by more threads each.
+            **{f"{name} float32 determinism": "run to run" for name in ("sum", "mean", "layer_norm")},
         },
         notes={
             "halves": "loaded and stored as such, computed in float32",
