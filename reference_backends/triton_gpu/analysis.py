@@ -216,7 +216,7 @@ def above_one(body: Sequence[loop.Stmt]) -> dict[str, str]:
     found: dict[str, str] = {}
     for s in made.values():
         if isinstance(s, loop.Compute) and s.op == "add" and s.dtype == torch.float32 and halved(s.to):
-            one, other = sorted((made[name] for name in s.args), key=lambda each: not isinstance(each, loop.Const))
+            one, other = sorted((made.get(name) for name in s.args), key=lambda each: not isinstance(each, loop.Const))
             if isinstance(one, loop.Const) and one.value == 1 and isinstance(other, loop.Compute) and other.op == "erf":
                 found[s.to] = other.args[0]
     return found
