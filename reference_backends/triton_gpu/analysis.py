@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -164,21 +164,16 @@ class Weights:
 
 def weights(body: Sequence[loop.Stmt]) -> Weights:
     """Those of a nest."""
-    users: dict[str, list[loop.Stmt | loop.Accumulator]] = {}
     gaps = online.gaps(body)
     found: set[str] = set()
     every = list(loop.walk(tuple(body)))
     said = heard(body)
     passed = {s.value: said[s.param] for s in every if isinstance(s, loop.Store) and s.param in said}
     totals = [a for s in every for a in getattr(s, "accumulators", ())]
+    users = _users(every, said)
     for a in totals:
-        for name in a.args:
-            users.setdefault(name, []).append(a)
         found.update(a.to[1:] if a.op == "expsum" and a.dtype == torch.float32 else ())
     for s in every:
-        told = isinstance(s, loop.Store) and s.param in said
-        for name in () if told or isinstance(s, Loop) else loop.reads(s):
-            users.setdefault(name, []).append(s)
         if isinstance(s, loop.Compute) and s.dtype == torch.float32 and s.op == "exp" and s.args[0] in gaps:
             found.add(s.to)
 
@@ -198,14 +193,9 @@ def weights(body: Sequence[loop.Stmt]) -> Weights:
 def above_one(body: Sequence[loop.Stmt]) -> dict[str, str]:
     """Values ``1 + erf(u)`` of float32, by what they are called, with the name of ``u``: those of which only halves follow, by
     ops that leave relative errors as they are (of gelu)."""
-    users: dict[str, list[loop.Stmt | loop.Accumulator]] = {}
-    made: dict[str, loop.Stmt] = {}
-    for s in loop.walk(tuple(body)):
-        inside = getattr(s, "accumulators", ())
-        for user in inside or (() if isinstance(s, Loop) else (s,)):
-            for name in user.args if isinstance(user, loop.Accumulator) else loop.reads(user):
-                users.setdefault(name, []).append(user)
-        made.update(dict.fromkeys(loop.makes(s), s))
+    every = list(loop.walk(tuple(body)))
+    users = _users(every)
+    made = {name: s for s in every for name in loop.makes(s)}
 
     def halved(name: str) -> bool:
         return all(
@@ -220,6 +210,19 @@ def above_one(body: Sequence[loop.Stmt]) -> dict[str, str]:
             if isinstance(one, loop.Const) and one.value == 1 and isinstance(other, loop.Compute) and other.op == "erf":
                 found[s.to] = other.args[0]
     return found
+
+
+def _users(every: Sequence[loop.Stmt], told: Collection[str] = ()) -> dict[str, list[loop.Stmt | loop.Accumulator]]:
+    """Who takes each value: statements, but for stores to ``told``, and the running results of loops."""
+    users: dict[str, list[loop.Stmt | loop.Accumulator]] = {}
+    for s in every:
+        for a in getattr(s, "accumulators", ()):
+            for name in a.args:
+                users.setdefault(name, []).append(a)
+        if not isinstance(s, Loop) and not (isinstance(s, loop.Store) and s.param in told):
+            for name in loop.reads(s):
+                users.setdefault(name, []).append(s)
+    return users
 
 
 def _halves(s: loop.Compute) -> bool:

@@ -120,12 +120,12 @@ class NestText(Loops):
         totals = sum(found.size is not None for found in self.kept.values())
         operands = {each.param for s in self.inner for each in body_of(s) if isinstance(each, loop.Load)}
         crowded = totals + len(operands) > CARRIED
-        self.even = bool(totals) and not crowded
+        self.evenly = bool(totals) and not crowded
         """Whether rows are rather taken in pieces of one size: their totals are in registers, and one row follows another."""
         self.tiles = {size: self.pieces_of(n, size, whole=size in scanned) for n, size in enumerate(sizes)}
         edges = any(tile.edges for found in self.tiles.values() for tile in found)
         blocks = [[tile.block for tile in found if not tile.edges] for found in self.tiles.values()]
-        even = max((len(found) for found in blocks if len(found) > len(set(found)) == 1), default=0) if self.even else 0
+        even = max((len(found) for found in blocks if len(found) > len(set(found)) == 1), default=0)
         self.told = heard(nest.body).keys()
         if self.fixed and (edges or self.told or self.adrift()):
             # Of several rows, a thread would hold edges of each.
@@ -165,7 +165,7 @@ class NestText(Loops):
             known = {"x_index", "lead", *(s.name for s in self.kernel.symbols)}
             found = vectors(self.kernel, loops, self.places, known)
         if self.fixed:
-            return pieces(name, size, found, 1 if whole else PIECES, even=self.even and not whole)
+            return pieces(name, size, found, 1 if whole else PIECES, even=self.evenly and not whole)
         return piecewise(name, f"R{n}", size, found)
 
     def vector_shift(self, nest: loop.Nest) -> index.Int:

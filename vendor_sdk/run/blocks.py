@@ -31,7 +31,7 @@ PAGE = 1 << 21
 SPARE = 512
 """Blocks are at most one part in so many larger than what is asked for, or a page of the processor."""
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-"""Python maps memory that forked processes share otherwise, whose fresh pages take half as long again."""
+"""Without these, Python maps memory that forked processes share."""
 IDLE_LIMIT = 1 << 30
 """Idle bytes that are kept; the longest idle go first."""
 
