@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,11 @@ import torch
 import torch.nn.functional as F
 
 import vendor_sdk
-from tests.fusing import compiled
+from tests.fusing import ROOM, compiled
 from tests.toys import register_toys
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.loop import Compute, Load, Nest, walk
+from vendor_sdk.ir.loop import Compute, Load, Nest, Reduce, walk
 from vendor_sdk.schedule.batch import SMALL
 
 aten = torch.ops.aten
@@ -150,12 +151,42 @@ def test_fuel_stops_fusion(fuel: int) -> None:
 def test_totals_over_any_number_of_rows(rows: int) -> None:
     """Rows are summed in chunks; the last one may be short."""
     torch.manual_seed(rows)
-    x, dy, w = torch.randn(rows, 10), torch.randn(rows, 10), torch.randn(10)
-    mean, rstd = x.mean(-1, keepdim=True), torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)
-    inputs = (dy, x, mean, rstd, w, w)
+    inputs = _norm_inputs(rows)
     program = compiled(layer_norm_backward, inputs)
     _check(program.run(*inputs), layer_norm_backward(*inputs))
     assert len(program.kernels) == 1 or rows == 1
+
+
+def _norm_inputs(rows: int) -> tuple[torch.Tensor, ...]:
+    x, dy, w = torch.randn(rows, 10), torch.randn(rows, 10), torch.randn(10)
+    mean, rstd = x.mean(-1, keepdim=True), torch.rsqrt(x.var(-1, keepdim=True, unbiased=False) + 1e-5)
+    return dy, x, mean, rstd, w, w
+
+
+def test_totals_share_a_kernel_where_one_is_of_what_the_others_operand_gives() -> None:
+    """Rows too long for totals: these have a kernel of their own, one for both, which computes the products again."""
+
+    def function(g: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor) -> Any:
+        return aten.native_layer_norm_backward(g, x, [64], mean, rstd, torch.ones(64), torch.ones(64), [True] * 3)
+
+    inputs = torch.randn(33, 64), torch.randn(33, 64), torch.randn(33, 1), torch.rand(33, 1)
+    program = compiled(function, inputs, replace(ROOM, total_width=63))
+    _check(program.run(*inputs), function(*inputs))
+    rows, totals = [lowered for lowered in program.kernels.values() if len(lowered.inputs) > 1]
+    assert [len(each.outputs) for each in (rows, totals)] == [1, 2]
+    (nest,) = totals.kernel.body
+    (loop,) = [s for s in walk((nest,)) if isinstance(s, Reduce)]
+    assert len(loop.accumulators) == 2
+
+
+@pytest.mark.parametrize(("rows", "chunks"), [(700, 32), (256, 32), (211, 16), (31, 16), (5, 16)])
+def test_rows_that_lie_apart_are_as_many_as_run_at_once(rows: int, chunks: int) -> None:
+    inputs = _norm_inputs(rows)
+    limits = replace(ROOM, chunk_apart=True, chunks=8, chunks_at_once={10: 40}.__getitem__)
+    program = compiled(layer_norm_backward, inputs, limits)
+    _check(program.run(*inputs), layer_norm_backward(*inputs))
+    (lowered,) = program.kernels.values()
+    assert chunks in [r.size.value for s in lowered.kernel.body if isinstance(s, Nest) for r in s.ranges]
 
 
 @pytest.mark.parametrize("rows", [1, 65, 211])
