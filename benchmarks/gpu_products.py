@@ -146,7 +146,9 @@ ATTENTION: Mapping[str, Attention] = {
     "causal, d 64, 1024 rows": Attention(8, 12, 1024, 64),
     "causal, d 128, 16384 rows": Attention(1, 16, 16384, 128),
     "padding, d 64, 512 rows": Attention(32, 12, 512, 64, False, mask="padding"),
+    "padding, d 128, 1024 rows": Attention(8, 16, 1024, 128, False, mask="padding"),
     "numbers added, d 64": Attention(4, 16, 2048, 64, False, mask="numbers"),
+    "numbers added, d 128": Attention(4, 16, 2048, 128, False, mask="numbers"),
     "causal, d 128, 8 heads of keys": Attention(4, 32, 4096, 128, shared=8),
 }
 

@@ -255,6 +255,64 @@ def test_rows_with_totals_are_taken_in_even_blocks(emitted: Callable[..., list[t
     assert "base.again(" not in text_of(600, 4096)
 
 
+def test_rows_that_are_read_again_stay_in_the_cache(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    """What the last loop reads, and rows that two programs have no room for, are left to the cache's own judgement."""
+
+    def policies(columns: int, dtype: torch.dtype) -> list[str]:
+        x = torch.empty(512, columns, dtype=dtype)
+        ((_, text),) = emitted(lambda x, w: x * (x.square().mean(1, True) + 1e-6).rsqrt() * w, x, x[0])
+        return [line.partition("eviction_policy=")[2][:-1] for line in text.splitlines() if "tl.load(in0" in line]
+
+    assert policies(4096, torch.bfloat16) == [""]
+    assert policies(32768, torch.bfloat16) == ['"evict_last"', ""]
+    assert not any(policies(32761, torch.float32))
+
+
+def test_tables_that_many_iterations_read_stay_in_the_cache(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    x, table = torch.empty(8, 64, 96), torch.empty(64, 96)
+    ((kernel, text),) = emitted(lambda x, t, s: x * t + s, x, table, table[:, :1])
+    kept = [line for line in text.splitlines() if "tl.load(" in line and "evict_last" in line]
+    shared = next(p.name for p in kernel.params if p.size.value == 64 * 96)
+    assert kept
+    assert all(f"tl.load({shared} " in line for line in kept)
+
+
+def test_what_is_read_once_makes_room(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    ((_, text),) = emitted(lambda x: x.square().sum(), torch.empty(1 << 26, dtype=torch.bfloat16))
+    first, *others = [line for line in text.splitlines() if "tl.load(" in line]
+    assert "evict_first" in first
+    assert not any("evict" in line for line in others)
+
+
+@pytest.mark.parametrize(
+    ("columns", "operands", "dtype", "part", "thread"),
+    [
+        (262144, 1, torch.bfloat16, 4096, 64),
+        (262144, 1, torch.float32, 4096, 32),
+        (262144, 2, torch.bfloat16, 4096, 32),
+        (32768, 2, torch.bfloat16, 2048, 64),
+        (32768, 2, torch.float32, 2048, 32),
+    ],
+)
+def test_threads_hold_more_of_a_row_where_registers_suffice(
+    columns: int,
+    operands: int,
+    dtype: torch.dtype,
+    part: int,
+    thread: int,
+    emitted: Callable[..., list[tuple[LoopKernel, str]]],
+) -> None:
+    x = torch.empty(64, columns, dtype=dtype)
+
+    def function(x: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        total = sum(others, x)
+        return total / (total.square().mean(1, True) + 1).sqrt()
+
+    ((_, text),) = emitted(function, x, *(x.clone() for _ in range(operands - 1)))
+    assert f"tl.arange(0, {part})" in text
+    assert f'"team", {thread}, ' in text
+
+
 @pytest.mark.parametrize(("width", "rows"), [(768, 1584), (1024, 1056), (4096, 264), (5000, 264), (8192, 132)])
 def test_rows_with_totals_are_as_many_as_run_at_once(width: int, rows: int) -> None:
     assert launch.rows_at_once(width) == rows
@@ -691,7 +749,7 @@ VECTORS: Mapping[str, tuple[int, int]] = {
     "softmax of odd rows": (4, 4),
     "softmax of short odd rows": (4, 4),
     "softmax of long rows": (6, 2),  # twice read, the first of two tiles apart
-    "softmax of rows of several programs": (4, 4),  # once
+    "softmax of rows of several programs": (8, 8),  # once
     "softmax of long odd rows": (4, 2),
     "cross entropy": (2, 0),  # once
     "elements of an odd count": (2, 1),

@@ -315,10 +315,13 @@ def test_libraries_compute_what_they_are_for() -> None:
     assert attention.ways(problem(*plain), 0) == ("triton", "scores")
     assert attention.ways(problem(*plain, backward=True), 9) == ("cudnn", "flash", "triton", "scores")
     assert attention.ways(problem(*plain, mask=torch.bool), 9)[0] == "triton"
-    assert attention.ways(problem(*plain, mask=torch.bool, causal=False, backward=True), 9) == ("cudnn", "triton", "scores")
+    assert attention.ways(problem(*plain, mask=torch.bool, causal=False, backward=True), 9) == ("triton", "scores")
+    wide = 2, 8, 8, 512, 512, 128, 128
+    assert attention.ways(problem(*wide, mask=torch.bool, causal=False, backward=True), 9) == ("cudnn", "triton", "scores")
     assert attention.ways(problem(*plain, mask=torch.bool, backward=True), 9) == ("triton", "scores")
     numbers = problem(*plain, mask=HALF, causal=False)
-    assert attention.ways(numbers, 9)[0] == "cudnn"
+    assert attention.ways(numbers, 9)[0] == "triton"
+    assert attention.ways(numbers._replace(backward=True), 9)[0] == "cudnn"
     assert attention.ways(numbers, 8)[0] == "triton"
     for backward in (False, True):
         turned = numbers._replace(turned=True, backward=backward)

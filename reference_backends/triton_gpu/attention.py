@@ -2,7 +2,7 @@
 
 Generated Triton (``flash.py``, ``flash_backward.py``) takes everything: any strides, masks of bools or numbers, heads shared by
 groups of queries, rows that see no key. A library's kernel takes what it is faster at: cuDNN's on compute capability 9 and
-later (for shared heads too, and under masks of numbers), torch's flash kernel before, its memory-efficient one for the forward
+later (for shared heads too), torch's flash kernel before, its memory-efficient one for the forward
 of float32, whose products generated code does not have on tensor cores. All save the natural logarithm of each row's sum of
 exponentials, in float32, so that each differentiates what another computed. Heads wider than a program has room for have all
 scores in memory.
@@ -107,9 +107,9 @@ def ways(p: Problem, major: int) -> tuple[Way, ...]:
 
 
 def _masked_by_cudnn(p: Problem) -> bool:
-    """Whether cuDNN is faster under a mask: forward only of numbers. (With minus infinity in a mask and scores that change
-    their signs, its gradients are not numbers.)"""
-    return not p.causal and not p.turned and (p.backward or p.mask is not torch.bool)
+    """Whether cuDNN is faster under a mask: gradients of wide heads, and where numbers are added. (With minus infinity in a mask
+    and scores that change their signs, they are not numbers.)"""
+    return p.backward and not p.causal and not p.turned and (p.mask is not torch.bool or max(p.shape[5:]) > 64)
 
 
 _refused: set[tuple[Way, Problem]] = set()

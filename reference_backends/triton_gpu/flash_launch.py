@@ -115,14 +115,14 @@ def forward_blocks(f: Form, rows: int, shared: int) -> Blocks:
         return min(block, 64), 32, 8, 2
     if block < 128:
         return block, 64, 8 if f.drops and block == 64 else 4, 2
+    if shared >= ROOM:
+        # Two programs of a warp group each hide what the other waits for; a mask of numbers leaves room for one of these.
+        large = f.mask == 2 if width > 64 else not f.causal and not f.mask
+        return (128, 64, 8, 3) if large else (64, 64, 4, 3)
     if f.drops:
-        if shared >= ROOM:
-            return (128, 64, 8, 3) if width <= 64 else (64, 64, 4, 3)
         return (128 if width <= 64 else 64), 64, 8, 2
     if width > 64:
-        if f.mask:
-            return (128, 64, 8, 2) if shared >= ROOM else (64, 64, 4, 2)
-        return (128, 128, 8, 2) if shared >= ROOM else (128, 64, 8, 2)
+        return (64, 64, 4, 2) if f.mask else (128, 64, 8, 2)
     return 128, 64, 8 if f.mask else 4, 3
 
 
@@ -133,9 +133,13 @@ def query_blocks(f: Form, rows: int, shared: int) -> Blocks:
         return min(block, 32), 32, 4, 1
     if width > 128:
         return min(block, 64), 32, 8, 1
-    room = shared >= ROOM
-    keys = 32 if room and f.drops and width <= 64 else 64
-    return min(block, 128 if room else 64), keys, 8 if block >= 64 else 4, 2
+    if shared < ROOM:
+        return min(block, 64), 64, 8 if block >= 64 else 4, 2
+    if width > 64 and not f.drops:
+        return block, 64, 8 if block >= 64 else 4, 1
+    if width > 64 and not f.causal:
+        return min(block, 64), 64, 4, 2
+    return min(block, 64), 64 if width <= 64 else 32, 4, 3
 
 
 def key_blocks(f: Form, keys: int, shared: int) -> Blocks:
@@ -145,14 +149,12 @@ def key_blocks(f: Form, keys: int, shared: int) -> Blocks:
         return 32, min(block, 32), 4, 1
     if width > 128:
         return 32, min(block, 64), 8, 1
-    room = shared >= ROOM
-    if room and f.drops:
+    if shared >= ROOM:
+        # As many rows and stages as fit into registers: of a causal mask fewer, of dropout's words fewest.
         if width > 64:
-            return 16, min(block, 64), 4, 1
-        return (64, block, 8, 1) if block > 64 else (32, block, 4, 2)
-    most = 128 if room and (width <= 64 or not f.mask) else 64
-    stages = 1 if width > 64 and (f.drops or (f.mask and not room)) else 2
-    return (64 if room and width <= 64 else 32), min(block, most), 8 if block >= 64 else 4, stages
+            return (16 if f.drops and f.causal else 32), min(block, 64), 4, 1 if f.causal else 3
+        return (64, min(block, 64), 4, 1) if f.causal and not f.drops else (32, min(block, 64), 4, 3)
+    return 32, min(block, 64), 8 if block >= 64 else 4, 1 if width > 64 and (f.drops or f.mask) else 2
 
 
 def _block(count: int) -> int:

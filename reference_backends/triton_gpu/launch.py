@@ -66,6 +66,8 @@ REGISTERS = 65536
 """Of a multiprocessor."""
 PROGRAMS = 264
 """Programs that a large GPU wants at least: two for each of its multiprocessors."""
+MANY = 8
+"""Times as many share one long loop: those that end sooner leave room for others."""
 LONG: dict[str, tuple[int, int]] = {
     "along": (8192, 16),
     "scan": (8192, 8),
@@ -185,7 +187,8 @@ def parts(count: int, lengths: Sequence[int], kind: Kind, *, vectors: bool = Fal
     programs = -(-count // x)
     if kind == "whole" or 2 * programs >= PROGRAMS:
         return 1
-    most = min(-(-2 * PROGRAMS // programs), longest // max(blocks))
+    wanted = (MANY if count == 1 else 2) * PROGRAMS
+    most = min(-(-wanted // programs), longest // max(blocks))
     return next((n for n in range(most, most // 2, -1) if longest % (n * split.LINE) == 0), max(most, 1))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from reference_backends.triton_gpu import indices
+from reference_backends.triton_gpu import indices, team
 from reference_backends.triton_gpu.analysis import (
     COSTLY,
     Loop,
@@ -36,6 +36,7 @@ from reference_backends.triton_gpu.analysis import (
 from reference_backends.triton_gpu.functions import argument_names, function_text, most_elements, numbers_text
 from reference_backends.triton_gpu.launch import LEAST, ONE_ROW, PIECES, PLAIN, POINTS, THREAD, VECTOR, WARPS, Kind
 from reference_backends.triton_gpu.loops import Loops
+from reference_backends.triton_gpu.reuse import policies
 from reference_backends.triton_gpu.statements import NONE, Writer
 from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, modulo, pieces, piecewise, vectors
 from vendor_sdk import LoopKernel, index, loop, split
@@ -133,9 +134,9 @@ class NestText(Loops):
         ops = {s.op for each in self.inner for s in body_of(each) if isinstance(s, loop.Compute)}
         self.recomputes = even > 0 and self.kind == "row" and not ops & COSTLY
         if not self.whole and not self.spread:
-            self.streamed = {p.name for p in kernel.params if p.role == "in" and self.streams(p)}
+            self.policies = policies(kernel, self.nest)
         writes = any(isinstance(each, loop.Store) for s in self.inner for each in body_of(s))
-        self.thread = THREAD if writes else 2 * THREAD
+        self.thread = THREAD if writes and not (self.kind == "team" and team.holds_more(kernel, self.nest)) else 2 * THREAD
         if not self.inner:
             self.thread = max(self.points() >> (written_out(self.nest) - 1).bit_length(), LEAST)
         if totals:
@@ -184,14 +185,6 @@ class NestText(Loops):
         if any(name != "lead" for name in index.symbols(offset)) or not index.nonnegative(offset):
             return index.ZERO
         return offset - offset // lanes * lanes
-
-    def streams(self, param: loop.Param) -> bool:
-        """Whether the nest reads each element of a param once, in one long loop, and no other nest reads it."""
-        if sum(isinstance(s, loop.Load) and s.param == param.name for s in loop.walk(self.kernel.body)) != 1:
-            return False
-        read = [s for s in self.inner for each in body_of(s) if isinstance(each, loop.Load) and each.param == param.name]
-        count, size = index.product([self.leads, self.count, *map(length_of, read[:1])]).value, param.size.value
-        return bool(read) and count is not None and size is not None and size <= count < 2 * size
 
     # The function and its launch
 

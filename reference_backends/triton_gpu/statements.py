@@ -19,6 +19,7 @@ import torch
 
 from reference_backends.triton_gpu import indices
 from reference_backends.triton_gpu.analysis import Weights
+from reference_backends.triton_gpu.reuse import Policy
 from reference_backends.triton_gpu.table import OPS, TYPES, bitcast, constant, convert
 from reference_backends.triton_gpu.tiles import Tile
 from vendor_sdk import LoopKernel, LoweringError, index, loop
@@ -60,8 +61,8 @@ class Statements:
         """Stores that wait for the loads before them."""
         self.told: Collection[str] = ()
         """Scratch buffers of what the programs of a row tell each other."""
-        self.streamed: set[str] = set()
-        """Params of which each element is read once."""
+        self.policies: Mapping[int, Policy] = {}
+        """What the caches are told of loads, by identity."""
         self.rounded: set[str] = set()
         """Values of which nothing but their bfloat16 is used."""
         self.weights = Weights(frozenset(), summed=False)
@@ -215,8 +216,7 @@ class Statements:
         mask = self.mask(axes, others[0])
         # Lanes outside the ranges get zero: what they compute is defined, and thrown away.
         masked = f", mask={mask}, other={others[1] or '0'}" if mask else ""
-        # What is read once need not push out what others will read, or write what they wrote sooner than must be.
-        hint = ', eviction_policy="evict_first"' if s.param in self.streamed else ""
+        hint = f', eviction_policy="{self.policies[id(s)]}"' if id(s) in self.policies else ""
         text = f"tl.load({address}{masked}{hint})"
         if s.param in self.told:
             text = f"base.value_of({self.known[s.param, address]}, {TYPES[s.dtype]})"

@@ -15,18 +15,23 @@ from dataclasses import replace
 
 import torch
 
-from reference_backends.triton_gpu.analysis import Loop, body_of, heard, length_of, ranges_of, step
+from reference_backends.triton_gpu.analysis import COSTLY, Loop, body_of, heard, inner_loops, length_of, ranges_of, step
 from reference_backends.triton_gpu.machine import machine
+from reference_backends.triton_gpu.reuse import CACHED
 from vendor_sdk import LoopKernel, index, loop, split
 
 PART = 4096
-"""Elements of a row that a program has: 32 a thread of 128."""
+"""Elements of a row that a program has: 32 a thread of 128, or 64 of 64."""
+SMALL_PART = 2048
+"""The same of rows of several operands, if these are not more than ``FEW`` such parts: a warp or two, whose lanes wait less for
+each other."""
+FEW = 16
 LARGEST = 4 * PART
 """The same, at most, of rows of more than ``MOST`` such parts."""
 MOST = 64
 """Programs of a row, at most."""
-CACHED = 1 << 16
-"""Bytes of a row's operands that one program reads twice as fast as several read them once: the second time from the cache."""
+HELD = 4
+"""Bytes of all operands' elements at one place up to which a thread has 64 places."""
 VECTOR_BYTES = 16
 TOLD = (torch.float32, torch.int32)
 
@@ -47,12 +52,24 @@ def members(kernel: LoopKernel, position: int) -> int:
     loads = [s for each in loops for s in body_of(each) if isinstance(s, loop.Load)]
     read = {s.param for s in loads if rows & index.symbols(s.index).keys()}
     if sum(kernel.param(name).dtype.itemsize for name in read) * length <= CACHED:
-        return 0
-    part = PART
+        return 0  # One program reads them twice as fast as several read them once.
+    part = SMALL_PART if len(read) > 1 and length <= FEW * SMALL_PART else PART
     while part < LARGEST and part * MOST < length:
         part *= 2
     count = -(-length // part)
     return count if count <= MOST else 0
+
+
+def holds_more(kernel: LoopKernel, nest: loop.Nest) -> bool:
+    """Whether threads have twice as many elements of a row's part as usual: more is under way where registers suffice."""
+    reductions = [s for s in inner_loops(nest) if isinstance(s, loop.Reduce) and not isinstance(s, split.Heard)]
+    read = {each.param for s in reductions for each in body_of(s) if isinstance(each, loop.Load)}
+    sizes = [kernel.param(name).dtype.itemsize for name in read]
+    if max(sizes, default=HELD) * 2 > HELD or sum(sizes) > HELD:
+        return False
+    small = all((length_of(s).value or PART) <= SMALL_PART for s in reductions)
+    ops = {s.op for s in loop.walk(nest.body) if isinstance(s, loop.Compute)}
+    return len(read) == 1 or (small and not ops & COSTLY)
 
 
 def _apart(kernel: LoopKernel, nest: loop.Nest, loops: list[loop.Reduce | loop.Nest], rows: set[str]) -> bool:

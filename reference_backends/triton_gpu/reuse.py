@@ -1,0 +1,50 @@
+"""What the caches are told of loads: what will be read again, and what will not."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from reference_backends.triton_gpu.analysis import body_of, inner_loops, length_of, step
+from vendor_sdk import LoopKernel, index, loop
+
+Policy = Literal["evict_first", "evict_last"]
+CACHED = 1 << 16
+"""Bytes of a row's operands that one program reads again from its multiprocessor's cache: two programs have half of it."""
+
+
+def policies(kernel: LoopKernel, nest: loop.Nest) -> dict[int, Policy]:
+    """Policies of loads, by identity, in a nest whose inner loops, if there are any, are taken a tile at a time.
+
+    Rows that a later loop reads again should stay, and so should tables that many iterations of the nest read. What is read
+    once, in one long loop, need not push out what others will read, or write what they wrote sooner than must be.
+    """
+    inner = inner_loops(nest)
+    if not inner:
+        return {id(s): "evict_last" for s in nest.body if isinstance(s, loop.Load) and _is_table(s, nest)}
+    loads = [[s for s in body_of(each) if isinstance(s, loop.Load)] for each in inner]
+    found: dict[int, Policy] = {id(s): "evict_first" for each in loads for s in each if _streams(kernel, nest, s)}
+    rows = {r.var for r in nest.ranges}
+    again: dict[int, loop.Load] = {}
+    for number, each in enumerate(loads):
+        later = {s.param for others in loads[number + 1 :] for s in others}
+        again |= {id(s): s for s in each if s.param in later and rows & index.symbols(s.index).keys()}
+    lengths = [length_of(each).value for each in inner]
+    bytes_ = {s.param: s.dtype.itemsize for s in again.values()}
+    if all(n is not None and n * sum(bytes_.values()) <= CACHED for n in lengths):
+        found |= dict.fromkeys(again, "evict_last")
+    return found
+
+
+def _is_table(s: loop.Load, nest: loop.Nest) -> bool:
+    """Whether a load walks along memory, and all iterations of some range around it read the same."""
+    return any(r.var not in index.symbols(s.index) for r in nest.ranges) and step(s.index, nest.ranges[-1].var) == 1
+
+
+def _streams(kernel: LoopKernel, nest: loop.Nest, s: loop.Load) -> bool:
+    """Whether a load reads each element of an operand once, and nothing else in the kernel reads it."""
+    param = kernel.param(s.param)
+    if param.role != "in" or sum(isinstance(each, loop.Load) and each.param == s.param for each in loop.walk(kernel.body)) != 1:
+        return False
+    around = next(each for each in inner_loops(nest) if any(other is s for other in body_of(each)))
+    count, size = index.product([*(r.size for r in nest.ranges), length_of(around)]).value, param.size.value
+    return count is not None and size is not None and size <= count < 2 * size
