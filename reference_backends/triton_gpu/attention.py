@@ -107,8 +107,8 @@ def ways(p: Problem, major: int) -> tuple[Way, ...]:
 
 
 def _masked_by_cudnn(p: Problem) -> bool:
-    """Whether cuDNN is faster under a mask: gradients of wide heads, and where numbers are added. (With minus infinity in a mask
-    and scores that change their signs, they are not numbers.)"""
+    """Whether cuDNN is faster under a mask: at gradients of wide heads, and where numbers are added. (With minus infinity in a
+    mask and scores that change their signs, they are not numbers.)"""
     return p.backward and not p.causal and not p.turned and (p.mask is not torch.bool or max(p.shape[5:]) > 64)
 
 
