@@ -351,7 +351,8 @@ class _Pass:
         producers.sort(key=lambda g: (g.shape != "rows", g.shape != "contraction", -len(g.members)))
         home: Group | None = None
         tried: set[Group] = set()
-        for known in (summary, self._behind(summary)) if not contraction else ():
+        ways = () if contraction else (summary, self._behind(summary)) if is_total(summary) else (summary,)
+        for known in ways:
             for group in [*producers, *self._siblings(known)]:
                 if home is not None or group in tried:
                     continue
@@ -460,7 +461,7 @@ class _Pass:
             else:
                 group.inputs.setdefault(read.node, moved(read.index, joined.values))
                 self._remember(read.node, group)
-        for read in self._behind(summary, group).reads:
+        for read in self._behind(summary, group).reads if is_total(summary) else ():
             if self.base[read.node] not in group.members:
                 group.behind.setdefault(read.node, moved(read.index, joined.values))
                 self._remember(read.node, group)
