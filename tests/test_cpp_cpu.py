@@ -20,6 +20,7 @@ import vendor_sdk
 from reference_backends.cpp_cpu import compiler
 from reference_backends.cpp_cpu.emitter import OPS, CppEmitter, KernelText
 from reference_backends.cpp_cpu.kernels import KERNELS
+from reference_backends.cpp_cpu.written import Written
 from tests.chips import use_chip
 from tests.lowered import Call, call, chain
 from vendor_sdk import Kernel, load, pipeline, torch_private
@@ -483,3 +484,20 @@ def test_panels_of_kept_parameters_are_read_in_place() -> None:
 def test_emitted_kernels_of_no_elements(function: Callable[..., Any]) -> None:
     x = torch.ones(0, 7)
     torch.testing.assert_close(torch.compile(function, backend="cpp_cpu")(x), function(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "files"),
+    [
+        (lambda x: x.topk(2)[0], ("base.h", "selection.cpp")),
+        (lambda x: torch.linalg.qr(x)[0], ("base.h", "linalg.cpp")),
+        (lambda x: x + 1, ()),
+    ],
+)
+def test_written_libraries_compile_before_their_first_call(
+    function: Callable[..., torch.Tensor], files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Written, "start", lambda self: begun.append(self.files))
+    vendor_sdk.compile_graph(vendor_sdk.trace(function, (torch.rand(4, 4),)), backend="cpp_cpu")
+    assert set(begun) == ({files} if files else set())

@@ -6,8 +6,6 @@ Each takes the prim's arguments and returns its results, contiguous.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import torch
 
 from reference_backends.cpp_cpu import attention, compiler, grouped, linalg, resample
-from reference_backends.cpp_cpu.units import library
+from reference_backends.cpp_cpu.written import Written
 from vendor_sdk import Kernel
 
 Tensor = torch.Tensor
@@ -45,14 +43,8 @@ def _baddbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float =
 # Selection
 
 
-@functools.cache
-def _selection() -> ctypes.CDLL:
-    return compiler.load(library("base.h") + library("selection.cpp"))
-
-
-@functools.cache
-def _sampling() -> ctypes.CDLL:
-    return compiler.load(library("base.h") + library("philox.h") + library("sampling.cpp"))
+_selection = Written("base.h", "selection.cpp")
+_sampling = Written("base.h", "philox.h", "sampling.cpp")
 
 
 def _lines(x: Tensor, dim: int) -> tuple[Tensor, int, int, int, int]:
@@ -253,9 +245,7 @@ def _randperm(n: int, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
 # Complex numbers, segments
 
 
-@functools.cache
-def _segments() -> ctypes.CDLL:
-    return compiler.load(library("base.h") + library("segments.cpp"))
+_segments = Written("base.h", "segments.cpp")
 
 
 def _complex(real: Tensor, imaginary: Tensor) -> Tensor:
@@ -367,3 +357,13 @@ KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
     **resample.KERNELS,
 }
 """Prim to kernel; the presence of a key is the capability."""
+
+LIBRARIES: Mapping[str, Written] = {
+    **dict.fromkeys(("sort", "topk", "kthvalue", "median", "nanmedian", "mode", "searchsorted"), _selection),
+    **dict.fromkeys(("nonzero", "masked_select", "bincount"), _selection),
+    **dict.fromkeys(("poisson", "_standard_gamma", "binomial", "multinomial", "randperm"), _sampling),
+    **dict.fromkeys(("segment_reduce", "_segment_reduce_backward"), _segments),
+    **dict.fromkeys(linalg.KERNELS, linalg.LIBRARY),
+    **resample.LIBRARIES,
+}
+"""Prim to the library that its kernel calls."""

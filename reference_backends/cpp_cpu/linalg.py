@@ -5,8 +5,6 @@ Each takes float32 or float64 matrices with any batch dimensions in front and re
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,18 +12,16 @@ from typing import Any
 import torch
 
 from reference_backends.cpp_cpu import compiler
-from reference_backends.cpp_cpu.units import library
+from reference_backends.cpp_cpu.written import Written
 
 Tensor = torch.Tensor
 
 
-@functools.cache
-def _linalg() -> ctypes.CDLL:
-    return compiler.load(library("base.h") + library("linalg.cpp"))
+LIBRARY = Written("base.h", "linalg.cpp")
 
 
 def _call(name: str, first: Tensor, *rest: Tensor | int | None) -> None:
-    compiler.call(_linalg(), name, first.dtype, first, *rest)
+    compiler.call(LIBRARY(), name, first.dtype, first, *rest)
 
 
 def _batch(a: Tensor) -> int:

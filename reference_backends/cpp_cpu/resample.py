@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,19 +9,13 @@ from typing import Any
 import torch
 
 from reference_backends.cpp_cpu import compiler
-from reference_backends.cpp_cpu.units import library
+from reference_backends.cpp_cpu.written import Written
 
 Tensor = torch.Tensor
 
 
-@functools.cache
-def _antialias_library() -> ctypes.CDLL:
-    return compiler.load(library("base.h") + library("antialias.cpp"))
-
-
-@functools.cache
-def _bags_library() -> ctypes.CDLL:
-    return compiler.load(library("base.h") + library("bags.cpp"))
+_antialias_library = Written("base.h", "antialias.cpp")
+_bags_library = Written("base.h", "bags.cpp")
 
 
 def _step(inputs: int, outputs: int, aligned: bool, factor: float | None) -> float:
@@ -161,3 +153,8 @@ KERNELS: Mapping[str, Callable[..., Any]] = {
     "_embedding_bag_per_sample_weights_backward": _bag_weights_backward,
 }
 """Prim to kernel."""
+
+LIBRARIES: Mapping[str, Written] = {
+    name: _antialias_library if name.startswith("_upsample") else _bags_library for name in KERNELS
+}
+"""Prim to the library that its kernel calls."""

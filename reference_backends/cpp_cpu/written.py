@@ -1,0 +1,36 @@
+"""Hand-written libraries: each is compiled in the background once a graph is known to need it, and loaded at its first call."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cached_property
+
+from reference_backends.cpp_cpu import compiler
+from reference_backends.cpp_cpu.units import library
+
+
+class Written:
+    """A library of C++ files that lie beside this one.
+
+    Args:
+        files: their names, in order.
+    """
+
+    def __init__(self, *files: str) -> None:
+        self.files = files
+
+    @cached_property
+    def source(self) -> str:
+        return "".join(map(library, self.files))
+
+    def start(self) -> None:
+        """Begins to compile it, unless it is in the cache."""
+        if "loaded" not in self.__dict__:
+            compiler.start(self.source)
+
+    @cached_property
+    def loaded(self) -> ctypes.CDLL:
+        return compiler.load(self.source)
+
+    def __call__(self) -> ctypes.CDLL:
+        return self.loaded
