@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+import vendor_sdk
 from vendor_sdk import Kind
 from vendor_sdk.pipeline import recording
 
 pytest.importorskip("onnxruntime")
 
 from reference_backends.onnxruntime import contraction
+from reference_backends.onnxruntime.translate import translate
 
 
 class Shape(NamedTuple):
@@ -35,6 +37,9 @@ SHAPES = {
     "three dimensions": Shape((2, 4, 5, 6, 7), (2, 2, 3, 1, 2), (1, 2, 1), (1, 0, 1), (1, 1, 2), 2),
     "transposed": Shape((2, 4, 7, 7), (4, 6, 3, 3), (2, 2), (1, 1), (1, 1), 1, True),
     "transposed, groups": Shape((2, 4, 7, 5), (4, 3, 3, 2), (2, 1), (1, 0), (1, 1), 2, True),
+    "more weights than positions": Shape((3, 16, 5, 4), (24, 16, 3, 3), (1, 1), (1, 1), (1, 1)),
+    "more weights than positions, groups": Shape((3, 16, 7, 5), (24, 8, 3, 2), (2, 1), (1, 0), (1, 2), 2),
+    "more weights than positions, transposed": Shape((3, 16, 3, 4), (16, 24, 3, 3), (2, 2), (1, 1), (1, 1), 1, True),
     "a large kernel": Shape((2, 3, 20, 20), (4, 3, 7, 7), (2, 2), (3, 3), (1, 1)),
 }
 
@@ -67,6 +72,23 @@ def test_gradients_are_those_of_float64(name: str, most_bytes: int, monkeypatch:
         torch.testing.assert_close(one.double(), other, rtol=0, atol=2e-6 * float(other.abs().max()))
     hosted = any(each.placement.kind == Kind.HOST for graph in graphs for each in graph.placements)
     assert hosted == (s.groups > contraction._MOST_GROUPS and not most_bytes)
+
+
+@pytest.mark.parametrize(("name", "added"), [("plain", True), ("more weights than positions", False)])
+def test_products_of_samples_are_added_where_they_are_small(name: str, added: bool) -> None:
+    s = SHAPES[name]
+    x, weight = torch.randn(s.x), torch.randn(s.weight)
+    grad = torch.randn_like(torch.conv2d(x, weight, None, s.stride, s.padding))
+
+    def function(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        found: tuple[torch.Tensor, ...] = torch.ops.aten.convolution_backward(
+            grad, x, weight, None, s.stride, s.padding, s.dilation, False, [0, 0], s.groups, [False, True, False]
+        )
+        return found[1]
+
+    kinds = [node.op_type for node in translate(vendor_sdk.trace(function, [grad, x, weight])).graph.node]
+    assert ("ReduceSum" in kinds) == added
+    assert kinds.count("MatMul") == 1
 
 
 def test_strides_that_a_call_decides_run_on_the_host() -> None:

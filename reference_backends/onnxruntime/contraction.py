@@ -166,7 +166,7 @@ def _weight_gradient(
     """weight[o, c, k] = sum over n and i of small[n, o, i] * big[n, c, i * stride + k * dilation - pad], group by group."""
     reach = static(weight.shape[2:], "convolution_backward")
     taps = math.prod(reach)
-    sizes = (big.shape[0] if isinstance(big.shape[0], int) else 1, big.shape[1], *small.shape[2:])
+    sizes = (_batch(big), big.shape[1], *small.shape[2:])
     known = all(isinstance(size, int) for size in sizes)
     if known and (taps <= _MOST_TAPS or groups > 1) and 4 * taps * math.prod(sizes) <= _MOST_BYTES:
         return _weight_gradient_of_columns(b, big, small, weight, reach, strides, pads, dilations, groups)
@@ -200,10 +200,16 @@ def _weight_gradient_of_columns(
     dilations: Sequence[int],
     groups: int,
 ) -> Value:
-    """The same as a matrix product for each sample and group, of the gradient with what each position of the kernel meets."""
+    """The same as a matrix product for each group, of the gradient with what each position of the kernel meets: of all samples
+    where the products of each, which are added, would be larger than what is moved to bring the samples together."""
     axes = list(range(2, big.rank))
     lengths = static(small.shape[2:], "convolution_backward")
-    image = b.cast(big, torch.float32)
+    images = [b.cast(each, torch.float32) for each in (big, small)]
+    together = _count(weight) * _batch(big) > _count(big) + _count(small)
+    if together:
+        images = [b.transpose(each, [1, 0, *axes]) for each in images]
+    lead, terms = ([], -1) if together else ([b.size(big, 0)], math.prod(lengths))
+    image, gradient = images
     if any(pads):
         image = b.op("Pad", image, b.constant([0, 0, *pads, 0, 0, *pads]))
     parts = []
@@ -211,16 +217,23 @@ def _weight_gradient_of_columns(
         starts = [at * dilation for at, dilation in zip(tap, dilations, strict=True)]
         ends = [start + (n - 1) * stride + 1 for start, n, stride in zip(starts, lengths, strides, strict=True)]
         met = b.op("Slice", image, *map(b.constant, (starts, ends, axes, list(strides))))
-        parts.append(b.reshape(met, [b.size(big, 0), big.shape[1], 1, math.prod(lengths)]))
+        parts.append(b.reshape(met, [*lead, big.shape[1], 1, terms]))
     columns, rows = (
-        b.reshape(value, [b.size(each, 0), groups, each.shape[1] // groups * width, math.prod(lengths)])
-        for value, each, width in (
-            (b.op("Concat", *parts, axis=2), big, len(parts)),
-            (b.cast(small, torch.float32), small, 1),
-        )
+        b.reshape(value, [*lead, groups, each.shape[1] // groups * width, terms])
+        for value, each, width in ((b.op("Concat", *parts, axis=-2), big, len(parts)), (gradient, small, 1))
     )
-    products = b.op("MatMul", rows, b.transpose(columns, [0, 1, 3, 2]))
-    return b.reshape(b.op("ReduceSum", products, b.constant([0]), keepdims=0), weight.shape)
+    product = b.op("MatMul", rows, b.transpose(columns, [*range(len(lead) + 1), len(lead) + 2, len(lead) + 1]))
+    return b.reshape(product if together else b.op("ReduceSum", product, b.constant([0]), keepdims=0), weight.shape)
+
+
+def _batch(x: Operand) -> int:
+    """The number of samples; one where only a call tells."""
+    return x.shape[0] if isinstance(x.shape[0], int) else 1
+
+
+def _count(x: Operand) -> int:
+    """The number of elements, of one sample where only a call tells how many there are."""
+    return _batch(x) * math.prod(static(x.shape[1:], "convolution_backward"))
 
 
 _MOST_TAPS = 32
