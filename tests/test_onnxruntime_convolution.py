@@ -37,6 +37,10 @@ SHAPES = {
     "three dimensions": Shape((2, 4, 5, 6, 7), (2, 2, 3, 1, 2), (1, 2, 1), (1, 0, 1), (1, 1, 2), 2),
     "transposed": Shape((2, 4, 7, 7), (4, 6, 3, 3), (2, 2), (1, 1), (1, 1), 1, True),
     "transposed, groups": Shape((2, 4, 7, 5), (4, 3, 3, 2), (2, 1), (1, 0), (1, 1), 2, True),
+    "many channels": Shape((2, 16, 9, 11), (3, 16, 3, 3), (2, 1), (1, 1), (1, 1)),
+    "many channels, groups": Shape((2, 32, 9, 11), (6, 16, 3, 2), (1, 1), (1, 0), (1, 2), 2),
+    "many channels, transposed": Shape((2, 3, 9, 7), (3, 16, 3, 3), (2, 1), (1, 1), (1, 1), 1, True),
+    "many channels, one position": Shape((2, 16, 9, 11), (3, 16, 1, 1), (1, 1), (0, 0), (1, 1)),
     "more weights than positions": Shape((3, 16, 5, 4), (24, 16, 3, 3), (1, 1), (1, 1), (1, 1)),
     "more weights than positions, groups": Shape((3, 16, 7, 5), (24, 8, 3, 2), (2, 1), (1, 0), (1, 2), 2),
     "more weights than positions, transposed": Shape((3, 16, 3, 4), (16, 24, 3, 3), (2, 2), (1, 1), (1, 1), 1, True),
@@ -74,8 +78,11 @@ def test_gradients_are_those_of_float64(name: str, most_bytes: int, monkeypatch:
     assert hosted == (s.groups > contraction._MOST_GROUPS and not most_bytes)
 
 
-@pytest.mark.parametrize(("name", "added"), [("plain", True), ("more weights than positions", False)])
-def test_products_of_samples_are_added_where_they_are_small(name: str, added: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "products", "sums"), [("plain", 1, 1), ("many channels", 9, 9), ("more weights than positions", 1, 0)]
+)
+def test_gradients_by_weights_are_as_few_products_as_pays(name: str, products: int, sums: int) -> None:
+    """A sum adds the products of all samples."""
     s = SHAPES[name]
     x, weight = torch.randn(s.x), torch.randn(s.weight)
     grad = torch.randn_like(torch.conv2d(x, weight, None, s.stride, s.padding))
@@ -87,8 +94,7 @@ def test_products_of_samples_are_added_where_they_are_small(name: str, added: bo
         return found[1]
 
     kinds = [node.op_type for node in translate(vendor_sdk.trace(function, [grad, x, weight])).graph.node]
-    assert ("ReduceSum" in kinds) == added
-    assert kinds.count("MatMul") == 1
+    assert (kinds.count("MatMul"), kinds.count("ReduceSum")) == (products, sums)
 
 
 def test_strides_that_a_call_decides_run_on_the_host() -> None:

@@ -200,8 +200,11 @@ def _weight_gradient_of_columns(
     dilations: Sequence[int],
     groups: int,
 ) -> Value:
-    """The same as a matrix product for each group, of the gradient with what each position of the kernel meets: of all samples
-    where the products of each, which are added, would be larger than what is moved to bring the samples together."""
+    """The same as matrix products, of the gradient with what each position of the kernel meets, group by group.
+
+    One product has the terms of all samples where those of each sample, which are added, would be larger than what is moved to
+    bring the samples together. Of many channels each position has a product of its own, which saves that they are laid side by
+    side: a third to a half of the time."""
     axes = list(range(2, big.rank))
     lengths = static(small.shape[2:], "convolution_backward")
     images = [b.cast(each, torch.float32) for each in (big, small)]
@@ -212,18 +215,22 @@ def _weight_gradient_of_columns(
     image, gradient = images
     if any(pads):
         image = b.op("Pad", image, b.constant([0, 0, *pads, 0, 0, *pads]))
-    parts = []
+    met: list[Value] = []
     for tap in itertools.product(*map(range, reach)):
         starts = [at * dilation for at, dilation in zip(tap, dilations, strict=True)]
         ends = [start + (n - 1) * stride + 1 for start, n, stride in zip(starts, lengths, strides, strict=True)]
-        met = b.op("Slice", image, *map(b.constant, (starts, ends, axes, list(strides))))
-        parts.append(b.reshape(met, [*lead, big.shape[1], 1, terms]))
-    columns, rows = (
-        b.reshape(value, [*lead, groups, each.shape[1] // groups * width, terms])
-        for value, each, width in ((b.op("Concat", *parts, axis=-2), big, len(parts)), (gradient, small, 1))
-    )
-    product = b.op("MatMul", rows, b.transpose(columns, [*range(len(lead) + 1), len(lead) + 2, len(lead) + 1]))
-    return b.reshape(product if together else b.op("ReduceSum", product, b.constant([0]), keepdims=0), weight.shape)
+        part = b.op("Slice", image, *map(b.constant, (starts, ends, axes, list(strides))))
+        met.append(b.reshape(part, [*lead, big.shape[1], 1, terms]))
+    channels, kernels = big.shape[1] // groups, small.shape[1] // groups
+    if together or channels < _MANY_CHANNELS:
+        channels, met = channels * len(met), [b.op("Concat", *met, axis=-2)]
+    rows = b.reshape(gradient, [*lead, groups, kernels, terms])
+    swapped = [*range(len(lead) + 1), len(lead) + 2, len(lead) + 1]
+    products = [b.op("MatMul", rows, b.transpose(b.reshape(each, [*lead, groups, channels, terms]), swapped)) for each in met]
+    if not together:
+        products = [b.op("ReduceSum", each, b.constant([0]), keepdims=0) for each in products]
+    result = products[0] if len(products) == 1 else b.op("Concat", *(b.unsqueeze(each, -1) for each in products), axis=-1)
+    return b.reshape(result, weight.shape)
 
 
 def _batch(x: Operand) -> int:
@@ -239,6 +246,8 @@ def _count(x: Operand) -> int:
 _MOST_TAPS = 32
 """Positions of a kernel up to which its gradient is taken as matrix products: as a convolution with the gradient for a kernel
 it has one column for each position, and few columns make slow products."""
+_MANY_CHANNELS = 16
+"""In a group, from which on the products of single positions are not too narrow: with 3 they take three times as long."""
 _MOST_BYTES = 1 << 28
 """That what the positions meet may take in memory."""
 _MOST_GROUPS = 64
