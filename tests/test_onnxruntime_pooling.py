@@ -127,3 +127,63 @@ def test_a_batch_of_the_call() -> None:
     call = torch.compile(lambda x: F.avg_pool2d(x, 2), backend=NAME)
     for given in (x, torch.randn(5, 4, 6, 6)):
         torch.testing.assert_close(call(given), F.avg_pool2d(given, 2))
+
+
+# Maxima with their places
+
+
+def placed(function: Callable[..., tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> set[str]:
+    """Checks values, places and gradient; returns the nodes of the forward graph."""
+    graphs: list[Any] = []
+    given, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    with recording(graphs.append):
+        value, place = torch.compile(function, backend=NAME)(given)
+    want, where = function(other)
+    torch.testing.assert_close(value, want, rtol=0, atol=0, equal_nan=True)
+    at = x.flatten(-place.dim() + 2).gather(-1, place.flatten(-place.dim() + 2))
+    torch.testing.assert_close(at, want.detach().flatten(-place.dim() + 2), rtol=0, atol=0, equal_nan=True)
+    if not x.isnan().any():  # of several, any may be named
+        assert torch.equal(place, where)
+        value.backward(want.detach())
+        want.backward(want.detach())
+        torch.testing.assert_close(given.grad, other.grad, equal_nan=True)
+    models = [node.target.run._make.model for node in graphs[0].graph.calls() if hasattr(node.target, "run")]
+    return {node.op_type for model in models for node in model.graph.node}
+
+
+MAXIMA: list[tuple[Callable[..., Any], tuple[int, ...]]] = [
+    (lambda x: F.max_pool2d(x, 2, return_indices=True), (2, 3, 8, 10)),
+    (lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), (2, 3, 9, 7)),
+    (lambda x: F.max_pool2d(x, (2, 3), (3, 1), (1, 0), ceil_mode=True, return_indices=True), (3, 2, 8, 10)),
+    (lambda x: F.max_pool2d(x, 2, 1, 0, 2, return_indices=True), (1, 4, 9, 7)),
+    (lambda x: F.max_pool3d(x, 2, 1, return_indices=True), (2, 3, 4, 5, 3)),
+]
+
+
+@pytest.mark.parametrize("value", [None, torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(("function", "shape"), MAXIMA)
+def test_places_of_maxima(function: Callable[..., Any], shape: tuple[int, ...], value: float | None) -> None:
+    """By MaxPool, and where a number is not finite by the table."""
+    x = torch.randn(shape)
+    if value is not None:
+        x[0, 1, 1:] = value
+    assert "If" in placed(function, x)
+
+
+@pytest.mark.parametrize("x", [torch.zeros(2, 3, 6, 6), torch.full((2, 3, 6, 6), 3e38), -torch.zeros(2, 3, 6, 6)])
+def test_places_of_equal_maxima_are_the_first(x: torch.Tensor) -> None:
+    placed(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), x)
+
+
+@pytest.mark.parametrize("x", [torch.randn(2, 3, 8, 8).double(), torch.randn(2, 3, 8, 8).half()])
+def test_places_of_maxima_that_onnx_has_no_kernel_for(x: torch.Tensor) -> None:
+    assert "If" not in placed(lambda x: F.max_pool2d(x, 2, return_indices=True), x)
+
+
+def test_places_of_maxima_of_a_batch_of_the_call() -> None:
+    x = torch.randn(3, 4, 6, 6)
+    torch._dynamo.mark_dynamic(x, 0)
+    call = torch.compile(lambda x: F.max_pool2d(x, 2, return_indices=True), backend=NAME)
+    for given in (x, torch.randn(5, 4, 6, 6)):
+        for found, want in zip(call(given), F.max_pool2d(given, 2, return_indices=True), strict=True):
+            assert torch.equal(found, want)

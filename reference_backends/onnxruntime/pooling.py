@@ -346,6 +346,32 @@ def _largest(b: Builder, x: Operand, windows: Mapping[str, Any]) -> Value:
     return b.where(broken, b.constant(math.nan, x.dtype), value)
 
 
+def _placed(b: Builder, x: Operand, attributes: Mapping[str, Any], windows: _Windows) -> tuple[Value, Value]:
+    """``_maximum`` by ONNX's MaxPool, which agrees where all numbers are finite: their sum tells, in a pass over them. Where it
+    overflows, the table serves as well."""
+    total = b.op("ReduceSum", x, keepdims=0)
+    broken = b.op("Or", b.is_nan(total), b.op("IsInf", total, dtype=torch.bool))
+    whole, table = b.child(), b.child()
+    value, place = whole.ops("MaxPool", x, dtypes=[x.dtype, torch.int64], **attributes)
+    graphs = [
+        b.inner(child, "branch", results)
+        for child, results in (
+            (table, _maximum(table, x, windows)),
+            (whole, (value, whole.op("Sub", place, _planes_before(whole, x, len(windows.plane))))),
+        )
+    ]
+    value, place = b.ops("If", broken, dtypes=[x.dtype, torch.int64], then_branch=graphs[0], else_branch=graphs[1])
+    return value, place
+
+
+def _planes_before(b: Builder, x: Operand, dims: int) -> Value:
+    """How many positions precede each plane: ONNX counts through all of a tensor where torch counts through the plane."""
+    planes = b.count(x, range(x.rank - dims))
+    number = b.op("Range", b.constant(0), planes, b.constant(1))
+    before = b.op("Mul", number, b.constant(math.prod(x.shape[x.rank - dims :])))
+    return b.reshape(before, [*(b.size(x, dim) for dim in range(x.rank - dims)), *[1] * dims])
+
+
 def _max_pool(dims: int) -> Rule:
     def rule(
         b: Builder,
@@ -365,10 +391,12 @@ def _max_pool(dims: int) -> Rule:
         last = [(n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(places, step, apart, kernel, strict=True)]
         after = [max(0, end - size - pad) for end, size, pad in zip(last, plane, before, strict=True)]
         plain = x.dtype == torch.float32 and x.rank == dims + 2 and 0 not in (*x.shape, *places)
-        if out[1] is None and plain and all(pad < reach for pad, reach in zip(after, kernel, strict=True)):
-            attributes = {"kernel_shape": kernel, "strides": step, "dilations": apart, "pads": [*before, *after]}
+        known = plain and all(pad < reach for pad, reach in zip(after, kernel, strict=True))
+        attributes = {"kernel_shape": kernel, "strides": step, "dilations": apart, "pads": [*before, *after]}
+        if known and out[1] is None:
             return _largest(b, x, attributes), None
-        return _maximum(b, x, _windows(plane, _sliding(plane, places, kernel, step, before, apart)))
+        windows = _windows(plane, _sliding(plane, places, kernel, step, before, apart))
+        return _placed(b, x, attributes, windows) if known else _maximum(b, x, windows)
 
     return rule
 
