@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,7 +39,7 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 from reference_backends.onnxruntime import control, in_torch, linalg, plugin, special  # noqa: E402
-from reference_backends.onnxruntime.translate import CLAIMED, RULES, single  # noqa: E402
+from reference_backends.onnxruntime.translate import CLAIMED, RULES, single, translate  # noqa: E402
 
 NAME = "onnxruntime"
 DTYPES = tuple(dtype for dtype in ALL if dtype != torch.bfloat16)
@@ -378,6 +379,52 @@ def test_sums_by_index_are_whole_with_several_threads() -> None:
     for _ in range(30):
         for found in compiled(g, torch.zeros(5, 256), i):
             torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def _grouped(x: torch.Tensor, mat2: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = torch.ops.vendor_sdk.grouped_mm(x, mat2, offs)
+    return result
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("ends", [(3, 3, 9), (0, 0, 0), (9, 9, 9), (2, 4, 7)])
+def test_groups_of_rows_are_multiplied_with_their_own_matrix(ends: tuple[int, ...], dtype: torch.dtype) -> None:
+    """As they come and turned; none of the products has rows of another group."""
+    x, y, w = torch.randn(9, 5).to(dtype), torch.randn(9, 4).to(dtype), torch.randn(3, 4, 5).to(dtype)
+    offs = torch.tensor(ends)
+    for function, inputs in (
+        (_grouped, (x, w.mT.contiguous(), offs)),
+        (lambda x, w, offs: _grouped(x, w.mT, offs), (x, w, offs)),
+        (lambda x, y, offs: _grouped(x.t(), y, offs), (x, y, offs)),
+        (_grouped, (x.t().contiguous(), y, offs)),
+    ):
+        graph = vendor_sdk.trace(function, inputs, composites=CLAIMED)
+        run = vendor_sdk.compile_graph(graph, backend=NAME)
+        assert {each.placement.kind for each in run.placements if each.prim == "grouped_mm"} == {Kind.NATIVE}
+        tolerance = {} if dtype != torch.float32 else {"rtol": 1e-5, "atol": 1e-5}
+        torch.testing.assert_close(run(*inputs)[0], function(*inputs), **tolerance)
+        kinds = Counter(node.op_type for node in translate(graph).graph.node)
+        assert (kinds["MatMul"], kinds["Where"]) == (3, 0)
+
+
+@pytest.mark.parametrize("ends", [(4, 3, 9), (4, 9, 10), (-1, 4, 9)])
+def test_offsets_that_are_none_are_an_index_error(ends: tuple[int, ...]) -> None:
+    x, w, offs = torch.randn(9, 4), torch.randn(3, 4, 5), torch.tensor(ends)
+    for inputs in ((x, w, offs), (x.t().contiguous(), x, offs)):
+        run = vendor_sdk.compile_graph(vendor_sdk.trace(_grouped, inputs, composites=CLAIMED), backend=NAME)
+        with pytest.raises(IndexError, match="split"):
+            run(*inputs)
+
+
+def test_groups_of_any_number_of_rows_share_one_session() -> None:
+    w = torch.randn(3, 4, 5)
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        call = torch.compile(_grouped, backend=NAME, dynamic=True)
+        for rows in (9, 7, 12):
+            x, offs = torch.randn(rows, 4), torch.tensor([2, 5, rows])
+            torch.testing.assert_close(call(x, w, offs), _grouped(x, w, offs))
+    assert len(graphs) == 1
 
 
 def test_dynamic_sizes_share_one_session() -> None:

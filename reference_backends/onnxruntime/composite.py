@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.onnxruntime import attention
+from reference_backends.onnxruntime import attention, grouped
 from reference_backends.onnxruntime.builder import Builder, Operand, Outline, Outlines, Rule, Untranslatable, Value, normalized
 from reference_backends.onnxruntime.pointwise import one_and_exp
 from reference_backends.onnxruntime.reduction import wide
@@ -206,4 +206,5 @@ RULES: Mapping[str, Rule] = {
     "silu": _silu,
     "linear": _linear,
     **attention.RULES,
+    **grouped.RULES,
 }

@@ -29,6 +29,7 @@ OUT_OF_MEMORY = re.compile(r"Failed to allocate memory(?: for requested buffer o
 """What ONNX Runtime and the C++ library say of memory that ran out."""
 OUT_OF_RANGE = re.compile(
     r"indices element out of data bounds, idx=.*|invalid (index|indice) found, .*|Out of range value in index tensor"
+    r"|Cannot split using values in 'split' attribute.*|Invalid value in 'split' input.*"
 )
 """What operators of ONNX Runtime say of an index that names no element."""
 
