@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from vendor_sdk.pipeline import recording
 
@@ -129,7 +132,35 @@ def test_a_batch_of_the_call() -> None:
         torch.testing.assert_close(call(given), F.avg_pool2d(given, 2))
 
 
-# Maxima with their places
+# Maxima
+
+
+@pytest.mark.parametrize(
+    "value", [0.0, torch.nan, torch.inf, -torch.inf, torch.finfo().max, torch.finfo().smallest_normal, 1e-45]
+)
+@pytest.mark.parametrize("windows", [(2,), (3, 2, 1), (3, 1, 1, 2), (7, 3, 0, 1, True)])
+def test_maxima_of_what_is_not_negative_are_exact(windows: tuple[Any, ...], value: float) -> None:
+    """Next to numbers of all sizes."""
+    x = torch.randn(2, 3, 15, 17) * 10.0 ** torch.randint(-38, 38, (2, 3, 15, 17))
+    x[0, 1, 3:9, 4:12] = value
+    x[1, 2] = value
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.max_pool2d(x.relu(), *windows)
+
+    with torch.no_grad():
+        found = torch.compile(function, backend=NAME)(x)
+    torch.testing.assert_close(found, function(x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_maxima_of_a_convolution_take_two_nodes_and_stay_in_its_layout(tmp_path: Path) -> None:
+    path = tmp_path / "optimized.onnx"
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3)).eval()
+    options = {"session_options": {"optimized_model_filepath": str(path)}}
+    with torch.no_grad():
+        torch.compile(model, backend=NAME, options=options)(torch.randn(1, 3, 16, 16))
+    kinds = Counter(node.op_type for node in onnx.load(path).graph.node)
+    assert (kinds["Conv"], kinds["MaxPool"], kinds["Add"], kinds["ReorderInput"]) == (3, 1, 0, 0)
 
 
 def placed(function: Callable[..., tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor) -> set[str]:

@@ -332,18 +332,21 @@ def _maximum(b: Builder, x: Operand, windows: _Windows) -> tuple[Value, Value]:
 def _largest(b: Builder, x: Operand, windows: Mapping[str, Any]) -> Value:
     """The maximum of each window, NaN where it holds one, over which ONNX's MaxPool passes.
 
-    Where nothing is below zero, the negated sum of a window shows it: what Relu leaves of that is zero or NaN. So the values
-    stay in the blocked layout that ONNX Runtime gives convolutions.
+    Where nothing is below zero, so little of the window's sum is added that only a NaN is seen of it: a convolution, to which
+    ONNX Runtime adds the maximum in passing, and which leaves values in the blocked layout that it gives convolutions.
     """
     value = b.op("MaxPool", x, **windows)
     channels = x.shape[1]
     if b.is_floored(x) and isinstance(channels, int):
-        ones = b.constant(np.full((channels, 1, *windows["kernel_shape"]), -1.0), x.dtype)
-        marks = b.op("Relu", b.op("Conv", x, ones, group=channels, **windows))
-        return b.floored(b.op("Add", value, marks))
+        little = b.constant(np.full((channels, 1, *windows["kernel_shape"]), _UNSEEN), x.dtype)
+        return b.floored(b.op("Add", b.op("Conv", x, little, group=channels, **windows), value))
     marks = b.op("MaxPool", b.cast(b.is_nan(x), x.dtype), **windows)
     broken = b.compare("Greater", marks, b.constant(0, x.dtype))
     return b.where(broken, b.constant(math.nan, x.dtype), value)
+
+
+_UNSEEN = 2.0**-60
+"""Times a maximum and the size of any window, far less than half a unit in the last place of the maximum."""
 
 
 def _placed(b: Builder, x: Operand, attributes: Mapping[str, Any], windows: _Windows) -> tuple[Value, Value]:
