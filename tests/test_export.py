@@ -97,6 +97,10 @@ class Counted(nn.Module):
         return x + self.calls
 
 
+def _asserting(x: torch.Tensor) -> torch.Tensor:
+    raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("model", "name", "kind", "words"),
     [
@@ -106,6 +110,9 @@ class Counted(nn.Module):
         (Counted(), "model.toy", CaptureError, "writes to calls"),
         (lambda x: (x, x.shape[0]), "model.toy", CaptureError, "output 1 of the model is int"),
         (lambda x: x.nonexistent(), "model.toy", CaptureError, "nonexistent"),
+        (torch.sin, "m" * 300 + ".toy", OptionError, "File name too long"),
+        (lambda x, y: x + y, "model.toy", CaptureError, "missing a required argument: 'y'"),
+        (_asserting, "model.toy", CaptureError, "AssertionError"),
     ],
 )
 def test_bad_input_is_an_error_and_leaves_nothing(
@@ -114,6 +121,11 @@ def test_bad_input_is_an_error_and_leaves_nothing(
     with pytest.raises(kind, match=words):
         vendor_sdk.export(model, (torch.randn(3),), tmp_path / name, backend="toywriter")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_tensor_is_no_list_of_arguments(writer: Writer, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="inputs is a tensor"):
+        vendor_sdk.export(torch.sin, torch.randn(1, 3), tmp_path / "model.toy", backend="toywriter")
 
 
 def test_a_backend_that_cannot_write_says_so(writer: Writer, tmp_path: Path) -> None:

@@ -52,11 +52,13 @@ def export(
         the path.
 
     Raises:
-        OptionError: no installed backend writes such files, or ``path`` cannot be written.
+        OptionError: no installed backend writes such files, ``path`` cannot be written, or ``inputs`` is a tensor.
         CaptureError: torch.export cannot capture the model, or its sizes are not as ``dynamic`` says.
         UnsupportedPrimError: the backend has no translation for a part of the model.
     """
     target = Path(path)
+    if isinstance(inputs, torch.Tensor):
+        raise OptionError("inputs is a tensor, whose rows would be the arguments", fix="Give a tuple of arguments: (tensor,).")
     _check_writable(target)
     session = _session(target.suffix, backend, options)
     assert session.graph_compiler is not None
@@ -113,10 +115,13 @@ def _session(suffix: str, backend: str | None, options: Mapping[str, Any] | None
 def _check_writable(path: Path) -> None:
     """Before minutes are spent on what nobody could write."""
     folder = path.parent
-    if path.is_dir():
-        raise _unwritable(path, "it is a directory")
-    if not folder.is_dir():
-        raise _unwritable(path, f"there is no directory {folder}")
+    try:
+        if path.is_dir():
+            raise _unwritable(path, "it is a directory")
+        if not folder.is_dir():
+            raise _unwritable(path, f"there is no directory {folder}")
+    except OSError as error:  # a name that is too long, say
+        raise _unwritable(path, error.strerror or str(error)) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _unwritable(path, f"the directory {folder} takes no files")
 

@@ -76,10 +76,12 @@ def _exporting(model: Any) -> Iterator[None]:
             warnings.simplefilter("ignore", FutureWarning)  # what torch.export itself uses of torch
             yield
     except Exception as error:
+        said = str(error).strip().splitlines()
         raise CaptureError(
-            f"{type(model).__name__} cannot be exported: {str(error).strip().splitlines()[0]}",
+            f"{type(model).__name__} cannot be exported: {said[0] if said else type(error).__name__}",
             why="torch.export raised the exception above",
-            fix="Where it names a size that is not as `dynamic` says, leave that size out or correct its range.",
+            fix="Where it names an argument, give `inputs` as the model is called. Where it names a size that is not as "
+            "`dynamic` says, leave that size out or correct its range.",
         ) from error
 
 
