@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from google.protobuf.message import DecodeError
 from torch import nn
 
 import vendor_sdk
@@ -341,6 +342,49 @@ def test_optimized_sessions_come_back_from_disk(monkeypatch: pytest.MonkeyPatch,
     assert levels[-1] == fresh
 
 
+def _no_room(*_: Any, **__: Any) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+def _unreadable(*_: Any, **__: Any) -> Any:
+    raise DecodeError("Error parsing message")
+
+
+@pytest.mark.parametrize(
+    ("where", "fails"),
+    [
+        ("tempfile.TemporaryDirectory", _no_room),
+        ("onnx.load", _unreadable),  # of a file that was written in part
+    ],
+)
+def test_a_session_does_without_what_cannot_be_written(
+    where: str, fails: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(where, fails)
+    inference(_deep(), torch.randn(2, 4))
+    assert not list(tmp_path.glob("onnxruntime/*.onnx"))
+
+
+def test_an_optimized_model_that_no_session_can_write_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    start = Provider.start
+
+    def full(self: Provider, model: bytes, options: Any) -> Any:
+        if options.optimized_model_filepath:
+            raise CompilerError("no room")
+        return start(self, model, options)
+
+    monkeypatch.setattr(Provider, "start", full)
+    inference(_deep(), torch.randn(2, 4))
+
+
+def test_an_entry_that_is_no_model_is_made_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(stored._ARTIFACTS, "read", lambda key, suffix: b"no model")
+    inference(_deep(), torch.randn(2, 4))
+
+
 def test_a_session_without_entry_is_made_anew_each_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(stored, "MOST_BYTES", 8)
@@ -360,6 +404,11 @@ def test_a_session_without_entry_is_made_anew_each_time(monkeypatch: pytest.Monk
         ({"provider": "CPUExecutionProvider", "provider_library": "x"}, "no provider library x"),
         ({"session_options": {"intra_op_num_thread": 1}}, "did you mean 'intra_op_num_threads'"),
         ({"session_options": {"intra_op_num_threads": "all"}}, "must be of type int"),
+        ({"session_options": {"graph_optimization_level": "ORT_ENABLE_SOME"}}, "one of ORT_DISABLE_ALL, ORT_ENABLE_BASIC"),
+        ({"session_options": {"optimized_model_filepath": "/nowhere/m.onnx"}}, "there is no directory /nowhere"),
+        ({"session_options": {"profile_file_prefix": "/nowhere/profile"}}, "there is no directory /nowhere"),
+        ({"session_options": {3: 4}}, "session_options has no 3"),
+        ({"provider_options": {"use_arena": "1"}}, "CPUExecutionProvider has no options: 'use_arena'"),
         ({"provider": 3}, "of type int"),
     ],
 )

@@ -53,6 +53,11 @@ class Provider:
                 why=f"this build of ONNX Runtime ({ort.__version__}) offers {', '.join(available())}",
                 fix="Install the build that has it, or name its plugin library in options={'provider_library': path}.",
             )
+        if options["provider_options"] and options["provider"] == CPU:
+            raise OptionError(
+                f"onnxruntime: {CPU} has no options: {', '.join(map(repr, options['provider_options']))}",
+                fix="Leave options={'provider_options': ...} out; what it does is said in options={'session_options': {...}}.",
+            )
         own = tuple((str(key), str(value)) for key, value in options["provider_options"].items())
         provider = Provider(options["provider"], own, tuple(options["session_options"].items()), library, options["contrib"])
         provider.session_options()
@@ -193,14 +198,18 @@ def _registered(path: str, library: str) -> frozenset[str]:
     return found
 
 
-def _set(options: ort.SessionOptions, key: str, value: Any) -> None:
-    if "." in key:
+_PATHS = ("optimized_model_filepath", "profile_file_prefix")
+"""Attributes of a session that name files which it writes."""
+
+
+def _set(options: ort.SessionOptions, key: Any, value: Any) -> None:
+    if isinstance(key, str) and "." in key:
         options.add_session_config_entry(key, str(value))
         return
     settable = [each for each in dir(type(options)) if isinstance(getattr(type(options), each), property)]
     if key not in settable:
         raise OptionError(
-            f"onnxruntime: session_options has no {key!r}{_nearest(key, settable)}",
+            f"onnxruntime: session_options has no {key!r}{_nearest(str(key), settable)}",
             why=f"its attributes are {', '.join(settable)}; configuration keys have a dot (session.intra_op.allow_spinning)",
             fix="Correct the name in options={'session_options': {...}}.",
         )
@@ -212,5 +221,11 @@ def _set(options: ort.SessionOptions, key: str, value: Any) -> None:
         raise OptionError(
             f"onnxruntime: session_options[{key!r}] is {value!r}",
             why=f"it must be of type {kind.__name__}",
-            fix="Correct the value.",
+            fix=f"Give one of {', '.join(kind.__members__)}." if hasattr(kind, "__members__") else "Correct the value.",
         ) from error
+    if key in _PATHS and not Path(value).parent.is_dir():
+        raise OptionError(
+            f"onnxruntime: session_options[{key!r}] is {value!r}",
+            why=f"there is no directory {Path(value).parent}",
+            fix="Give a path in a directory that exists.",
+        )

@@ -16,6 +16,7 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 import torch
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto
 
 from reference_backends.onnxruntime import plugin
@@ -42,14 +43,22 @@ def session(model: onnx.ModelProto, provider: Provider, values: Mapping[str, tor
     small = len(model.graph.node) < WORTH_STORING
     if small or size > MOST_BYTES or provider.name != CPU or provider.has("optimized_model_filepath"):
         return provider.start(text, _options(provider, values))
+    try:
+        return _stored(text, provider, values)
+    except (OSError, CompilerError, DecodeError):  # no place for what comes of it, say: a session may do without
+        return provider.start(text, _options(provider, values))
+
+
+def _stored(text: bytes, provider: Provider, values: Mapping[str, torch.Tensor]) -> ort.InferenceSession:
+    """By its entry, or made and become one."""
     key = _ARTIFACTS.key("session", hashlib.sha256(text).hexdigest(), repr(provider), _digest(values))
     known = _ARTIFACTS.read(key, _SUFFIX)
     if known is not None:
-        options = _options(provider, _elsewhere(known, values))
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         try:
+            options = _options(provider, _elsewhere(known, values))
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
             return provider.start(known, options)
-        except CompilerError:  # an entry that is whole, and yet nothing that this ONNX Runtime reads
+        except (CompilerError, DecodeError):  # an entry that is whole, and yet nothing that this ONNX Runtime reads
             pass
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"optimized{_SUFFIX}"
