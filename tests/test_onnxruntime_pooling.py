@@ -12,10 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import vendor_sdk
 from vendor_sdk.pipeline import recording
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+
+from reference_backends.onnxruntime.translate import translate  # noqa: E402
 
 NAME = "onnxruntime"
 
@@ -209,6 +212,12 @@ def test_places_of_equal_maxima_are_the_first(x: torch.Tensor) -> None:
 @pytest.mark.parametrize("x", [torch.randn(2, 3, 8, 8).double(), torch.randn(2, 3, 8, 8).half()])
 def test_places_of_maxima_that_onnx_has_no_kernel_for(x: torch.Tensor) -> None:
     assert "If" not in placed(lambda x: F.max_pool2d(x, 2, return_indices=True), x)
+
+
+def test_places_of_maxima_have_no_branch_on_other_providers() -> None:
+    graph = vendor_sdk.trace(lambda x: F.max_pool2d(x, 2, return_indices=True), [torch.randn(2, 3, 8, 8)])
+    for guarded in (True, False):
+        assert ("If" in {node.op_type for node in translate(graph, guarded=guarded).graph.node}) == guarded
 
 
 def test_places_of_maxima_of_a_batch_of_the_call() -> None:

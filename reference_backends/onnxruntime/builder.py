@@ -159,8 +159,9 @@ class Builder:
     Args:
         stem: begins every name in it.
         random: whether whoever runs it gives seeds.
-        guarded: whether conversions to halves are kept from ONNX Runtime's CPU provider, which computes float16 in float32 and
-            drops conversions before (``docs/found``: ``onnxruntime_half_conversion.py``, ``onnxruntime_half_round_trip.py``).
+        guarded: whether ONNX Runtime's CPU provider runs it, which computes float16 in float32: conversions to halves are kept
+            from it, which it would drop before (``docs/found``: ``onnxruntime_half_conversion.py``,
+            ``onnxruntime_half_round_trip.py``).
         has: whether whoever runs it has a kernel for an operator; None of standard ONNX, which anyone may run.
     """
 
@@ -295,6 +296,11 @@ class Builder:
     def runs(self, kind: str, *inputs: Value | None, domain: str = "", **attributes: Any) -> bool:
         """Whether whoever runs the graph has a kernel for this node: for a rule that has another way."""
         return not domain if self._has is None else self._has(Operator.of(kind, inputs, attributes, domain))
+
+    @property
+    def branches(self) -> bool:
+        """Whether a rule may have an If: the CPU provider runs it in place, others may leave it to that one."""
+        return self._guarded
 
     def contrib(self, kind: str, *inputs: Value | None, **attributes: Any) -> Value | None:
         """As ``op``, of one of ONNX Runtime's own operators; None where whoever runs the graph has no kernel for it."""

@@ -399,7 +399,7 @@ def _max_pool(dims: int) -> Rule:
         if known and out[1] is None:
             return _largest(b, x, attributes), None
         windows = _windows(plane, _sliding(plane, places, kernel, step, before, apart))
-        return _placed(b, x, attributes, windows) if known else _maximum(b, x, windows)
+        return _placed(b, x, attributes, windows) if known and b.branches else _maximum(b, x, windows)
 
     return rule
 
