@@ -39,6 +39,7 @@ from vendor_sdk.normalize.decompose import capture_table
 from vendor_sdk.normalize.undefined import expected, without_gradients
 from vendor_sdk.plan.activations import Activations
 from vendor_sdk.routes import Routes, table_of, targets
+from vendor_sdk.run.compiled import CompiledGraph
 from vendor_sdk.run.gradients import Backward, Zeros, zeros_of
 from vendor_sdk.torch_private import dynamo as torch_dynamo
 from vendor_sdk.watch import Watch
@@ -105,8 +106,9 @@ def compile_dynamo(
                 graph, whole = _expected(graph, torch_private.tangents(captured)) if backward else (graph, None)
                 decided = pipeline.decide(graph, session, watch, activations)
                 # Compilers of the target may work on while the rest is done here.
-                run = _run(decided, whole, session, watch)
-                return run if key is None else (run, _store(decided, whole, session))
+                passes_on = not (backward or training) and torch_dynamo.passes_on(captured)
+                run = _run(decided, whole, session, watch, passes_on=passes_on)
+                return run if key is None else (run, _store(decided, whole, session, passes_on=passes_on))
 
         return compile_captured
 
@@ -120,7 +122,25 @@ def compile_dynamo(
     resting.rest_in_dynamo()  # again: resets forget it
     with resting.without_collections():
         run = compile_pair(module, example_inputs)
-    return torch_private.undefined_gradients(run, module, example_inputs)
+    return torch_private.undefined_gradients(_direct(run, example_inputs), module, example_inputs)
+
+
+def _direct(run: Callable[..., Any], inputs: Sequence[Any]) -> Callable[..., Any]:
+    """What AOTAutograd made of a graph, or for inference the graph itself where there is nothing to do around it: its wrapper
+    takes three times as long as a small graph."""
+    gradients = torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
+    if gradients or torch_private.autocasts():  # Inside, it turns them off. Dynamo guards both.
+        return run
+    inside = torch_dynamo.inside(run)
+    graph = getattr(inside, "compiled_graph", None)
+    if not (isinstance(graph, CompiledGraph) and inside is graph.boxed() and getattr(inside, "passes_on", False)):
+        return run
+
+    @functools.wraps(getattr(run, "__wrapped__", run))  # what torch.compiler.disable wrapped: Dynamo takes that off
+    def call(*args: Any) -> Any:
+        return inside([*args])
+
+    return call
 
 
 WORTH_STORING = 30
@@ -176,9 +196,12 @@ def _expected(graph: PrimGraph, tangents: Sequence[int]) -> tuple[PrimGraph, Who
     return reduced, Whole(graph, without, zeros)
 
 
-def _run(decided: pipeline.Decided, whole: Whole | None, session: Session, watch: Watch) -> Callable[..., Any]:
+def _run(
+    decided: pipeline.Decided, whole: Whole | None, session: Session, watch: Watch, *, passes_on: bool
+) -> Callable[..., Any]:
     """The function of a compiled graph, in the form that AOTAutograd wants."""
     run = pipeline.finish(decided, session, watch).boxed()
+    run.passes_on = passes_on  # type: ignore[attr-defined]
     if whole is None:
         return run
 
@@ -188,10 +211,10 @@ def _run(decided: pipeline.Decided, whole: Whole | None, session: Session, watch
     return Backward(whole.without, run, compile_whole, whole.zeros)
 
 
-def _store(decided: pipeline.Decided, whole: Whole | None, session: Session) -> str | None:
+def _store(decided: pipeline.Decided, whole: Whole | None, session: Session, *, passes_on: bool) -> str | None:
     """Keeps what ``pipeline.finish`` needs, under the key that is returned; None when no other process could read it."""
     try:
-        content = pickled.dumps((decided.storable(), whole))
+        content = pickled.dumps((decided.storable(), whole, passes_on))
     except pickled.NotPicklable:
         return None
     artifacts = _artifacts(session.loaded)
@@ -206,10 +229,10 @@ def _restore(backend: str, options: Options, key: str) -> Callable[..., Any] | N
     content = _artifacts(session.loaded).read(key, _ENTRY)
     if content is None:
         return None
-    decided, whole = pickled.loads(content)
+    decided, whole, passes_on = pickled.loads(content)
     watch = pipeline.watch_of(session, decided.graph.backward)
     with watch.failures():
-        return _run(decided, whole, session, watch)
+        return _run(decided, whole, session, watch, passes_on=passes_on)
 
 
 @functools.cache

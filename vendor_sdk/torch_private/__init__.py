@@ -502,6 +502,11 @@ def symbolic_numbers(hints: Mapping[str, int]) -> tuple[FakeTensorMode, dict[str
     return FakeTensorMode(shape_env=environment, allow_non_fake_inputs=False), numbers
 
 
+def autocasts() -> bool:
+    """Whether autocast is on for any device (``torch._C._is_any_autocast_enabled``)."""
+    return torch._C._is_any_autocast_enabled()
+
+
 def in_transform(tensor: torch.Tensor) -> bool:
     """Whether a tensor belongs to a transform of ``torch.func`` (``torch._C._functorch.is_functorch_wrapped_tensor``)."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)

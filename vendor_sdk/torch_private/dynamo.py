@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor.codecache import FxGraphHashDetails
 from torch._inductor.output_code import OutputCode
 
-from vendor_sdk.torch_private import Table, real_tensors
+from vendor_sdk.torch_private import OpOverload, Table, real_tensors
 
 
 def around_compilations(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
@@ -135,6 +136,55 @@ class StoredCode(OutputCode):
             raise FXGraphCacheMiss
 
     def set_triton_bundle(self, triton_bundle: Any) -> None: ...
+
+
+def passes_on(captured: fx.GraphModule) -> bool:
+    """Whether AOTAutograd hands the arguments of the inference graph being compiled to it as they are, and its results to the
+    caller, as far as ``ViewAndMutationMeta`` tells: no argument is written to, no result is a view that autograd must know of,
+    or has sizes to be marked, and the mode of gradients stays what it was.
+
+    Not so for graphs with operators of others, whose results torch examines in the first call
+    (``torch._functorch.config.check_custom_op_aliasing``).
+    """
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None or metadata.grad_enabled_mutation is not None:
+        return False
+    more = any(getattr(metadata, name, True) for name in _MORE)
+    return not more and all(_of_torch(node.target) for node in captured.graph.nodes if node.op == "call_function")
+
+
+_MORE = (
+    "mutated_inp_runtime_indices",
+    "mutated_graph_handled_indices",
+    "num_outputs_aliased",
+    "num_intermediate_bases",
+    "dynamic_outputs",
+    "tokens",
+    "is_rng_op_functionalized",
+)
+
+
+def _of_torch(target: Any) -> bool:
+    if isinstance(target, OpOverload):
+        return target.namespace in ("aten", "prims")
+    return target is operator.getitem
+
+
+_LAYERS = frozenset({"forward", "SerializableCompiledFunction", "runtime_wrapper"})
+"""What AOTAutograd puts around a graph for inference, by name."""
+
+
+def inside(run: Callable[..., Any]) -> Any:
+    """What a graph compiler for inference returned, or ``restore``, of what ``aot_autograd`` made of it; where AOTAutograd put
+    more around it than around every graph (for tensor subclasses, for arguments given twice), one of its functions.
+
+    Follows ``__wrapped__``, as ``aot_module_simplified`` does (torch 2.11 and 2.13).
+    """
+    function: Any = run
+    while getattr(function, "__name__", type(function).__name__) in _LAYERS:
+        function = getattr(function, "__wrapped__", None)
+    return function._run if isinstance(function, StoredCode) else function
 
 
 Stored = tuple[Callable[..., Any], Any]
