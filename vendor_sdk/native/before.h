@@ -49,7 +49,7 @@ typedef struct Torch {
   i32 (*from_blob)(void *data, i64 dims, const i64 *sizes, const i64 *strides, i64 offset, i32 dtype, i32 device_type, i32 device_index,
                    void **handle, i32 layout, const void *metadata, i64 metadata_bytes, void (*deleter)(void *, void *), void *context);
   i32 (*remove)(void *handle);
-  Object *(*wrap)(void *handle);
+  Object *(*wrap)(void *handle);  // which is good for `remove` alone afterwards
   Object *tensor_type, *parameter_type;
   i64 handle_offset;  // from a Python object to the at::Tensor in it
 } Torch;

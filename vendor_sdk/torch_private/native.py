@@ -51,7 +51,9 @@ _NAMES = {
     "from_blob": "torch_from_blob",
     "remove": "aoti_torch_delete_tensor_object",
 }
-_WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"  # PyObject *THPVariable_Wrap(const at::TensorBase &)
+_WRAPS = "_Z16THPVariable_WrapON2at10TensorBaseE", "_Z16THPVariable_WrapRKN2at10TensorBaseE"
+"""``PyObject *THPVariable_Wrap(at::TensorBase &&)``, which leaves an undefined tensor behind, or that of a reference to a
+constant: a tensor has two owners then, and when the first goes, torch looks whether this thread has Python's lock."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def functions() -> Functions | Unknown:
     try:
         native = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
         found = {field: _address(native, name) for field, name in _NAMES.items()}
-        wrap = _address(ctypes.CDLL(str(folder / "libtorch_python.so")), _WRAP)
+        python = ctypes.CDLL(str(folder / "libtorch_python.so"))
+        wrap = _address(python, next((name for name in _WRAPS if hasattr(python, name)), _WRAPS[-1]))
     except (OSError, AttributeError) as error:
         return Unknown(str(error))
     return Functions(
