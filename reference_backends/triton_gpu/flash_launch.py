@@ -150,7 +150,8 @@ def key_blocks(f: Form, keys: int, shared: int) -> Blocks:
     if width > 128:
         return 32, min(block, 64), 8, 1
     if shared >= ROOM:
-        # As many rows and stages as fit into registers: of a causal mask fewer, of dropout's words fewest.
+        # Rows and stages as registers hold them: of a causal mask fewer, of dropout's words fewest. Wide heads without a causal
+        # mask are faster with as many as spill a few bytes.
         if width > 64:
             return (16 if f.drops and f.causal else 32), min(block, 64), 4, 1 if f.causal else 3
         return (64, min(block, 64), 4, 1) if f.causal and not f.drops else (32, min(block, 64), 4, 3)

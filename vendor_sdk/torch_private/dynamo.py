@@ -163,6 +163,7 @@ _MORE = (
     "tokens",
     "is_rng_op_functionalized",
 )
+"""What ``ViewAndMutationMeta`` names that its wrapper has to do; a torch without one of the names may have another."""
 
 
 def _of_torch(target: Any) -> bool:
