@@ -174,6 +174,10 @@ def _of_torch(target: Any) -> bool:
 
 _LAYERS = frozenset({"forward", "SerializableCompiledFunction", "runtime_wrapper"})
 """What AOTAutograd puts around a graph for inference, by name."""
+_IDLE_LAYERS = frozenset(
+    {"EffectTokensWrapper.post_compile.<locals>.inner_fn", "FunctionalizedRngRuntimeWrapper.post_compile.<locals>.wrapper"}
+)
+"""What torch 2.11 puts there too even if it does nothing, by qualified name of its code: it goes by the names of what it wraps."""
 
 
 def inside(run: Callable[..., Any]) -> Any:
@@ -183,9 +187,15 @@ def inside(run: Callable[..., Any]) -> Any:
     Follows ``__wrapped__``, as ``aot_module_simplified`` does (torch 2.11 and 2.13).
     """
     function: Any = run
-    while getattr(function, "__name__", type(function).__name__) in _LAYERS:
+    while _is_layer(function):
         function = getattr(function, "__wrapped__", None)
     return function._run if isinstance(function, StoredCode) else function
+
+
+def _is_layer(function: Any) -> bool:
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return name in _LAYERS or getattr(code, "co_qualname", None) in _IDLE_LAYERS
 
 
 Stored = tuple[Callable[..., Any], Any]
