@@ -9,6 +9,8 @@ PYTEST_ARGS ?=
 SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .DEFAULT_GOAL := help
+# Tests start hundreds of processes: without compiled files each would compile the SDK again.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help conformance test docs site types clean compiler
 
 help:

@@ -160,7 +160,7 @@ def examine(entry: Any, limit: int | None = None, dtypes: Sequence[torch.dtype] 
 
 def _samples(entry: Any, dtype: torch.dtype, outcome: Outcome) -> Iterator[Any]:
     try:
-        yield from entry.sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point and entry.supports_autograd)
+        yield from torch_private.samples(entry, dtype, dtype.is_floating_point and entry.supports_autograd)
     except (RuntimeError, AssertionError, ValueError, ImportError, NotImplementedError) as error:
         _count(outcome.unexported, f"sampling: {_first_line(error)}")
 

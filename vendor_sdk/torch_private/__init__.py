@@ -351,9 +351,20 @@ def as_function(target: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any]
 
 
 def operator_database() -> list[Any]:
-    """Torch's operator database: about 700 entries with ``full_name``, ``dtypes`` and ``sample_inputs``."""
+    """Torch's operator database: about 700 entries with ``full_name``, ``dtypes`` and ``samples``."""
     module = importlib.import_module("torch.testing._internal.common_methods_invocations")
     return list(module.op_db)
+
+
+def samples(entry: Any, dtype: torch.dtype, requires_grad: bool) -> Iterator[Any]:
+    """The samples of an entry of the operator database, on the CPU; each as the same random numbers make it.
+
+    ``entry.sample_inputs`` would look for the test that asks, in the source of every function on the stack.
+    """
+    torch.manual_seed(0)
+    for sample in entry.sample_inputs_func(entry, "cpu", dtype, requires_grad):
+        yield sample
+        torch.manual_seed(0)
 
 
 def is_export_limit(error: BaseException) -> bool:
