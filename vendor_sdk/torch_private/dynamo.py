@@ -177,7 +177,7 @@ _LAYERS = frozenset({"forward", "SerializableCompiledFunction", "runtime_wrapper
 _IDLE_LAYERS = frozenset(
     {"EffectTokensWrapper.post_compile.<locals>.inner_fn", "FunctionalizedRngRuntimeWrapper.post_compile.<locals>.wrapper"}
 )
-"""What torch 2.11 puts there too even if it does nothing, by qualified name of its code: it goes by the names of what it wraps."""
+"""What torch 2.11 puts there even if it does nothing, by qualified name of its code: it goes by the name of what it wraps."""
 
 
 def inside(run: Callable[..., Any]) -> Any:
