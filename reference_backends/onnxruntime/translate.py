@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import torch
 from torch import fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from reference_backends.onnxruntime import (
     bits,
@@ -46,9 +46,33 @@ def traced(builder: Builder, function: Callable[..., Any], *args: Any, **kwargs:
             raise Untranslatable("a number known at run time only has no translation here")
         static(flat[index].shape, "a rule written in torch")
         operands.append(flat[index])
+    outlines = tuple((each.shape, each.dtype) for each in operands)
+    rest = tuple(None if index in places else value for index, value in enumerate(flat))
+    # As text too: 1, 1.0 and True are equal, and so are zeros of both signs.
+    graph = _graph(function, outlines, rest, tuple(places), spec, f"{rest} {torch.get_default_dtype()}")
+    constants = [builder.constant(_array(value), value.dtype) for value in graph.constants.values()]
+    shaped = [
+        Operand(each.name, each.dtype, tuple(v.shape)) for each, v in zip(constants, graph.constants.values(), strict=True)
+    ]
+    return run(graph, builder, [*operands, *shaped])
+
+
+Shaped = tuple[tuple[Any, ...], torch.dtype]
+
+
+@functools.lru_cache(256)
+def _graph(
+    function: Callable[..., Any],
+    outlines: tuple[Shaped, ...],
+    rest: tuple[Any, ...],
+    places: tuple[int, ...],
+    spec: TreeSpec,
+    _text: str,
+) -> PrimGraph:
+    """The trace of a function; a node is translated once to ask the provider, and once more in its partition."""
 
     def call(*tensors: torch.Tensor) -> Any:
-        values = list(flat)
+        values = list(rest)
         for index, tensor in zip(places, tensors, strict=True):
             values[index] = tensor
         given, named = tree_unflatten(values, spec)
@@ -57,14 +81,9 @@ def traced(builder: Builder, function: Callable[..., Any], *args: Any, **kwargs:
         return [each for each in found if each is not None]
 
     try:
-        graph = trace(torch.func.functionalize(call), [torch.empty(each.shape, dtype=each.dtype) for each in operands])
+        return trace(torch.func.functionalize(call), [torch.empty(shape, dtype=dtype) for shape, dtype in outlines])
     except NotImplementedError as error:
         raise Untranslatable(str(error)) from error
-    constants = [builder.constant(_array(value), value.dtype) for value in graph.constants.values()]
-    shaped = [
-        Operand(each.name, each.dtype, tuple(v.shape)) for each, v in zip(constants, graph.constants.values(), strict=True)
-    ]
-    return run(graph, builder, [*operands, *shaped])
 
 
 def _array(value: torch.Tensor) -> Any:
