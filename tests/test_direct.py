@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch._dynamo.utils import counters
 
 from tests.toys import register_toys
 from vendor_sdk import ALL, Backend, aot, hookimpl
+from vendor_sdk.torch_private import dynamo
 
 
 class Noting:
@@ -226,3 +228,19 @@ def test_graphs_from_the_cache_are_direct_too(tmp_path: Path, monkeypatch: pytes
         assert counters["aot_autograd"]["autograd_cache_hit"] == 2 * hits
     assert found == [True, False] * 2
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_layers_that_do_nothing_are_looked_through(idle: bool) -> None:
+    """Torch 2.11 has them around every graph, by the names of what they wrap; other torches may run these tests."""
+
+    def graph(args: list[Any]) -> list[Any]:
+        return args
+
+    @functools.wraps(graph)
+    def layer(args: list[Any]) -> Any:
+        return graph(args)
+
+    if idle:
+        layer.__code__ = layer.__code__.replace(co_qualname="EffectTokensWrapper.post_compile.<locals>.inner_fn")
+    assert dynamo.inside(layer) is (graph if idle else layer)
