@@ -351,7 +351,7 @@ def as_function(target: Any, args: Any, kwargs: Any) -> tuple[Callable[..., Any]
 
 
 def operator_database() -> list[Any]:
-    """Torch's operator database: about 700 entries with ``full_name``, ``dtypes`` and ``samples``."""
+    """Torch's operator database: about 700 entries with ``full_name`` and ``dtypes``; ``samples`` of each are below."""
     module = importlib.import_module("torch.testing._internal.common_methods_invocations")
     return list(module.op_db)
 
