@@ -28,6 +28,7 @@ from reference_backends.onnxruntime.builder import Builder, Outline, value_info 
 from reference_backends.onnxruntime.partition import Partition  # noqa: E402
 from reference_backends.onnxruntime.providers import Provider, _awake  # noqa: E402
 from reference_backends.onnxruntime.session import OnnxCompiler  # noqa: E402
+from reference_backends.onnxruntime.translate import traced  # noqa: E402
 
 NAME = "onnxruntime"
 
@@ -646,3 +647,19 @@ def test_values_that_only_a_branch_reads_are_kept_and_others_are_not() -> None:
     for condition, want in ((True, torch.exp(-values)), (False, values)):
         (out,) = session.run(None, {x.name: values.numpy(), flag.name: torch.tensor(condition).numpy()})
         torch.testing.assert_close(torch.from_numpy(out), want)
+
+
+def test_a_rule_written_in_torch_is_traced_once_for_what_is_the_same() -> None:
+    calls: list[object] = []
+
+    def shifted(x: torch.Tensor, by: object) -> torch.Tensor:
+        calls.append(by)
+        return x + by  # type: ignore[operator]
+
+    for _ in range(2):  # equal numbers are not the same: their types decide that of the result, and so may the sign of a zero
+        for dtype, shape in ((torch.float32, (2,)), (torch.float32, (3,)), (torch.int32, (2,))):
+            for by in (1, 1.0, True, 0.0, -0.0):
+                builder = Builder()
+                (found,) = traced(builder, shifted, builder.operand(dtype, shape), by)
+                assert (found.dtype, tuple(found.shape)) == (torch.result_type(torch.empty(shape, dtype=dtype), by), shape)
+    assert [repr(by) for by in calls] == ["1", "1.0", "True", "0.0", "-0.0"] * 3

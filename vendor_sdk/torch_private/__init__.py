@@ -357,14 +357,16 @@ def operator_database() -> list[Any]:
 
 
 def samples(entry: Any, dtype: torch.dtype, requires_grad: bool) -> Iterator[Any]:
-    """The samples of an entry of the operator database, on the CPU; each as the same random numbers make it.
+    """The samples of an entry of the operator database, on the CPU; each is made after the same seed of torch's generator,
+    Python's and NumPy's.
 
-    ``entry.sample_inputs`` would look for the test that asks, in the source of every function on the stack.
+    ``entry.sample_inputs`` would look for the test that asks, in the source of every function on the stack (torch 2.11, 2.13).
     """
-    torch.manual_seed(0)
+    seed = importlib.import_module("torch.testing._internal.common_utils").set_rng_seed
+    seed(0)
     for sample in entry.sample_inputs_func(entry, "cpu", dtype, requires_grad):
         yield sample
-        torch.manual_seed(0)
+        seed(0)
 
 
 def is_export_limit(error: BaseException) -> bool:
