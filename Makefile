@@ -6,6 +6,8 @@ INSTALLED := $(VENV)/installed
 EXTRAS ?= test
 WORKERS ?= 2
 PYTEST_ARGS ?=
+# One more than work at once: some wait for processes that they started.
+TESTS = $(BIN)/pytest -n $$(($(WORKERS) + 1)) --dist worksteal
 SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .DEFAULT_GOAL := help
@@ -28,8 +30,8 @@ test: compiler $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(MAKE) --no-print-directory -j2 types site
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --without all $(PYTEST_ARGS)
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --needing $(PYTEST_ARGS)
+	$(TESTS) --without all $(PYTEST_ARGS)
+	$(TESTS) --needing $(PYTEST_ARGS)
 
 docs: $(INSTALLED)
 	$(BIN)/vendor-sdk docs

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import vendor_sdk
 from conformance.resident import resident
 
 
@@ -81,16 +83,18 @@ def _serve(connection: Connection, settings: Settings) -> None:
         connection.send_bytes(json.dumps(message).encode())
 
     try:
-        import torch
+        with vendor_sdk.without_collections():
+            import torch
 
-        from conformance import subject as subjects  # imports ``witness``, which must see everything before any plugin does
-        from conformance.cases import Case, effort_of
-        from conformance.handed import Handed
-        from conformance.probes import datasheet
-        from conformance.stopwatch import Stopwatch
+            from conformance import subject as subjects  # imports ``witness``, which must see everything before any plugin does
+            from conformance.cases import Case, effort_of
+            from conformance.handed import Handed
+            from conformance.probes import datasheet
+            from conformance.stopwatch import Stopwatch
 
-        subject = subjects.make(settings.backend, settings.plugins, settings.options)
-        description = subject.describe()
+            subject = subjects.make(settings.backend, settings.plugins, settings.options)
+            description = subject.describe()
+            gc.freeze()  # what is loaded stays: no collection looks at it again
     except Exception as error:
         traceback.print_exc()
         send({"event": "refused", "error": f"{type(error).__name__}: {error}"})

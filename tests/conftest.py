@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import nursery
 from tests.without import (  # noqa: F401
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -17,6 +19,9 @@ from tests.without import (  # noqa: F401
     pytest_sessionfinish,
 )
 from vendor_sdk.contract import discovery
+
+if sys.platform == "linux":
+    subprocess.Popen = nursery.Popen  # type: ignore[misc]
 
 
 @pytest.fixture

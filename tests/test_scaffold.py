@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ALL = [Scaffold(f"t_{route}_{memory.partition('-')[0]}", route, memory) for route in ROUTES for memory in MEMORIES]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with every sort of package in it."""
     folder = tmp_path_factory.mktemp("packages")

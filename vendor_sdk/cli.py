@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vendor_sdk import __version__
+from vendor_sdk import __version__, resting
 from vendor_sdk.errors import VendorSDKError
 from vendor_sdk.terminal import BACKEND, coloured, completing, console, plain, print_json, table
 
@@ -68,6 +68,7 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="vendor-sdk")
 def main(debug: bool) -> None:
     """Plug a chip into PyTorch, and certify it."""
+    resting.collect_seldom()
 
 
 @main.command("list")

@@ -7,6 +7,7 @@ worker -> here    {"ready"} once; then {} | {"kind", "stage"} | {"unchecked"} | 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from vendor_sdk.errors import BackendNameCollisionError, BackendNotFoundError, OptionError, PluginLoadError, WrongResultError
+from vendor_sdk.resting import without_collections
 
 START_SECONDS = 300
 """What importing torch and loading the plugins may take."""
@@ -143,10 +145,12 @@ def _main(plugins: Sequence[str]) -> None:
     # Answers go where stdout was; what a vendor's code prints goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    from vendor_sdk import repro, script
+    with without_collections():
+        from vendor_sdk import repro, script
 
-    for plugin in plugins:
-        script.load_plugin(plugin)
+        for plugin in plugins:
+            script.load_plugin(plugin)
+        gc.freeze()  # what is loaded stays: no collection looks at it again
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         task, answer = json.loads(line), {}
