@@ -33,6 +33,7 @@ CALLS: Mapping[str, tuple[dict[str, Any], tuple[int, ...] | None, int]] = {
     "a mask of two dimensions": ({}, (16, 24), 4),
     "a mask of padding": ({}, (2, 1, 1, 24), 4),
     "shared heads": ({"enable_gqa": True}, None, 2),
+    "one head for all": ({}, (2, 1, 16, 24), 1),
 }
 
 
@@ -48,7 +49,10 @@ def captured(device: str, given: dict[str, Any], mask: tuple[int, ...] | None, s
 
     operands = operand("q", 2, 4, 16, 8), operand("k", 2, shared, 24, 8), operand("v", 2, shared, 24, 8)
     masks = {} if mask is None else {"attn_mask": operand("m", *mask, dtype=torch.bool)}
-    graph.output(graph.call_function(F.scaled_dot_product_attention, operands, {**masks, **given}))
+    call = graph.call_function(F.scaled_dot_product_attention, operands, {**masks, **given})
+    graph.output(call)
+    with mode:
+        call.meta["example_value"] = torch.empty(2, 4, 16, 8, dtype=torch.bfloat16, device=device)
     return fx.GraphModule({}, graph)
 
 
@@ -65,6 +69,46 @@ def test_attention_is_the_composite_on_any_device(name: str) -> None:
     masks = [torch.rand(mask) > 0.3] if mask else []
     expected = F.scaled_dot_product_attention(*inputs, *masks, **given)
     torch.testing.assert_close(module(*inputs, *masks), expected)
+
+
+def test_one_head_for_all_is_the_composite_on_cpu_too() -> None:
+    module = captured("cpu", {}, None, 1)
+    keep_attention(module)
+    assert any(node.target in COMPOSITES[FORWARD].targets for node in module.graph.nodes)
+
+
+def test_bools_are_no_numbers_where_attention_is_spelled_out() -> None:
+    module = captured("cuda", {}, (16, 24), 4)
+    (key,) = (node for node in module.graph.nodes if node.name == "k")
+    with key.meta["example_value"].fake_mode:
+        key.meta["example_value"] = torch.empty(2, 1, 24, 8, dtype=torch.bfloat16, device="cuda")
+    keep_attention(module)
+    called = {node.target for node in module.graph.nodes}
+    assert not called & {F.scaled_dot_product_attention, *COMPOSITES[FORWARD].targets}
+    inputs = [torch.randn(2, heads, length, 8).bfloat16() for heads, length in ((4, 16), (1, 24), (4, 24))]
+    mask = torch.rand(16, 24) > 0.3
+    expected = F.scaled_dot_product_attention(*(x.double() for x in inputs), mask)
+    torch.testing.assert_close(module(*inputs, mask).double(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("given", "spelled"), [({}, False), ({"dropout_p": 0.3}, False), ({}, True)])
+def test_autocast_reaches_operands(given: dict[str, Any], spelled: bool) -> None:
+    """Autocast knows torch's function by its name, and neither the operator nor the chain that take its place."""
+    module = captured("cuda", given, (16, 24) if spelled else None, 4)
+    with module.graph.find_nodes(op="placeholder")[0].meta["example_value"].fake_mode:
+        for node in module.graph.find_nodes(op="placeholder")[:2]:  # what a rotation makes, for one, in float32
+            node.meta["example_value"] = node.meta["example_value"].float()
+        if spelled:
+            module.graph.find_nodes(op="placeholder")[1].meta["example_value"] = torch.empty(2, 1, 24, 8, device="cuda")
+    keep_attention(module)
+    for node in module.graph.nodes:
+        if node.target == aten.randint.low:
+            node.kwargs = {**node.kwargs, "device": "cpu"}
+    module.recompile()
+    inputs = [torch.randn(2, 4, 16, 8), torch.randn(2, 1 if spelled else 4, 24, 8), torch.randn(2, 4, 24, 8).bfloat16()]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module(*inputs, *([torch.rand(16, 24) > 0.3] if spelled else []))
+    assert (found.shape, found.dtype) == ((2, 4, 16, 8), torch.bfloat16)
 
 
 def test_attention_on_cpu_stays_as_torch_has_it() -> None:

@@ -5,12 +5,15 @@ operator of the composite. Elsewhere it would be one of several of NVIDIA's, wit
 chain of matrix products. So calls in the graph of Dynamo become the composite's operator before AOTAutograd sees them, whether
 or not a backend claims the composite. Calls with dropout, which torch has no operator for that any device could have, become
 one of ours (``prims.dropout``) on CPU too, with a seed that is drawn for them. What neither operator says (a mask with a
-gradient) becomes the chain of prims that it is on CPU.
+gradient) becomes the chain of prims that it is on CPU. Both take operands as they are: what torch does to those of its own
+function (autocast, bools as numbers to add, one head for all) is spelled out before them.
 """
 
 from __future__ import annotations
 
+import math
 import operator
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +30,8 @@ _CHAIN = aten._scaled_dot_product_attention_math.default
 
 def keep_attention(module: fx.GraphModule, *, everywhere: bool = False) -> None:
     """Rewrites attention calls of a graph of Dynamo in place, those of graphs within it (what is computed again) too. On CPU,
-    calls without dropout on operands of four dimensions stay: torch itself does the same there, up to the form of masks.
+    calls without dropout stay whose operands have four dimensions and heads of their own: torch itself does the same there, up
+    to the form of masks.
 
     Args:
         everywhere: rewrite those on CPU too, which stand for another device (``Target``).
@@ -49,7 +53,7 @@ def _rewrite_all(module: fx.GraphModule, everywhere: bool) -> bool:
             continue
         away = everywhere or value.device.type != "cpu"
         call = _read(node, *node.args, **node.kwargs)
-        if call is not None and (away or call.dropout_p or call.flat):
+        if call is not None and (away or call.dropout_p or call.flat or call.spread):
             _rewrite(node, call)
         elif call is None and away:
             _spell_out(node, *node.args, **node.kwargs)
@@ -65,6 +69,7 @@ class _Call(NamedTuple):
     Attributes:
         operands: query, key and value.
         times: how many heads of queries share one of keys.
+        spread: whether they share it because it is the only one, without having been asked to.
         flat: whether operands have no dimension of batches.
     """
 
@@ -74,6 +79,7 @@ class _Call(NamedTuple):
     causal: bool
     scale: float | None
     times: int
+    spread: bool
     flat: bool
 
 
@@ -99,12 +105,14 @@ def _read(
     if len(tensors) < 3 or len({t.dim() for t in tensors}) > 1 or not all(t.dtype.is_floating_point for t in tensors):
         return None
     dims = tensors[0].dim()
-    if dims not in (3, 4) or len({t.dtype for t in tensors}) > 1:
+    if dims not in (3, 4):
         return None
-    if dropout_p and not _differentiates_once(node, tensors[0]):
+    if dropout_p and torch_private.in_transform(tensors[0]):  # The operator has no rules for ``torch.func`` and ``torch.vmap``.
         return None
     q, k, v = ((1, *t.shape)[-4:] for t in tensors)
-    times = q[1] // k[1] if enable_gqa and isinstance(q[1], int) and isinstance(k[1], int) and k[1] else 1
+    known = isinstance(q[1], int) and isinstance(k[1], int)
+    spread = not enable_gqa and known and q[1] != 1 == k[1]
+    times = q[1] // k[1] if (enable_gqa or spread) and known and k[1] else 1
     same = [(q[0], k[0]), (q[0], v[0]), (q[1], k[1] * times), (k[1], v[1]), (k[2], v[2]), (q[3], k[3]), (q[3], v[3])]
     if not all(torch_private.equal_from_now_on(a, b) for a, b in same):
         return None
@@ -114,21 +122,14 @@ def _read(
             return None
         if mask.dtype not in (torch.bool, tensors[0].dtype, torch.float32):
             return None
-    return _Call(nodes, attn_mask, float(dropout_p), is_causal, scale, times, dims == 3)
-
-
-def _differentiates_once(node: fx.Node, query: torch.Tensor) -> bool:
-    """Whether the operator with dropout may stand here: not under autocast, which casts what it is told to, by name; nor inside
-    of transforms (``torch.func.grad`` twice, ``torch.vmap``), for which it has no rules."""
-    result = node.meta.get("example_value")
-    cast = isinstance(result, torch.Tensor) and result.dtype != query.dtype
-    return not cast and not torch_private.in_transform(query)
+    return _Call(nodes, attn_mask, float(dropout_p), is_causal, scale, times, spread, dims == 3)
 
 
 def _rewrite(node: fx.Node, call: _Call) -> None:
     graph, mask = node.graph, call.mask
     with graph.inserting_before(node):
-        query, *shared = [graph.call_method("unsqueeze", (x, 0)) if call.flat else x for x in call.operands]
+        operands = _as_cast(node, call.operands)
+        query, *shared = [graph.call_method("unsqueeze", (x, 0)) if call.flat else x for x in operands]
         if mask is not None:
             for _ in range(4 - mask.meta["example_value"].dim()):
                 mask = graph.call_method("unsqueeze", (mask, 0))
@@ -163,10 +164,20 @@ def _spell_out(
 ) -> None:
     graph = node.graph
     with graph.inserting_before(node):
-        given = query, key, value, attn_mask, dropout_p, is_causal
+        operands = _as_cast(node, (query, key, value))
+        if isinstance(attn_mask, fx.Node) and attn_mask.meta["example_value"].dtype == torch.bool:
+            added = graph.call_function(torch.where, (attn_mask, 0.0, -math.inf))
+            attn_mask = graph.call_method("type_as", (added, operands[0]))
+        given = *operands, attn_mask, dropout_p, is_causal
         call = graph.call_function(_CHAIN, given, {"scale": scale, "enable_gqa": enable_gqa})
         result = graph.call_function(operator.getitem, (call, 0))
     _replace(node, call, result)
+
+
+def _as_cast(node: fx.Node, operands: Sequence[fx.Node]) -> list[fx.Node]:
+    """With the dtype of the result: where operands have another, autocast gives them that, by the name of torch's function."""
+    dtype = node.meta.get("example_value", operands[0].meta["example_value"]).dtype
+    return [x if x.meta["example_value"].dtype == dtype else node.graph.call_method("to", (x, dtype)) for x in operands]
 
 
 def _replace(node: fx.Node, call: fx.Node, result: fx.Node) -> None:
