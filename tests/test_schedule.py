@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -452,3 +454,20 @@ def test_bytes_become_numbers_in_one_step(dtype: torch.dtype, half: torch.dtype)
     assert [s.dtype for s in converted] == [torch.float32, half]
     (found,) = program.run(q)
     assert torch.equal(found, q.to(half) * 3)
+
+
+def test_what_follows_from_many_values_by_many_ways_is_scheduled_in_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum of columns asks what its operand follows from: of 16 steps that read the one before twice, 65,536 elements."""
+    steps = 16
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        for k in range(steps):
+            x = torch.sin(x[:, 1 << k :] + x[:, : -(1 << k)])
+        return x.sum(0)
+
+    fusing = sys.modules["vendor_sdk.schedule.fuse"]
+    moved = mock.Mock(side_effect=fusing.moved)
+    monkeypatch.setattr(fusing, "moved", moved)
+    found = compiled(shifted, [torch.randn(3, (1 << steps) + 64)])
+    assert len(found.plan.kernels) > steps // 2
+    assert moved.call_count < 100 * steps

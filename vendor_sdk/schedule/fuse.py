@@ -6,6 +6,7 @@ Near linear: a prim looks at the groups of its operands, and ancestors are integ
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -29,6 +30,8 @@ ONCE = 32
 """Cost up to which the one prim that moves a result makes it on the way."""
 WASTE = 4
 """How many times as many iterations as elements it may have."""
+FAR = 64
+"""Results of other groups that are read through at most, before it is known whether anybody would compute them again."""
 SIBLINGS = 4
 """Groups that are remembered as readers of one value."""
 
@@ -112,6 +115,7 @@ class _Pass:
         self.owner: dict[fx.Node, Group] = {}
         self.readers: dict[fx.Node, list[Group]] = {}
         self.base = _Bases()
+        self.whole: dict[fx.Node, Summary] = {}
 
     def run(self) -> Schedule:
         self._inline()
@@ -123,9 +127,9 @@ class _Pass:
             if summary is None or node not in self.emitted:
                 self.unit[node] = self.reach.add(sources)
                 continue
-            self._place(node, self._expanded(summary), sources)
+            self._place(node, self._whole(node), sources)
         groups = list(dict.fromkeys(self.owner.values()))
-        expanded = {node: self._expanded(self.summaries[node]) for node in self.owner}
+        expanded = {node: self._whole(node) for node in self.owner}
         left = None if self.fuel is None else self.fuel - self.schedule.fused
         self.schedule.again = compute_again(groups, self.owner, expanded, self._outside, self.limits, left)
         self.schedule.fused += len(self.schedule.again.unread)
@@ -295,18 +299,29 @@ class _Pass:
             else:
                 yield user
 
+    def _whole(self, node: fx.Node) -> Summary:
+        """The summary of a prim with what is inlined read through, once all of that is known."""
+        found = self.whole.get(node)
+        if found is None:
+            found = self.whole[node] = self._expanded(self.summaries[node])
+        return found
+
     def _expanded(self, summary: Summary, through: Callable[[fx.Node], Summary | None] | None = None) -> Summary:
         """The summary with what is inlined read through, or what ``through`` has summaries of."""
         reads: dict[Read, None] = {}
+        made: set[Read] = set()  # once each, by however many ways they are read
         cost, statements = summary.cost, summary.statements
         stack = list(reversed(summary.reads))
         through = through or self.schedule.inlined.get
         while stack:
             read = stack.pop()
+            if read in made:
+                continue
             inner = through(read.node)
             if inner is None:
                 reads[read] = None
                 continue
+            made.add(read)
             cost, statements = cost + inner.cost, statements + inner.statements
             values = {name: i for v, i in zip(inner.variables, read.index, strict=True) if (name := plain(v))}
             stack.extend(Read(r.node, moved(r.index, values)) for r in reversed(inner.reads))
@@ -378,10 +393,12 @@ class _Pass:
     def _behind(self, summary: Summary, group: Group | None = None) -> Summary:
         """The summary with members of other groups read through that readers may compute for themselves (``compute_again``)."""
 
+        made = itertools.count()
+
         def made_again(node: fx.Node) -> Summary | None:
             owner = self.owner.get(node, group)
             price = None if owner is group or owner is None else owner.prices[node]
-            return self._expanded(self.summaries[node]) if price is not None and price <= DEAREST else None
+            return self._whole(node) if price is not None and price <= DEAREST and next(made) < FAR else None
 
         return self._expanded(summary, made_again)
 
