@@ -338,6 +338,17 @@ def test_masked_keys_have_no_weight_and_no_gradient() -> None:
     assert not grad_value[:, :, 170:].any()
 
 
+@pytest.mark.parametrize("rows", [3, 40])
+def test_weights_of_thousands_of_equal_keys_add_up_to_one(rows: int) -> None:
+    """One running sum of so many equal terms would round in one direction; keys of padding are such."""
+    key = torch.zeros(1, 2, 6000, 16)
+    key[:, :, 0] = 1.2 / 16
+    problem = Problem(torch.ones(1, 2, rows, 16), key, torch.ones_like(key), scale=1.0)
+    out, logsumexp = problem.forward()
+    torch.testing.assert_close(out, torch.ones_like(out), rtol=1e-6, atol=0)
+    torch.testing.assert_close(logsumexp, torch.full_like(logsumexp, math.log(math.exp(1.2) + 5999)), rtol=2e-7, atol=0)
+
+
 def test_float64_gradients_do_not_lose_digits_to_a_float32_logarithm() -> None:
     torch.manual_seed(0)
     problem = problem_of((40, 150, 150), lambda n: drawn(torch.float64, 1, 2, n, 16))

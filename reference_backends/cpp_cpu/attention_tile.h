@@ -181,7 +181,7 @@ template <class A, class T> LOCAL void score(const Problem &p, const Tile<A> &t,
 template <class A> INLINE Vector<A> finite_peak(Vector<A> peak) { return peak == splat<A>(-__builtin_inf()) ? splat<A>(0) : peak; }
 // Scores to exponentials relative to the peak so far; keep is what earlier sums are to be multiplied with.
 template <class A> LOCAL void online_softmax(Tile<A> &t, int64_t count, A *scores) {
-  enum { N = Lanes<A>::count };
+  enum { N = Lanes<A>::count, SUMS = 4 };
   const int64_t pitch = t.pitch();
   for (int64_t v = 0; v < pitch; v += N) {
     const Vector<A> old = at(t.peak + v);
@@ -194,14 +194,15 @@ template <class A> LOCAL void online_softmax(Tile<A> &t, int64_t count, A *score
     if (k < count) peak = larger(at(scores + k * pitch + v), peak);
     peak = larger(other, peak);
     const Vector<A> base = finite_peak<A>(peak), keep = exponential<A>(old - base);
-    Vector<A> total = at(t.total + v) * keep;
-    for (k = 0; k < count; ++k) {
-      const Vector<A> e = exponential<A>(at(scores + k * pitch + v) - base);
-      at(scores + k * pitch + v) = e;
-      total += e;
-    }
+    // Sums of their own for each block of keys, several of them: one alone would lose a digit among a thousand equal terms.
+    Vector<A> totals[SUMS]{};
+    const auto weigh = [&](int64_t key) { return at(scores + key * pitch + v) = exponential<A>(at(scores + key * pitch + v) - base); };
+    for (k = 0; k + SUMS <= count; k += SUMS)
+#pragma GCC unroll 4
+      for (int i = 0; i < SUMS; ++i) totals[i] += weigh(k + i);
+    for (; k < count; ++k) totals[0] += weigh(k);
     at(t.peak + v) = peak;
-    at(t.total + v) = total;
+    at(t.total + v) = at(t.total + v) * keep + ((totals[0] + totals[1]) + (totals[2] + totals[3]));
     at(t.keep + v) = keep;
   }
 }
