@@ -114,6 +114,9 @@ def build(name: str, device: str) -> tuple[nn.Module, dict[str, Tensor]]:
     model = AutoModel.from_config(config).float().eval()  # type: ignore[no-untyped-call]
     if (parameters := sum(p.numel() for p in model.parameters())) > LARGEST:
         raise ValueError(f"{parameters:,} parameters, also when small")
+    with torch.no_grad():
+        for parameter in model.parameters():  # What begins at zero makes ties: a router's weights, for one.
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
     return model.to(device), {key: value.to(device) for key, value in inputs(model).items()}
 
 
