@@ -186,7 +186,7 @@ def distance(found: Sequence[Tensor], exact: Sequence[Tensor], least: float = 0.
     return worst
 
 
-def judge(name: str, backend: str, device: str) -> Outcome:
+def judge(name: str, backend: str | Callable[..., Any], device: str) -> Outcome:
     """Runs one model."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -232,7 +232,7 @@ def _without_grouped_products(config: Any) -> None:
             _without_grouped_products(inner)
 
 
-def outcomes(wanted: Sequence[str], backend: str, device: str) -> Iterator[Outcome]:
+def outcomes(wanted: Sequence[str], backend: str | Callable[..., Any], device: str) -> Iterator[Outcome]:
     """One after the other, in a process that another takes the place of when it dies or takes too long, and after 20 models."""
 
     def pool() -> ProcessPoolExecutor:

@@ -194,6 +194,26 @@ def test_parameters_are_initializers_in_their_own_memory_until_they_change(monke
     assert len(sizes) == 2  # one with the parameters inside, one with them outside
 
 
+def test_a_parameter_that_no_node_reads_is_no_initializer() -> None:
+    class Joined(nn.Module):
+        """Joins rows with a parameter without elements, which torch passes over whatever its dimensions."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.nothing, self.weight = nn.Parameter(torch.empty(0)), nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x @ self.weight, self.nothing], 0) * 2
+
+    module, x = Joined(), torch.randn(3, 4)
+    compiled = torch.compile(module, backend="onnxruntime")
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), module(x))
+    compiled(x).sum().backward()
+    torch.testing.assert_close(module.weight.grad, (x.T @ torch.full((3, 4), 2.0)))
+
+
 @pytest.mark.parametrize("keep", [True, False])
 def test_writes_past_the_version_counter(keep: bool) -> None:
     """Samples of the content tell of a whole tensor; of a few elements the user does, or keeps nothing."""

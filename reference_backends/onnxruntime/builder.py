@@ -272,7 +272,7 @@ class Builder:
     def _graph(self, name: str, outputs: Sequence[onnx.ValueInfoProto]) -> onnx.GraphProto:
         """What ``outputs`` depend on, with all inputs: rules with several results compute some that nobody reads."""
         nodes = _needed(self.nodes, {each.name for each in outputs})
-        read = {name for node in nodes for name in _reads(node)}
+        read = {name for node in nodes for name in reads(node)}
         constants = [each for each in self.initializers if each.name in read]
         return helper.make_graph(nodes, name, self.inputs, outputs, initializer=constants)
 
@@ -520,19 +520,19 @@ def _needed(nodes: Sequence[onnx.NodeProto], outputs: set[str]) -> list[onnx.Nod
     wanted, kept = set(outputs), []
     for node in reversed(nodes):
         if wanted.intersection(node.output):
-            wanted.update(_reads(node))
+            wanted.update(reads(node))
             kept.append(node)
     return kept[::-1]
 
 
-def _reads(node: onnx.NodeProto) -> Iterator[str]:
+def reads(node: onnx.NodeProto) -> Iterator[str]:
     """Names that a node refers to, those inside its graphs too: these see the values around them."""
     yield from node.input
     for attribute in node.attribute:
         if attribute.type == onnx.AttributeProto.GRAPH:
             yield from (output.name for output in attribute.g.output)
             for inner in attribute.g.node:
-                yield from _reads(inner)
+                yield from reads(inner)
 
 
 def _first(inputs: Sequence[Value | None]) -> Value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -11,7 +11,7 @@ import onnxruntime as ort
 import torch
 
 from reference_backends.onnxruntime import contrib
-from reference_backends.onnxruntime.builder import ELEMENT_TYPES, SEEDS, elsewhere
+from reference_backends.onnxruntime.builder import ELEMENT_TYPES, SEEDS, elsewhere, reads
 from reference_backends.onnxruntime.partition import Partition, Signature, Slot
 from reference_backends.onnxruntime.providers import CPU, Provider
 from reference_backends.onnxruntime.refusal import support, unwritable
@@ -96,8 +96,11 @@ class Maker:
         self.model, self.provider = model, provider
 
     def __call__(self, static: Mapping[int, torch.Tensor]) -> ort.InferenceSession:
-        values = {self.model.graph.input[index].name: tensor.contiguous() for index, tensor in static.items()}
-        return session(with_initializers(self.model, static), self.provider, values)
+        # ONNX Runtime drops what nobody reads (an operand without elements, say), and then misses it.
+        graph = self.model.graph
+        read = {name for node in graph.node for name in reads(node)} | {each.name for each in graph.output}
+        values = {name: t.contiguous() for index, t in static.items() if (name := graph.input[index].name) in read}
+        return session(with_initializers(self.model, static, values), self.provider, values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _maker, (self.model.SerializeToString(), self.provider)
@@ -107,14 +110,15 @@ def _maker(model: bytes, provider: Provider) -> Maker:
     return Maker(onnx.load_from_string(model), provider)
 
 
-def with_initializers(model: onnx.ModelProto, static: Mapping[int, torch.Tensor]) -> onnx.ModelProto:
-    """``model`` with the inputs at these places as initializers whose values are elsewhere."""
+def with_initializers(model: onnx.ModelProto, static: Collection[int], values: Mapping[str, torch.Tensor]) -> onnx.ModelProto:
+    """``model`` without the inputs at these places, and with initializers in place of those in ``values``, where theirs are."""
     if not static:
         return model
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     for index in sorted(static, reverse=True):
-        tensor = static[index]
-        changed.graph.initializer.append(elsewhere(changed.graph.input[index].name, tensor.dtype, tensor.shape))
+        name = changed.graph.input[index].name
+        if name in values:
+            changed.graph.initializer.append(elsewhere(name, values[name].dtype, values[name].shape))
         del changed.graph.input[index]
     return changed

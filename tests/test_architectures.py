@@ -1,0 +1,81 @@
+"""The benchmark of architectures: what is right is ok, what is not is named, and a run goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from torch import fx
+
+pytest.importorskip("transformers")
+from benchmarks import architectures
+from benchmarks.architectures import judge, main, names
+
+
+def rounded(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A backend of torch whose results have half the digits."""
+
+    def run(*given: Any) -> Any:
+        return [r.bfloat16().float() if isinstance(r, torch.Tensor) and r.is_floating_point() else r for r in module(*given)]
+
+    return run
+
+
+def refuses(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    raise NotImplementedError("no room")
+
+
+def dies(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    os._exit(3)
+
+
+def test_what_is_right_is_ok() -> None:
+    found = judge("bert", "eager", "cpu")
+    assert (found.state, found.why) == ("ok", "")
+    calls = "training", "another call"
+    assert set(found.errors) == {"inference", *calls, *(f"gradients of {call}" for call in calls)}
+    assert all(0 < own == of_eager < 1e-4 for of_eager, own in found.errors.values())
+
+
+def test_what_is_not_is_named() -> None:
+    wrong = judge("bert", rounded, "cpu")
+    assert wrong.state == "wrong"
+    assert "inference, training" in wrong.why
+    failed = judge("bert", refuses, "cpu")
+    assert failed.state == "failed"
+    assert "no room" in failed.why
+    assert judge("no such model", "eager", "cpu").state == "not built"
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "found.jsonl"
+    words = ["--backend", "eager", "--only", "vit,no-such-*", "--json", str(path)]
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "1 ok, 0 wrong, 0 failed, 0 not built")
+    monkeypatch.setattr(architectures, "judge", None)
+    assert CliRunner().invoke(main, words).output == done.output
+    other = json.loads(path.read_text()) | {"name": "bert", "state": "wrong", "why": "inference"}
+    path.write_text(f"{path.read_text()}{json.dumps(other)}\n")
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1
+    assert "bert: wrong: inference" in done.output
+
+
+def test_a_process_that_dies_or_hangs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(each.state, each.why) for each in architectures.outcomes(["bert", "no such model"], dies, "cpu")]
+    assert found[0] == ("failed", "the process died")
+    assert found[1][0] == "not built"
+    monkeypatch.setattr(architectures, "SECONDS", 0.5)
+    (late,) = architectures.outcomes(["bert"], "eager", "cpu")
+    assert (late.state, late.why) == ("failed", "longer than 0.5 s")
+
+
+def test_there_are_hundreds() -> None:
+    assert {"bert", "gpt2", "llama", "vit", "t5", "whisper"} <= {*names()}
+    assert len(names()) > 300
