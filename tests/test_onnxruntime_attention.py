@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.nn import functional
 
 import vendor_sdk
@@ -208,6 +209,9 @@ MASKS = {
     "for each of a batch": torch.rand(2, 1, 9, 11) > 0.7,
     "for each head": torch.rand(2, 4, 9, 11) > 0.7,
     "added": torch.randn(2, 4, 9, 11),
+    "padding": torch.arange(11) < torch.tensor([11, 6]).view(2, 1, 1, 1),
+    "added to all rows": torch.randn(1, 11),
+    "rows as a whole": torch.tensor([True, False, True] * 3).view(9, 1),
 }
 
 
@@ -220,6 +224,14 @@ def test_heads_of_rows_are_not_moved_under_a_mask(mask: str) -> None:
     moved = [each for each in model.graph.node if each.op_type == "Transpose"]
     assert len(moved) == 1  # which rows have a key at all
     torch.testing.assert_close(result, function(*inputs))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_masks_of_one_row_or_key_are_for_all(mask: str, dynamic: bool) -> None:
+    inputs = [torch.randn(2, 4, n, 16) for n in (9, 11, 11)]
+    compiled = torch.compile(F.scaled_dot_product_attention, backend="onnxruntime", dynamic=dynamic)
+    torch.testing.assert_close(compiled(*inputs, MASKS[mask]), F.scaled_dot_product_attention(*inputs, MASKS[mask]))
 
 
 @pytest.mark.parametrize(("number", "own"), [(4, 4), (4, 2), (3, 1)])

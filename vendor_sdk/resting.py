@@ -90,5 +90,6 @@ def _dynamo_ends(_: object) -> None:
 
 
 def collect_seldom() -> None:
-    """For a process of the SDK's own, at its start: a fifth of the time in which torch is imported is collections."""
+    """For a process of the SDK's own, at its start: of the time in which torch and its compiler are imported, a fifth is
+    collections."""
     gc.set_threshold(SELDOM, *gc.get_threshold()[1:])

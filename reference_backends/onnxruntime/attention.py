@@ -88,7 +88,7 @@ def _standard(
     factors: Mapping[str, float],
 ) -> Value:
     attributes: dict[str, Any] = {"is_causal": int(is_causal), **factors}
-    mask = None if attn_mask is None else _additive(b, attn_mask)
+    mask = None if attn_mask is None else _full(b, attn_mask, operands)
     as_rows = _known(operands) and all(_come_as_rows(b, each) for each in operands)
     if as_rows:
         heads, own = (each.shape[1] for each in operands[:2])
@@ -194,6 +194,14 @@ def _causal(b: Builder, query: Operand, key: Operand, mask: Value | None) -> Val
     ahead = b.compare("Less", b.unsqueeze(row, 1), column)
     hidden = b.where(ahead, b.constant(-math.inf, FLOAT), b.constant(0, FLOAT))
     return hidden if mask is None else b.op("Add", hidden, mask)
+
+
+def _full(b: Builder, mask: Operand, operands: Sequence[Operand]) -> Value:
+    """The mask to be added, for each row and key: ONNX Runtime's ``Attention`` takes one row for all for another's."""
+    query, key, _ = operands
+    sizes = [*mask.shape[:-2], query.shape[2], key.shape[2]]
+    added = _additive(b, mask)
+    return added if list(mask.shape) == sizes else b.repeated(added, sizes)
 
 
 def _additive(b: Builder, mask: Operand) -> Value:
