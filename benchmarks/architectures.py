@@ -187,10 +187,12 @@ def distance(found: Sequence[Tensor], exact: Sequence[Tensor], least: float = 0.
 
 
 def judge(name: str, backend: str | Callable[..., Any], device: str) -> Outcome:
-    """Runs one model."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    torch.backends.cudnn.allow_tf32 = False
+    """Runs one model, in full float32."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        return _judge(name, backend, device)
+
+
+def _judge(name: str, backend: str | Callable[..., Any], device: str) -> Outcome:
     start = time.perf_counter()
     try:
         model, given = build(name, device)
@@ -232,11 +234,17 @@ def _without_grouped_products(config: Any) -> None:
             _without_grouped_products(inner)
 
 
+def _quiet() -> None:
+    """What models say while they are built and traced would hide what is printed here."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
 def outcomes(wanted: Sequence[str], backend: str | Callable[..., Any], device: str) -> Iterator[Outcome]:
     """One after the other, in a process that another takes the place of when it dies or takes too long, and after 20 models."""
 
     def pool() -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=20)
+        return ProcessPoolExecutor(1, get_context("spawn"), _quiet, max_tasks_per_child=20)
 
     workers = pool()
     for name in wanted:
