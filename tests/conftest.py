@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests import nursery
 from tests.without import (  # noqa: F401
     pytest_addoption,
     pytest_collection_modifyitems,
@@ -21,6 +20,8 @@ from tests.without import (  # noqa: F401
 from vendor_sdk.contract import discovery
 
 if sys.platform == "linux":
+    from tests import nursery
+
     subprocess.Popen = nursery.Popen  # type: ignore[misc]
 
 

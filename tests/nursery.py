@@ -101,7 +101,10 @@ class Nursery:
         """The pid of a process for which `files` are at the descriptors that are their keys."""
         message = json.dumps({**request, "files": list(files)}).encode()
         socket.send_fds(self.socket, [message], list(files.values()))
-        return int(self.socket.recv(64))
+        pid = self.socket.recv(64)
+        if not pid:
+            raise RuntimeError(f"the nursery ended with exit status {self.process.wait()}; above stands why, on stderr")
+        return int(pid)
 
     def close(self) -> None:
         self.socket.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vendor_sdk import without_collections
+from vendor_sdk import resting, without_collections
 
 
 class Cycle:
@@ -91,3 +91,17 @@ def test_what_the_program_froze_stays_frozen() -> None:
         assert kept
     finally:
         gc.unfreeze()
+
+
+def test_a_process_of_its_own_collects_seldom(collections: list[int]) -> None:
+    thresholds = gc.get_threshold()
+    made = 10 * thresholds[0]
+    assert made < resting.SELDOM
+    try:
+        resting.collect_seldom()
+        kept = [[] for _ in range(made)]  # type: ignore[var-annotated]
+        assert not collections
+        kept += [[] for _ in range(resting.SELDOM)]
+        assert collections == [0], "the young are looked at, and nothing else"
+    finally:
+        gc.set_threshold(*thresholds)
