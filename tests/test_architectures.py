@@ -53,6 +53,17 @@ def test_what_is_not_is_named() -> None:
     assert judge("no such model", "eager", "cpu").state == "not built"
 
 
+def test_a_jump_is_not_wrong_and_what_torch_does_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    jumps = iter((rounded, "eager"))
+    judged = architectures._judge
+    monkeypatch.setattr(
+        architectures, "_judge", lambda name, backend, *given, **seed: judged(name, next(jumps), *given, **seed)
+    )
+    assert judge("bert", "cpp_cpu", "cpu").state == "ok"
+    monkeypatch.setattr(architectures, "_judge", lambda name, backend, *given, **seed: judged(name, rounded, *given, **seed))
+    assert judge("bert", "cpp_cpu", "cpu").state == "torch's"
+
+
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "found.jsonl"
     words = ["--backend", "eager", "--only", "vit,no-such-*", "--json", str(path)]

@@ -25,6 +25,7 @@ from vendor_sdk.ir.loop_interpreter import interpret
 from vendor_sdk.ir.memory import BANK, Buffer, Home, Layout, Lender, Lent, MemoryPlan, Place, Stretch, live_bytes
 from vendor_sdk.plan.apart import set_apart
 from vendor_sdk.plan.offsets import activations_of, bank_of, lay_out
+from vendor_sdk.plan.rooms import make_rooms
 from vendor_sdk.plan.spare import spare
 
 aten = torch.ops.aten
@@ -34,8 +35,11 @@ aten = torch.ops.aten
 
 
 def plan_of(buffers: Sequence[tuple[int, int, int, Home]], steps: int) -> MemoryPlan:
-    made = [Buffer(f"b{n}", ix.wrap(size), first, last, home) for n, (size, first, last, home) in enumerate(buffers)]
-    return MemoryPlan([fx.Graph().placeholder("step")] * steps, made, {}, 64)
+    step = fx.Graph().placeholder("step")
+    made = [
+        Buffer(f"b{n}", ix.wrap(size), first, last, home, [(step, n)]) for n, (size, first, last, home) in enumerate(buffers)
+    ]
+    return MemoryPlan([step] * steps, made, {}, 64)
 
 
 def check(plan: MemoryPlan, layout: Layout, together: Sequence[int] = ()) -> None:
@@ -58,7 +62,9 @@ def check(plan: MemoryPlan, layout: Layout, together: Sequence[int] = ()) -> Non
         for other, start, length, born, dead in placed[:i]:
             if other == block and first <= dead and born <= last:
                 assert offset + size <= start or start + length <= offset or 0 in (size, length)
-    lives = [(padded[n], b.first, b.last) for n, b in enumerate(plan.buffers)] + [(v.nbytes, 0, v.last) for v in lent]
+    lives = [(padded[n], b.first, b.last) for n, b in enumerate(plan.buffers) if not b.is_room] + [
+        (v.nbytes, 0, v.last) for v in lent
+    ]
     assert layout.bound == max(live_bytes(lives, len(plan.steps)), default=0)
     assert layout.peak >= layout.bound
 
@@ -225,6 +231,54 @@ def test_an_output_on_top_of_a_full_arena_comes_when_others_have_gone(depth: int
     assert [n for n, b in enumerate(plan.buffers) if b.home is Home.APART] == list(range(depth - 2, -1, -2))[::-1]
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_rooms_are_gone_when_most_lives_beside_them(late: bool) -> None:
+    """Layers of many small buffers, with a library's results between them, and a large output: in its memory, buffers would
+    have it be there while the libraries' results are, which are larger than what the output is made of. The other way round,
+    a library's result is large, and layers follow."""
+    kilo = 1 << 10
+    layers = [(4 * kilo, n, min(n + 3, 11), Home.ARENA) for n in range(0, 12, 2)] * 50
+    libraries = [(204 * kilo, n + 1, n + 2, Home.ELSEWHERE) for n in range(0, 12, 2)]
+    others = [(200 * kilo, 12, 13, Home.ARENA), (1000 * kilo, 13, 13, Home.BLOCK if not late else Home.ELSEWHERE)]
+    buffers = [*layers, *libraries, *others]
+    if late:
+        buffers = [(size, 13 - last, 13 - first, home) for size, first, last, home in buffers]
+    plan = plan_of(buffers, 14)
+    sizes = plan.sizes({})
+    plan.fixed = set_apart(plan, sizes, functools.partial(lay_out, plan, sizes))
+    assert plan.fixed.peak > plan.fixed.bound
+    layout = make_rooms(plan, sizes, plan.fixed, functools.partial(lay_out, plan))
+    check(plan, layout)
+    check_spare(plan, layout)
+    assert layout.peak == layout.bound == 1200 * kilo
+    (room,) = [b for b in plan.buffers if b.is_room]
+    assert (room.nbytes.value, room.last - room.first) == (400 * kilo, 11)
+
+
+@settings(max_examples=200, deadline=None)
+@given(plans())
+def test_rooms_hold_what_lies_in_them_and_lower_the_peak(plan: MemoryPlan) -> None:
+    for buffer in plan.buffers:
+        buffer.nbytes = ix.wrap((buffer.nbytes.value or 0) << 8)
+    sizes = plan.sizes({})
+    before = set_apart(plan, sizes, functools.partial(lay_out, plan, sizes))
+    homes = [b.home for b in plan.buffers]
+    layout = make_rooms(plan, sizes, before, functools.partial(lay_out, plan))
+    check(plan, layout)
+    check_spare(plan, layout)
+    if layout == before:
+        assert [b.home for b in plan.buffers] == homes
+        return
+    assert layout.peak < before.peak
+    firsts = [b.first for b in plan.buffers]
+    for n, place in layout.places.items():
+        if place.block is not None:
+            firsts[place.block] = min(firsts[place.block], plan.buffers[n].first)
+    alone = [n for n, b in enumerate(plan.buffers) if b.home is not Home.ARENA]
+    lives = [(plan.sizes({})[n], firsts[n], plan.buffers[n].last) for n in alone]
+    assert layout.peak == layout.arena_bytes + max(live_bytes(lives, len(plan.steps)))
+
+
 def test_small_buffers_stay_in_the_arena() -> None:
     plan = plan_of([(1024, 0, 1, Home.ARENA), (1024, 1, 2, Home.ARENA), (512, 2, 2, Home.BLOCK)], 3)
     sizes = plan.sizes({})
@@ -268,7 +322,8 @@ def check_spare(plan: MemoryPlan, layout: Layout) -> None:
             begin, end = found.place.offset, found.place.offset + found.nbytes
             assert 0 <= begin < end <= whole[found.place.block]
             if found.place.block in rooms:
-                assert rooms[found.place.block] <= step < plan.buffers[found.place.block].first
+                block = plan.buffers[found.place.block]
+                assert rooms[found.place.block] <= step < (block.last + 1 if block.is_room else block.first)
             here = [each for each in taken if each[0] == found.place.block and each[2] and each[3] <= step <= each[4]]
             assert all(offset + size <= begin or end <= offset for _, offset, size, _, _ in here)
 

@@ -65,6 +65,7 @@ from vendor_sdk.plan.inplace import Rewritten, work_in_place
 from vendor_sdk.plan.liveness import Aliases, last_reads, plan_memory
 from vendor_sdk.plan.offsets import CLOSE, activations_of, bank_of, lay_out
 from vendor_sdk.plan.order import steps_of
+from vendor_sdk.plan.rooms import make_rooms
 from vendor_sdk.plan.spare import spare
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, COMPOSITES, OPSET
 from vendor_sdk.prims.row import Prim
@@ -523,6 +524,8 @@ def _plan(
         else:
             together = activations_of(plan, sizes, saved, policy.bank)
             plan.fixed = set_apart(plan, sizes, functools.partial(lay, together=together, downward=bool(together)))
+            if arena and policy.borrow and _serves_any_size(state.arena):
+                plan.fixed = make_rooms(plan, sizes, plan.fixed, functools.partial(lay_out, plan))
         return in_place, rewritten, plan
 
     in_place, rewritten, plan = planned(())
@@ -538,6 +541,11 @@ def _plan(
     watch.planned(plan, [one.kernel for one in rewritten.values()])
     texts, text_of = _emit(loops, session, watch)
     return Decided(graph, placements, refusals, steps.order, loops, texts, text_of, in_place, plan, lowered, native)
+
+
+def _serves_any_size(device: torch.device) -> bool:
+    """Whether memory that is freed within a call serves what is allocated next. The host's blocks serve their own size."""
+    return device.type != "cpu"
 
 
 Launched = Mapping[fx.Node, EmittedCall | NativeLaunch]

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from vendor_sdk.codegen.text import Text
-from vendor_sdk.codegen.values import Arena, InBank, Inside, Values, tensor_of
+from vendor_sdk.codegen.values import Arena, InBank, Inside, Values
 from vendor_sdk.contract.emitter import Launch
 from vendor_sdk.contract.program import Argument, Buffer, Entry, Number, Offset, Program, Result, Spare, Step
 from vendor_sdk.ir.index import Int
@@ -229,7 +229,7 @@ class _Builder:
         return Argument(self.arguments.setdefault((text, is_float), len(self.arguments)))
 
     def _result(self, slot: Slot) -> Result:
-        tensor = tensor_of(slot)
+        tensor = self.of.values.tensor(slot)
         return Result(tensor.dtype, tuple(map(self._size, tensor.shape)), self.of.values.passing(slot))
 
     def _nbytes(self) -> int | None:

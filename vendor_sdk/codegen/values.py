@@ -1,9 +1,10 @@
-"""Where the wrapper finds each value: in a variable, in the arena, or in memory of outputs not yet written."""
+"""Where the wrapper finds each value: in a variable, in the arena, in a room, or in memory of outputs not yet written."""
 
 from __future__ import annotations
 
 import operator
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ import torch
 from torch import fx
 
 from vendor_sdk.contract.placement import Kind
-from vendor_sdk.ir.memory import BANK, Home, MemoryPlan, Slot, Stretch, part_name
+from vendor_sdk.ir.memory import BANK, ROOM, Home, MemoryPlan, Slot, Stretch, part_name
 
 
 class Shares(Protocol):
@@ -30,7 +31,7 @@ class Arena:
 
 @dataclass(frozen=True)
 class Inside:
-    """``offset`` bytes into the tensor of ``owner``, a variable."""
+    """``offset`` bytes into the tensor of ``owner``, a result or a room, which is a variable."""
 
     owner: Slot
     offset: int
@@ -66,6 +67,7 @@ class Values:
         for slot in in_place:
             self.users.setdefault(self.root(slot), []).append(slot)
         self._spare = dict(zip(plan.steps, plan.spare, strict=False))
+        self._rooms = {b.slots[0]: _room(plan, number) for number, b in enumerate(plan.buffers) if b.is_room}
         apart = [buffer for buffer in plan.buffers if buffer.home is Home.APART]
         turns = sorted({step for buffer in apart for step in (buffer.first, buffer.last + 1)})
         self._phases = {node: bisect_right(turns, step) for step, node in enumerate(plan.steps)}
@@ -84,11 +86,18 @@ class Values:
 
     def variable(self, slot: Slot) -> str:
         node, index = slot
+        if index == ROOM:
+            return part_name(node, index)
         if not isinstance(node.meta["val"], list | tuple):
             return node.name
         if self.allocated(node):
             return part_name(node, index)
         return next(user.name for user in node.users if user.target is operator.getitem and user.args[1] == index)
+
+    def tensor(self, slot: Slot) -> torch.Tensor:
+        """The fake tensor of a result, or of a room."""
+        room = self._rooms.get(slot)
+        return _result(slot) if room is None else room
 
     def root(self, slot: Slot) -> Slot:
         """The first result in the memory of ``slot``, or the placeholder that it belongs to."""
@@ -126,6 +135,8 @@ class Values:
 
     def passing(self, slot: Slot) -> bool:
         """Whether a result has memory of its own that the call gives back."""
+        if slot in self._rooms:
+            return True
         number = self.plan.slots.get(slot)
         return number is not None and self.plan.buffers[number].home is Home.APART
 
@@ -154,8 +165,19 @@ class Values:
         return False
 
 
-def tensor_of(slot: Slot) -> torch.Tensor:
-    """The fake tensor of a result."""
+def _room(plan: MemoryPlan, number: int) -> torch.Tensor:
+    """The fake tensor of a room: of the dtype that most of what lies there has."""
+    assert plan.fixed is not None
+    nbytes = Counter[torch.dtype]()
+    for inside, place in plan.fixed.places.items():
+        if place.block == number:
+            buffer = plan.buffers[inside]
+            nbytes[_result(buffer.slots[0]).dtype] += buffer.nbytes.value or 0
+    dtype = nbytes.most_common(1)[0][0]
+    return torch.empty(-(-(plan.buffers[number].nbytes.value or 0) // dtype.itemsize), dtype=dtype, device="meta")
+
+
+def _result(slot: Slot) -> torch.Tensor:
     value: Any = slot[0].meta["val"]
     tensor = value[slot[1]] if isinstance(value, list | tuple) else value
     assert isinstance(tensor, torch.Tensor)

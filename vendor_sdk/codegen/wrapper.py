@@ -21,7 +21,7 @@ from vendor_sdk import torch_private
 from vendor_sdk.codegen.folds import Fold, folds, read
 from vendor_sdk.codegen.segments import EmittedCall, LaunchedCall, NativeLaunch, Segment, Segments, results_of, runs
 from vendor_sdk.codegen.text import Text
-from vendor_sdk.codegen.values import Arena, InBank, Inside, Values, is_view, tensor_of
+from vendor_sdk.codegen.values import Arena, InBank, Inside, Values, is_view
 from vendor_sdk.contract.kernel import Kernel
 from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.contract.program import Entry, Program
@@ -286,7 +286,7 @@ class _Writer:
                     where = self.values.where(slot)
                     if isinstance(where, Arena):
                         self.in_frame[slot] = len(tensors)
-                        tensor = tensor_of(slot)
+                        tensor = self.values.tensor(slot)
                         tensors.append(FrameTensor(where.number, tuple(tensor.shape), tensor.dtype))
         for node in self.order:
             fold = self.folds.get(node)
@@ -410,7 +410,7 @@ class _Writer:
         fixed = self.values.plan.fixed
         assert fixed is not None
         names = [self.values.variable(slot) for slot, _ in banked]
-        tensors = [(offset, tensor_of(slot)) for slot, offset in banked]
+        tensors = [(offset, self.values.tensor(slot)) for slot, offset in banked]
         texts = [f"({offset}, {self.text.tuple(t.shape)}, {self.text.constant(t.dtype)})" for offset, t in tensors]
         self.text.namespace["BANKS"] = self.bank
         arguments = [str(fixed.bank_bytes)]
@@ -695,7 +695,7 @@ class _Writer:
 
     def _allocate(self, slot: Slot) -> list[str]:
         """Statements that make the variable of a result."""
-        name, tensor, where = self.values.variable(slot), tensor_of(slot), self.values.where(slot)
+        name, tensor, where = self.values.variable(slot), self.values.tensor(slot), self.values.where(slot)
         self.defined.add(name)
         if isinstance(where, Arena):
             return [f"{name} = T[{self.in_frame[slot]}]"]
@@ -707,10 +707,10 @@ class _Writer:
         if where.owner not in self.allocated and self.values.allocated(where.owner[0]):
             self.allocated.add(where.owner)
             self.defined.add(owner)
-            whole = tensor_of(where.owner)
+            whole = self.values.tensor(where.owner)
             steps.append(f"{owner} = {self._new(whole)}")
         if owner != name:
-            steps.append(f"{name} = {self._part(owner, tensor_of(where.owner), where.offset, tensor)}")
+            steps.append(f"{name} = {self._part(owner, self.values.tensor(where.owner), where.offset, tensor)}")
         return steps
 
     def _new(self, tensor: torch.Tensor) -> str:
@@ -738,7 +738,7 @@ class _Writer:
         owner, begin = self._value(fold.source), fold.offset
         if isinstance(where, Inside) and where.offset % fold.dtype.itemsize == 0:
             whole = self.values.variable(where.owner)
-            if whole in self.defined and tensor_of(where.owner).dtype == fold.dtype:
+            if whole in self.defined and self.values.tensor(where.owner).dtype == fold.dtype:
                 owner, begin = whole, begin + where.offset // fold.dtype.itemsize
         if node in self.uploaded:
             return self._strided(owner, fold.shape, fold.strides, begin)

@@ -5,12 +5,14 @@
     buffer  = Buffer(name, nbytes, first, last, home)        bytes that live from step `first` to step `last`, inclusive
     home    = ARENA     memory that the call borrows and gives back at its end
             | BLOCK     an allocation of its own, which outlives the call: an output, or what a kernel may keep
-            | APART     an allocation of its own, from its first step to its last
+            | APART     an allocation of its own, from its first step to its last: a result's, or a room's, in which others lie
             | ELSEWHERE allocated by whoever computes it (a kernel that returns its result); it is counted, not placed
-    slot    = (node, index) -> buffer                        a result; several share a buffer where a kernel works in place
+    slot    = (node, index) -> buffer                        a result; several share a buffer where a kernel works in place.
+                                                             (node, ROOM): the room that is made for a step
     layout  = Layout(arena_bytes, bank_bytes, places, peak, bound)   offsets for one tuple of symbol values
     place   = Place(block, offset)                           `block` None: in the arena; BANK: in the bank, one allocation of
-                                                             several outputs; else inside that BLOCK, while it is unwritten
+                                                             several outputs; else inside that room, or that BLOCK, while it
+                                                             is unwritten
 
 `live_bytes` is the cost of an order of steps, before anything has been placed.
 """
@@ -29,14 +31,17 @@ BANK = -1
 """Instead of the number of a block: the allocation that the outputs of a backward graph share, or the activations that a
 forward graph leaves to one."""
 
+ROOM = -1
+"""Instead of the number of a result: memory without a value, in which results of several nodes lie."""
+
 Slot = tuple[fx.Node, int]
 """One result of a node; index 0 where it has a single one."""
 
 
 def part_name(node: fx.Node, index: int) -> str:
-    """What one of several results of a node is called. Not ``name_1``, which may be another node: graphs number those of a kind
-    so."""
-    return f"{node.name}_r{index}"
+    """What one of several results of a node is called, or the room that is made for it. Not ``name_1``, which may be another
+    node: graphs number those of a kind so."""
+    return f"{node.name}_room" if index == ROOM else f"{node.name}_r{index}"
 
 
 class Home(enum.Enum):
@@ -66,6 +71,10 @@ class Buffer:
     last: int
     home: Home
     slots: list[Slot] = field(default_factory=list)
+
+    @property
+    def is_room(self) -> bool:
+        return bool(self.slots) and self.slots[0][1] == ROOM
 
 
 @dataclass(frozen=True)
@@ -141,7 +150,7 @@ class MemoryPlan:
     """
 
     steps: Sequence[fx.Node]
-    buffers: Sequence[Buffer]
+    buffers: list[Buffer]
     slots: Mapping[Slot, int]
     alignment: int
     fixed: Layout | None = None

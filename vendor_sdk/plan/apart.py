@@ -54,7 +54,8 @@ def better_alone(plan: MemoryPlan) -> set[Slot]:
     layout = plan.fixed
     if layout is None or layout.peak <= CLOSE * layout.bound or all(b.home is not Home.ELSEWHERE for b in plan.buffers):
         return set()
-    written = {plan.buffers[p.block].first for p in layout.places.values() if p.block is not None and p.block != BANK}
+    blocks = {p.block for p in layout.places.values() if p.block is not None and p.block != BANK}
+    written = {plan.buffers[n].first for n in blocks if plan.buffers[n].home is Home.BLOCK}
     shared = [b for b in plan.buffers if b.home in (Home.ARENA, Home.APART) and len(b.slots) > 1]
     return {b.slots[-1] for b in shared if any(b.first < step <= b.last for step in written)}
 

@@ -1,8 +1,9 @@
-"""What is spare: at each step, the longest stretch of the arena, of the bank, or of a result's memory in which nothing lies.
+"""What is spare: at each step, the longest stretch of the arena, of the bank, of a room or of a result's memory in which
+nothing lies.
 
 Arena and bank are there during the whole call, and full at its worst step alone; the memory of a result in which others lie
-before it is written is there from the first of them on. Launches that need memory of their own take it there, so the call holds
-no more than was planned.
+before it is written is there from the first of them on, and a room from the first to the last. Launches that need memory of
+their own take it there, so the call holds no more than was planned.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ def spare(plan: MemoryPlan) -> list[Stretch | None]:
     begins: list[list[_Lies]] = [[] for _ in plan.steps]
     ends: list[list[_Lies]] = [[] for _ in plan.steps]
     there = _first_uses(plan, layout)
+    goes: dict[int, list[int]] = {}
+    for number in there:
+        if plan.buffers[number].is_room:
+            goes.setdefault(plan.buffers[number].last, []).append(number)
     for block, begin, end, first, last in _lying(plan, layout, there):
         if begin < end:
             begins[first].append((block, begin, end))
@@ -41,6 +46,8 @@ def spare(plan: MemoryPlan) -> list[Stretch | None]:
         found.append(Stretch(Place(block, begin), end - begin) if end > begin else None)
         for block, begin, end in dying:
             memory[block].give(begin, end)
+        for room in goes.get(step, ()):
+            del memory[room]
     return found
 
 
@@ -50,7 +57,7 @@ def _nbytes(plan: MemoryPlan, block: int) -> int:
 
 
 def _first_uses(plan: MemoryPlan, layout: Layout) -> dict[int, int]:
-    """Results in whose memory others lie, each with the step from which on it is there."""
+    """Results and rooms in whose memory others lie, each with the step from which on it is there."""
     first: dict[int, int] = {}
     for number, place in layout.places.items():
         if place.block is not None and place.block != BANK:
@@ -71,7 +78,7 @@ def _lying(plan: MemoryPlan, layout: Layout, results: Mapping[int, int]) -> Iter
         if place.block is not None and place.block in results:
             end = min(end, _nbytes(plan, place.block))
         yield place.block, place.offset, end, buffer.first, buffer.last
-    for number in results:
+    for number in [number for number in results if not plan.buffers[number].is_room]:
         yield number, 0, _nbytes(plan, number), plan.buffers[number].first, plan.buffers[number].last
     if plan.lender is not None and layout.lender is not None:
         for value in plan.lender.values:

@@ -341,6 +341,13 @@ def _cases(context: SampleContext) -> Iterator[tuple[str, tuple[Tensor, Tensor, 
         added = draw(context, (5, 11))
         yield "more keys than rows", (heads(5), heads(11), heads(11)), {}
         yield "added mask", (heads(5), heads(11), heads(11)), {"attn_mask": added}
+        padding = torch.where(torch.arange(11) < torch.tensor([8, 3]).view(2, 1, 1, 1), 0.0, -math.inf).to(context.dtype)
+        yield "padding, one row for all", (heads(5), heads(11), heads(11)), {"attn_mask": padding}
+        few = torch.where(torch.arange(11) < torch.tensor([0, 1, 11, 2, 0]).view(5, 1), 0.0, -math.inf).to(context.dtype)
+        yield "rows with no key", (heads(5), heads(11), heads(11)), {"attn_mask": few}
+        yield "one mask a key", (heads(5), heads(11), heads(11)), {"attn_mask": draw(context, (1, 2, 1, 11))}
+        yield "one mask a row", (heads(5), heads(11), heads(11)), {"attn_mask": draw(context, (2, 1, 5, 1))}
+        yield "keys all alike", (heads(3), heads(1).expand(2, 2, 600, 8), heads(600)), {}
         yield "many rows", (heads(64), heads(64), heads(64)), {}
         yield "own scale", (heads(5, 16), heads(5, 16), heads(5, 16)), {"scale": 0.5}
         yield "transposed", tuple(draw(context, (2, 7, 2, 8)).transpose(1, 2) for _ in range(3)), {}  # type: ignore[misc]
