@@ -247,7 +247,7 @@ def test_rooms_are_gone_when_most_lives_beside_them(late: bool) -> None:
     sizes = plan.sizes({})
     plan.fixed = set_apart(plan, sizes, functools.partial(lay_out, plan, sizes))
     assert plan.fixed.peak > plan.fixed.bound
-    layout = make_rooms(plan, sizes, plan.fixed, functools.partial(lay_out, plan))
+    layout = make_rooms(plan, sizes, plan.fixed, [functools.partial(lay_out, plan, borrow=b) for b in (True, False)])
     check(plan, layout)
     check_spare(plan, layout)
     assert layout.peak == layout.bound == 1200 * kilo
@@ -263,7 +263,7 @@ def test_rooms_hold_what_lies_in_them_and_lower_the_peak(plan: MemoryPlan) -> No
     sizes = plan.sizes({})
     before = set_apart(plan, sizes, functools.partial(lay_out, plan, sizes))
     homes = [b.home for b in plan.buffers]
-    layout = make_rooms(plan, sizes, before, functools.partial(lay_out, plan))
+    layout = make_rooms(plan, sizes, before, [functools.partial(lay_out, plan, borrow=b) for b in (True, False)])
     check(plan, layout)
     check_spare(plan, layout)
     if layout == before:

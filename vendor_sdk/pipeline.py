@@ -525,7 +525,8 @@ def _plan(
             together = activations_of(plan, sizes, saved, policy.bank)
             plan.fixed = set_apart(plan, sizes, functools.partial(lay, together=together, downward=bool(together)))
             if arena and policy.borrow and _serves_any_size(state.arena):
-                plan.fixed = make_rooms(plan, sizes, plan.fixed, functools.partial(lay_out, plan))
+                either = [functools.partial(lay_out, plan, borrow=borrow) for borrow in (True, False)]
+                plan.fixed = make_rooms(plan, sizes, plan.fixed, either)
         return in_place, rewritten, plan
 
     in_place, rewritten, plan = planned(())

@@ -2,12 +2,13 @@
 
 The arena is there for the whole call, and so is a result's memory once others lie in it. Where results and what libraries
 return decide the peak, that is too much at some steps. So what is dead by the first of these, and what is born after the last,
-gets a room, which comes with the first of its buffers and goes with the last. That lowers a peak only where memory that was
-freed serves what is allocated next, whatever its size.
+gets a room, which comes with the first of its buffers and goes with the last; what is neither, and large, may be apart. That
+lowers a peak only where memory that was freed serves what is allocated next, whatever its size.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -18,14 +19,17 @@ from vendor_sdk.plan.offsets import Item, pack
 LEAST = 1 << 16
 """Bytes of a room that is worth its allocation."""
 
+Lay = Callable[[Sequence[int]], Layout]
+"""Lays out a plan as it stands, for sizes of its buffers."""
 
-def make_rooms(plan: MemoryPlan, sizes: Sequence[int], best: Layout, lay: Callable[[Sequence[int]], Layout]) -> Layout:
-    """Gives ``plan`` rooms where that lowers its peak; buffers that were apart go back where that is better.
+
+def make_rooms(plan: MemoryPlan, sizes: Sequence[int], best: Layout, lays: Sequence[Lay]) -> Layout:
+    """Gives ``plan`` rooms where that lowers its peak; buffers that were apart lie there then.
 
     Args:
         sizes: of the buffers, in bytes.
         best: the layout of the plan as it stands.
-        lay: lays out the plan as it stands, for sizes of its buffers.
+        lays: what is not in a room may lie in either way.
 
     Returns:
         The layout of the plan as it stands then.
@@ -40,25 +44,25 @@ def make_rooms(plan: MemoryPlan, sizes: Sequence[int], best: Layout, lay: Callab
     inside = [n for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and sizes[n]]
     before = [n for n in inside if plan.buffers[n].last < worst[0]]
     after = [n for n in inside if plan.buffers[n].first > worst[-1]]
+    between = [n for n in inside if sizes[n] >= LEAST and n not in {*before, *after}]
     rooms: list[Buffer] = []
     own = list(plan.buffers)
-    for groups in ([before], [after], [before, after]):
+    for groups, alone, lay in itertools.product(([before], [after], [before, after]), ([], between), lays):
+        if best.peak == best.bound:
+            break
+        _move(plan, alone, Home.APART)
         found, made = _with_rooms(plan, sizes, groups, best.bound, lay)
+        _move(plan, alone, Home.ARENA)
         plan.buffers[:] = own
         if found is not None and found.peak < best.peak:
-            best, rooms = found, made
+            best, rooms, apart = found, made, alone
     plan.buffers += rooms
-    if not rooms:
-        _move(plan, apart, Home.APART)
+    _move(plan, apart, Home.APART)
     return best
 
 
 def _with_rooms(
-    plan: MemoryPlan,
-    sizes: Sequence[int],
-    groups: Sequence[Sequence[int]],
-    bound: int,
-    lay: Callable[[Sequence[int]], Layout],
+    plan: MemoryPlan, sizes: Sequence[int], groups: Sequence[Sequence[int]], bound: int, lay: Lay
 ) -> tuple[Layout | None, list[Buffer]]:
     """The layout with a room for each group of buffers, and the rooms, which end ``plan``; None where one is too small."""
     places: dict[int, Place] = {}

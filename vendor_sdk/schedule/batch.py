@@ -14,8 +14,9 @@ from vendor_sdk.lower.view import is_view
 from vendor_sdk.schedule.group import Group, count, results
 from vendor_sdk.schedule.reach import Reach
 
-SMALL = 1 << 16
-"""Iterations up to which groups share a launch wherever they stand: there the launch is what costs."""
+SMALL = 1 << 15
+"""Iterations up to which groups share a launch wherever they stand: there the launch is what costs, and not memory that waits
+for readers far away."""
 
 
 def batch(groups: list[Group], reach: Reach, limits: Limits) -> list[list[Group]]:
