@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+from conformance import masked
 from conformance.draw import Draw
 
 Tensor = torch.Tensor
@@ -140,6 +141,8 @@ _once("attention", lambda draw: [*(draw.normal(2, 4, 9, 8) for _ in range(3)), d
 _once("attention", lambda draw: [*(draw.normal(2, 4, 9, 8) for _ in range(3)), draw.normal(1, 4, 9, 9)], {
     "with a bias that is learned": lambda q, k, v, b: F.scaled_dot_product_attention(q, k, v, b),
 })  # fmt: skip
+
+ONCE["attention"] += [Differentiable(*program) for program in masked.PROGRAMS]
 
 _once("products", lambda draw: [draw.normal(3, 7, 11), draw.normal(5, 11), draw.normal(5)], {
     "linear": lambda x, w, b: torch.tanh(F.linear(x, w, b)),

@@ -1,7 +1,7 @@
 """Programs of which a user sees more than values: what aliases what, what was changed in place, in which order memory lies.
 
 A table: each program is a function of tensors, with how its inputs are made. Values are whole numbers, so that results are
-exact.
+exact; but those of attention under masks (``masked``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from conformance import masked
 from conformance.draw import Draw
 
 Tensor = torch.Tensor
@@ -33,7 +34,7 @@ class Act:
     inputs: Callable[[Draw], Sequence[Tensor]]
 
 
-ACTS: dict[str, list[Act]] = {"views": [], "aliases": [], "in-place": [], "strides": []}
+ACTS: dict[str, list[Act]] = {"views": [], "aliases": [], "in-place": [], "strides": [], "masks": []}
 """By group."""
 
 
@@ -265,3 +266,7 @@ _acts("strides", lambda draw: [draw.whole(5, 12)[:, ::2], draw.whole(6).expand(5
 _acts("strides", lambda draw: [draw.whole(1, 6, 1), draw.whole(0, 4)], {
     "of sizes one and zero": lambda x, y: (x * 2, y + 1, x.transpose(0, 1) + 1, y.t() * 2),
 })  # fmt: skip
+
+# Attention, without gradients
+
+ACTS["masks"] += [Act(*program) for program in masked.PROGRAMS]
