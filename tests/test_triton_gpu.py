@@ -446,6 +446,21 @@ def test_an_inner_loop_of_varying_length_is_refused() -> None:
         TritonEmitter().emit(LoopKernel("k", params, (), (nest,)))
 
 
+@needs_triton
+@pytest.mark.parametrize("rows", [4, 40])
+def test_chunks_of_padded_rows_that_differ_in_length_need_no_mask_in_full_programs(
+    emitted: Callable[..., list[tuple[LoopKernel, str]]], rows: int
+) -> None:
+    def less_the_largest(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        moved = torch.nn.functional.pad(x, [0, 0, 1, 1]) - y
+        return moved - moved.amax(1, True)
+
+    x = torch.randint(-9, 9, (rows * 4,)).as_strided((1, rows, 4), (1, 1, rows))
+    kernels = emitted(less_the_largest, x, torch.tensor(-2.5))
+    assert any("turn_1_mask = (turn_1 <" in text for _, text in kernels)
+    TritonEmitter(target="cuda:90").compile(kernels)
+
+
 @pytest.mark.parametrize("count", [1, 2, 7, 1000, 1 << 20])
 @pytest.mark.parametrize("longest", [1, 33, 4097, 1 << 20])
 @pytest.mark.parametrize("kind", ["along", "across", "spread"])

@@ -289,7 +289,8 @@ class Loops(Statements):
             self.out(f"for {turn} in {steps}(0, {f'tl.max({length})' if axes else length}):")
             self.out.depth += 1
             if axes:
-                self.out(f"{turn}_mask = {self.x_mask} & ({turn} < {length})")
+                outside = f"{self.x_mask} & " if self.x_mask else ""
+                self.out(f"{turn}_mask = {outside}({turn} < {length})")
                 self.x_mask = f"{turn}_mask"
             self.out(f"{r.var} = tl.cast({turn}, INDEX)")
             self.places.pop(r.var, None)
