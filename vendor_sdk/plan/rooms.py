@@ -9,8 +9,8 @@ lowers a peak only where memory that was freed serves what is allocated next, wh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from vendor_sdk.ir.index import wrap
 from vendor_sdk.ir.memory import ROOM, Buffer, Home, Layout, MemoryPlan, Place, live_bytes, part_name
@@ -40,47 +40,62 @@ def make_rooms(plan: MemoryPlan, sizes: Sequence[int], best: Layout, lays: Seque
     _move(plan, apart, Home.ARENA)
     outside = [(sizes[n], b.first, b.last) for n, b in enumerate(plan.buffers) if b.home is not Home.ARENA]
     beside = live_bytes(outside, len(plan.steps))
-    worst = [step for step, nbytes in enumerate(beside) if nbytes == max(beside)]
+    most = max(beside)
+    worst = [step for step, nbytes in enumerate(beside) if nbytes == most]
     inside = [n for n, b in enumerate(plan.buffers) if b.home is Home.ARENA and sizes[n]]
     before = [n for n in inside if plan.buffers[n].last < worst[0]]
     after = [n for n in inside if plan.buffers[n].first > worst[-1]]
     between = [n for n in inside if sizes[n] >= LEAST and n not in {*before, *after}]
-    rooms: list[Buffer] = []
-    own = list(plan.buffers)
-    for groups, alone, lay in itertools.product(([before], [after], [before, after]), ([], between), lays):
+    rooms = [room for room in (_room(plan, sizes, before), _room(plan, sizes, after)) if room.nbytes >= LEAST]
+    chosen: Sequence[_Room] = ()
+    for some, alone, lay in itertools.product(_subsets(rooms), ([], between), lays):
         if best.peak == best.bound:
             break
         _move(plan, alone, Home.APART)
-        found, made = _with_rooms(plan, sizes, groups, best.bound, lay)
+        found = _with_rooms(plan, sizes, some, best.bound, lay)
         _move(plan, alone, Home.ARENA)
-        plan.buffers[:] = own
-        if found is not None and found.peak < best.peak:
-            best, rooms, apart = found, made, alone
-    plan.buffers += rooms
+        if found.peak < best.peak:
+            best, chosen, apart = found, some, alone
+    plan.buffers += [room.buffer for room in chosen]
     _move(plan, apart, Home.APART)
     return best
 
 
-def _with_rooms(
-    plan: MemoryPlan, sizes: Sequence[int], groups: Sequence[Sequence[int]], bound: int, lay: Lay
-) -> tuple[Layout | None, list[Buffer]]:
-    """The layout with a room for each group of buffers, and the rooms, which end ``plan``; None where one is too small."""
-    places: dict[int, Place] = {}
-    widths, rooms = list(sizes), []
-    for group in groups:
-        lives = [plan.buffers[n] for n in group]
-        found = pack([Item(sizes[n], b.first, b.last) for n, b in zip(group, lives, strict=True)], [], 0)
-        nbytes = max((offset + sizes[n] for n, (_, offset) in zip(group, found, strict=True)), default=0)
-        if nbytes < LEAST:
-            return None, []
-        places |= {n: Place(len(widths), offset) for n, (_, offset) in zip(group, found, strict=True)}
-        node = min(lives, key=lambda b: b.first).slots[0][0]
-        first, last = min(b.first for b in lives), max(b.last for b in lives)
-        rooms.append(Buffer(part_name(node, ROOM), wrap(nbytes), first, last, Home.APART, [(node, ROOM)]))
-        widths.append(nbytes)
-    plan.buffers += rooms
-    layout = lay([0 if n in places else nbytes for n, nbytes in enumerate(widths)])
-    return replace(layout, places={**layout.places, **places}, bound=bound), rooms
+@dataclass(frozen=True)
+class _Room:
+    """A room with the offsets of the buffers in it."""
+
+    buffer: Buffer
+    nbytes: int
+    offsets: Mapping[int, int]
+
+
+def _room(plan: MemoryPlan, sizes: Sequence[int], inside: Sequence[int]) -> _Room:
+    """For buffers of these numbers; of no bytes where there are none."""
+    if not inside:
+        return _Room(Buffer("", wrap(0), 0, 0, Home.APART), 0, {})
+    lives = [plan.buffers[n] for n in inside]
+    found = pack([Item(sizes[n], b.first, b.last) for n, b in zip(inside, lives, strict=True)], [], 0)
+    offsets = {n: offset for n, (_, offset) in zip(inside, found, strict=True)}
+    nbytes = max(offset + sizes[n] for n, offset in offsets.items())
+    node = min(lives, key=lambda b: b.first).slots[0][0]
+    first, last = min(b.first for b in lives), max(b.last for b in lives)
+    return _Room(Buffer(part_name(node, ROOM), wrap(nbytes), first, last, Home.APART, [(node, ROOM)]), nbytes, offsets)
+
+
+def _subsets(rooms: Sequence[_Room]) -> list[Sequence[_Room]]:
+    """But the empty one."""
+    return [some for count in range(1, len(rooms) + 1) for some in itertools.combinations(rooms, count)]
+
+
+def _with_rooms(plan: MemoryPlan, sizes: Sequence[int], rooms: Sequence[_Room], bound: int, lay: Lay) -> Layout:
+    """The layout if ``plan`` ended with these rooms."""
+    count = len(plan.buffers)
+    places = {n: Place(count + i, offset) for i, room in enumerate(rooms) for n, offset in room.offsets.items()}
+    plan.buffers += [room.buffer for room in rooms]
+    layout = lay([0 if n in places else nbytes for n, nbytes in enumerate((*sizes, *(room.nbytes for room in rooms)))])
+    del plan.buffers[count:]
+    return replace(layout, places={**layout.places, **places}, bound=bound)
 
 
 def _move(plan: MemoryPlan, numbers: Sequence[int], home: Home) -> None:
