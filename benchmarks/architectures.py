@@ -12,6 +12,7 @@ come, and models that stand there are not run again.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import fnmatch
@@ -68,6 +69,16 @@ SMALL: Mapping[str, int | bool] = {
     "use_cache": False,
 }
 """Sizes by the names that configurations have for them."""
+OF_DEPTH = frozenset(key for key in SMALL if "layer" in key or key.endswith("token_id")) | {"vocab_size", "use_cache"}
+WAYS: Sequence[Mapping[str, int | bool]] = (
+    SMALL,
+    {**SMALL, "head_dim": 8, "qk_head_dim": 16, "num_key_value_heads": 4, "n_group": 1, "topk_group": 1},
+    {**SMALL, "num_heads": 8, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16},
+    *({**SMALL, "head_dim": width, "hidden_size": 4 * width, "num_attention_heads": 4} for width in (64, 128)),
+    {key: value for key, value in SMALL.items() if key in OF_DEPTH},
+)
+"""What is made small: everything; with heads as latent attention has them; as Mamba has them; of widths that sections of
+rotations add up to; depth alone. The first with which eager runs is taken."""
 LARGEST = 30_000_000
 """Parameters of the largest model that is run: float64 and gradients take 30 times as many bytes."""
 TIMES = 10
@@ -108,32 +119,54 @@ def names() -> list[str]:
 
 
 def build(name: str, device: str, seed: int = 0) -> tuple[nn.Module, dict[str, Tensor]]:
-    """A small model, and inputs for it."""
+    """A small model with which eager runs, and inputs for it. Raises what the first way to make it small raises."""
+    problems: list[Exception] = []
+    for sizes in WAYS:
+        try:
+            model, given = _built(name, device, seed, sizes)
+            with torch.no_grad():
+                model(**given)
+            return model, given
+        except Exception as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _built(name: str, device: str, seed: int, sizes: Mapping[str, int | bool]) -> tuple[nn.Module, dict[str, Tensor]]:
     from transformers import CONFIG_MAPPING, AutoModel
 
-    torch.manual_seed(seed)
     config = CONFIG_MAPPING[name]()
-    shrink(config)
+    shrink(config, sizes)
+    if sizes is not SMALL:
+        with torch.device("meta"):  # It may be of any size.
+            _limit(AutoModel.from_config(config))  # type: ignore[no-untyped-call]
+    torch.manual_seed(seed)
     model = AutoModel.from_config(config).float().eval()  # type: ignore[no-untyped-call]
-    if (parameters := sum(p.numel() for p in model.parameters())) > LARGEST:
-        raise ValueError(f"{parameters:,} parameters, also when small")
+    _limit(model)
     with torch.no_grad():
         for parameter in model.parameters():  # What begins at zero makes ties: a router's weights, for one.
             parameter.add_(torch.randn_like(parameter), alpha=0.02)
     return model.to(device), {key: value.to(device) for key, value in inputs(model).items()}
 
 
-def shrink(config: Any) -> None:
-    """Gives a configuration, and those in it, small sizes."""
+def _limit(model: nn.Module) -> None:
+    if (parameters := sum(p.numel() for p in model.parameters())) > LARGEST:
+        raise ValueError(f"{parameters:,} parameters, also when small")
+
+
+def shrink(config: Any, sizes: Mapping[str, int | bool]) -> None:
+    """Gives a configuration, and those in it, these sizes."""
     from transformers import PreTrainedConfig
 
-    for key, value in SMALL.items():
-        if isinstance(getattr(config, key, None), int):
-            setattr(config, key, value)
+    for key, value in sizes.items():
+        with contextlib.suppress(Exception):  # Some cannot be set, or differ from layer to layer.
+            if isinstance(getattr(config, key, None), int):
+                setattr(config, key, value)
     if isinstance(kinds := getattr(config, "layer_types", None), list):
-        config.layer_types = [kinds[0], kinds[-1]]
+        with contextlib.suppress(Exception):
+            config.layer_types = [kinds[0], kinds[-1]]
     for inner in [value for value in vars(config).values() if isinstance(value, PreTrainedConfig)]:
-        shrink(inner)
+        shrink(inner, sizes)
 
 
 def inputs(model: Any) -> dict[str, Tensor]:

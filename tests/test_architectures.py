@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,18 @@ def test_a_process_that_dies_or_hangs_has_failed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(architectures, "SECONDS", 0.5)
     (late,) = architectures.outcomes(["bert"], "eager", "cpu")
     assert (late.state, late.why) == ("failed", "longer than 0.5 s")
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "mamba2", "glm_ocr_text"])
+def test_what_does_not_fit_when_all_is_small_is_made_small_in_another_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, given = architectures._built(name, "cpu", 0, architectures.SMALL)
+    with pytest.raises(RuntimeError) as first:
+        model(**given)
+    model, given = architectures.build(name, "cpu")
+    assert sum(p.numel() for p in model.parameters()) <= architectures.LARGEST
+    monkeypatch.setattr(architectures, "WAYS", (architectures.SMALL,))
+    with pytest.raises(RuntimeError, match=re.escape(str(first.value)[:40])):
+        architectures.build(name, "cpu")
 
 
 def test_there_are_hundreds() -> None:
