@@ -46,9 +46,9 @@ def make_rooms(plan: MemoryPlan, sizes: Sequence[int], best: Layout, lays: Seque
     before = [n for n in inside if plan.buffers[n].last < worst[0]]
     after = [n for n in inside if plan.buffers[n].first > worst[-1]]
     between = [n for n in inside if sizes[n] >= LEAST and n not in {*before, *after}]
-    rooms = [room for room in (_room(plan, sizes, before), _room(plan, sizes, after)) if room.nbytes >= LEAST]
+    rooms = [room for group in (before, after) if group and (room := _room(plan, sizes, group)).nbytes >= LEAST]
     chosen: Sequence[_Room] = ()
-    for some, alone, lay in itertools.product(_subsets(rooms), ([], between), lays):
+    for some, alone, lay in itertools.product(_subsets(rooms), ([], between) if between else ([],), lays):
         if best.peak == best.bound:
             break
         _move(plan, alone, Home.APART)
@@ -71,9 +71,7 @@ class _Room:
 
 
 def _room(plan: MemoryPlan, sizes: Sequence[int], inside: Sequence[int]) -> _Room:
-    """For buffers of these numbers; of no bytes where there are none."""
-    if not inside:
-        return _Room(Buffer("", wrap(0), 0, 0, Home.APART), 0, {})
+    """For buffers of these numbers, of which there are some."""
     lives = [plan.buffers[n] for n in inside]
     found = pack([Item(sizes[n], b.first, b.last) for n, b in zip(inside, lives, strict=True)], [], 0)
     offsets = {n: offset for n, (_, offset) in zip(inside, found, strict=True)}
