@@ -1,5 +1,5 @@
-"""Cases: one prim, fused pattern or model with one dtype, some generated graphs, or a group of programs. Which exist, how they
-are selected.
+"""Cases: one prim, composite, fused pattern or model with one dtype, some generated graphs, or a group of programs. Which
+exist, how they are selected.
 
 Samples never travel between processes: they are drawn again from a seed that follows from the run's seed and the case, so
 that a worker, a second worker after a crash and the command line of a reproducer all see the same tensors.
@@ -21,18 +21,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conformance import derivatives, graphs, limits, patterns, profiles, quantized, semantics, zoo
 from conformance.profiles import FULL, prim_of
-from vendor_sdk import ALL, COMPOSITES, EVERYWHERE, OPSET, STORED, Effort, Prim, Sample, SampleContext
+from vendor_sdk import ALL, COMPOSITES, EVERYWHERE, OPSET, STORED, Effort, Row, Sample, SampleContext
 
-DTYPES: Mapping[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in STORED}
-"""The dtypes of opset 1, those that are only stored last, by their names on the command line and in reports."""
+DTYPES: Mapping[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in (*STORED, torch.int8)}
+"""The dtypes of opset 1, those that are only stored last, and of composites of quantized numbers, by their names on the command
+line and in reports."""
 
 
-PRIM, FUSED, BEHAVIOUR, EXHAUSTIVE, PATTERN, MODEL = "prim", "fused", "behaviour", "exhaustive", "pattern", "model"
-KINDS = (PRIM, FUSED, BEHAVIOUR, EXHAUSTIVE, PATTERN, MODEL)
+PRIM, COMPOSITE, FUSED, BEHAVIOUR = "prim", "composite", "fused", "behaviour"
+EXHAUSTIVE, PATTERN, MODEL = "exhaustive", "pattern", "model"
+KINDS = (PRIM, COMPOSITE, FUSED, BEHAVIOUR, EXHAUSTIVE, PATTERN, MODEL)
 TIMED = (PATTERN, MODEL)
 """Kinds whose cases run alone on the machine."""
-OF_PRIMS = (PRIM, EXHAUSTIVE)
-"""Kinds whose cases are calls of one prim."""
+OF_ROWS = (PRIM, COMPOSITE, EXHAUSTIVE)
+"""Kinds whose cases are calls of one prim or composite."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -40,8 +42,9 @@ class Case:
     """One prim with one dtype of its data operand, or what its kind says: what a report says yes or no to.
 
     Attributes:
-        prim: its name, or that of the generated graphs (``fused/mixed-2``), the group of programs (``semantics/in-place``), the
-            part of all float32 inputs of a prim (``exhaustive/exp-17``), the pattern or the model.
+        prim: its name, or that of the composite (``composites/softmax``), the generated graphs (``fused/mixed-2``), the group
+            of programs (``semantics/in-place``), the part of all float32 inputs of a prim (``exhaustive/exp-17``), the pattern
+            or the model.
         dtype: name.
         kind: one of ``KINDS``.
     """
@@ -56,8 +59,10 @@ class Case:
         return f"{f'{self.kind}:' if self.kind in TIMED else ''}{self.prim}[{self.dtype}]"
 
     @property
-    def row(self) -> Prim:
-        """Of a case of one prim."""
+    def row(self) -> Row:
+        """Of a case of one prim or composite."""
+        if self.kind == COMPOSITE:
+            return COMPOSITES[self.prim.removeprefix(WHOLE)]
         return OPSET[self.prim if self.kind == PRIM else prim_of(self.prim)]
 
     @property
@@ -67,7 +72,7 @@ class Case:
 
     @property
     def family(self) -> str:
-        return str(self.row.family) if self.kind == PRIM else self.kind
+        return str(OPSET[self.prim].family) if self.kind == PRIM else self.kind
 
 
 class SelectionError(ValueError):
@@ -75,17 +80,24 @@ class SelectionError(ValueError):
 
 
 def all_cases() -> list[Case]:
-    """Every prim with every dtype that its row allows, in the order of the opset; then the generated graphs and the groups of
-    programs, with the dtype of most of their tensors."""
-    prims = [Case(row.name, name) for row in OPSET.values() for name, dtype in DTYPES.items() if dtype in row.dtypes]
+    """Every prim and then every composite with every dtype that its row allows, in the order of the opset; then the generated
+    graphs and the groups of programs, with the dtype of most of their tensors."""
+    prims = [Case(row.name, name) for row in OPSET.values() for name in _dtypes(row)]
+    wholes = [Case(f"{WHOLE}{row.name}", name, COMPOSITE) for row in COMPOSITES.values() for name in _dtypes(row)]
     names = {dtype: name for name, dtype in DTYPES.items()}
     firsts = {kind: names[row.dtypes[0]] for kind, row in graphs.KINDS.items()}
     generated = [Case(f"fused/{kind}-{n}", firsts[kind], FUSED) for kind in firsts for n in range(1, PER_KIND + 1)]
     of = {"semantics": semantics.ACTS, "gradients": derivatives.GROUPS, "quantized": quantized.GROUPS, "limits": limits.GROUPS}
     groups = [f"{kind}/{group}" for kind, table in of.items() for group in table]
-    return prims + generated + [Case(group, "float32", BEHAVIOUR) for group in groups]
+    return prims + wholes + generated + [Case(group, "float32", BEHAVIOUR) for group in groups]
 
 
+def _dtypes(row: Row) -> list[str]:
+    return [name for name, dtype in DTYPES.items() if dtype in row.dtypes]
+
+
+WHOLE = "composites/"
+"""Before the names of composites in those of their cases."""
 HUGE = frozenset(f"limits/{group}" for group in limits.FULL_ONLY)
 """Groups of programs that take gigabytes: run with effort ``full``, or where they are named in full."""
 PER_KIND = 4
@@ -107,9 +119,9 @@ def exhaustive_cases() -> list[Case]:
     return [Case(f"{EXHAUSTIVE}/{prim}-{n}", "float32", EXHAUSTIVE) for prim in swept() for n in range(1, PARTS + 1)]
 
 
-def quick_dtypes(row: Prim) -> set[str]:
-    """The dtypes in which effort ``quick`` runs a prim: its first, and one other that differs from prim to prim; none that are
-    only stored."""
+def quick_dtypes(row: Row) -> set[str]:
+    """The dtypes in which effort ``quick`` runs a prim or composite: its first, and one other that differs from row to row;
+    none that are only stored."""
     names = [name for each in row.dtypes for name, dtype in DTYPES.items() if dtype == each and each in ALL]
     if len(names) < 2:
         return {*names}
@@ -186,7 +198,7 @@ class Selection:
         if self.effort not in FULLEST:
             found = [case for case in found if case.prim not in HUGE or case.prim in self.prims]
         if self.effort == "quick" and not self.dtypes and not self.prims:
-            found = [case for case in found if case.kind != PRIM or case.dtype in quick_dtypes(case.row)]
+            found = [case for case in found if case.kind not in OF_ROWS or case.dtype in quick_dtypes(case.row)]
         found += performance_cases(effort, dtypes)
         some = any(given.values())
         found = [
@@ -208,7 +220,8 @@ def _names(case: Case) -> tuple[str, ...]:
 
 def _instead(glob: str) -> str:
     """What to select in place of a glob that matches no prim."""
-    found = [f"{name} is made of {', '.join(made_of(name))}" for name in COMPOSITES if matches(name, glob)]
+    whole = [name for name in COMPOSITES if matches(name, glob)]
+    found = [f"{name} is made of {', '.join(made_of(name))}; its own cases are {WHOLE}{name}" for name in whole]
     if not found and hasattr(torch.ops.aten, glob):
         found = [f"{glob} is an operator of torch that becomes prims of other names"]
     return "; ".join([*found, "`vendor-sdk ops` lists them"])

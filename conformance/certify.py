@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from conformance import exhibit, witness
-from conformance.cases import PRIM, Case, draw
+from conformance.cases import EXHAUSTIVE, PRIM, Case, draw
 from conformance.counters import NOT_EXECUTED, said, stood_still
 from conformance.curves import Curve, curve, larger
 from conformance.endure import Problem, endure, independent
@@ -32,7 +32,7 @@ from conformance.program import Program, build, inputs_of, interchangeable, tens
 from conformance.subject import OPAQUE, Compiled, Placed, Subject
 from conformance.subnormals import Flushing
 from conformance.values import flat
-from vendor_sdk import Effort, Family, Sample, errors
+from vendor_sdk import Distribution, Effort, Family, Prim, Row, Sample, errors
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def certify(
 
     Args:
         subject: what is certified.
-        case: prim and dtype.
+        case: prim or composite, and dtype.
         effort, seed: of the run; with ``case`` they determine the samples.
         device: where the program's tensors live.
         only: index of the single sample to run, ``None`` for all.
@@ -75,7 +75,7 @@ def certify(
     started = time.perf_counter()
     outcome = Outcome("pass")
     try:
-        trials = _trials(case, effort, seed, only, device.type)
+        trials = _trials(case, effort, seed, only, device.type, subject.target(case.row))
     except Exception as error:
         traceback.print_exc()
         outcome.failures.append(Failure(-1, "", "suite", f"the suite's own sampler or reference raised {_brief(error)}"))
@@ -83,7 +83,7 @@ def certify(
         return outcome
     outcome.samples = len(trials)
     placed: list[Placed] = []
-    score = Score() if case.kind == PRIM and only is None else None
+    score = Score() if case.kind != EXHAUSTIVE and only is None else None
     ran = False
     if not apart and trials:
         try:
@@ -95,7 +95,7 @@ def certify(
             if not apart and not _refused(trials[0], error):
                 outcome.failures.append(_exception(case, trials[0]))
             else:
-                trials = _trials(case, effort, seed, only, device.type)
+                trials = _trials(case, effort, seed, only, device.type, subject.target(case.row))
         else:
             placed = list(result.placed)
             ran = True
@@ -130,6 +130,10 @@ def certify(
     return outcome
 
 
+def _random(case: Case) -> bool:
+    return isinstance(case.row.bound, Distribution)
+
+
 def _refused(trial: _Trial, error: Exception) -> bool:
     """Whether a kernel raised where torch leaves the values open, as torch's own kernels do for some."""
     if isinstance(error, errors.KernelError):
@@ -160,17 +164,17 @@ class _RunResult:
     curve: Curve | None = None
 
 
-def _trials(case: Case, effort: Effort, seed: int, only: int | None, device: str) -> list[_Trial]:
+def _trials(case: Case, effort: Effort, seed: int, only: int | None, device: str, target: Any) -> list[_Trial]:
     samples = draw(case, effort, seed)
     others = draw(case, effort, seed, "second call")
     trials = []
     for index, sample in enumerate(samples):
         if only is not None and index != only:
             continue
-        expected = expected_result(case.row, sample, device)
+        expected = expected_result(case.row, sample, device, target)
         other = others[index] if index < len(others) else sample
         if tensors(sample) and interchangeable(sample, other):
-            trials.append(_Trial(index, sample, expected, other, expected_result(case.row, other, device)))
+            trials.append(_Trial(index, sample, expected, other, expected_result(case.row, other, device, target)))
         else:
             trials.append(_Trial(index, sample, expected, sample, expected))
     if only is not None and not trials:
@@ -183,7 +187,7 @@ def _run(
 ) -> Generator[None, None, _RunResult]:
     """Compiles one program, pauses, calls it with different values, and judges every call; then, for ``score``, what is wrong
     on purpose in results that are right."""
-    program = build(case.row.target, [t.sample for t in trials], [t.expected.outline for t in trials], device)
+    program = build(subject.target(case.row), [t.sample for t in trials], [t.expected.outline for t in trials], device)
     compiled = subject.compile(program)
     yield
     result = _RunResult([p for p in compiled.placements if p.node not in compiled.empty])
@@ -237,9 +241,9 @@ def _run(
         kept_second = [[tensor.clone() for tensor in outputs] for outputs in second]
         del first, second
         result.failures += _lasting(subject, case, trials, compiled, program, inputs, others, kept, kept_second)
-    if case.row.family is Family.RANDOM and not result.failures:
+    if _random(case) and not result.failures:
         for trial in trials:
-            problem = independent(subject, case.row.target, trial.sample, trial.expected, device)
+            problem = independent(subject, case.row, trial.sample, trial.expected, device)
             if problem:
                 result.failures.append(_failure(case, trial, problem.kind, problem.message))
     return result
@@ -310,14 +314,14 @@ def _lasting(
         lambda tensors: program.split(flat(compiled.call(*tensors))),
         (inputs, others),
         (first, second),
-        [[expected.value is not None or case.row.family is Family.RANDOM for expected in t.expected.results if expected.dtype]
+        [[expected.value is not None or _random(case) for expected in t.expected.results if expected.dtype]
          for t in trials],
         judged,
         seeds=SEEDS,
         memories=subject.memories(),
         streams=subject.streams(),
         deterministic=subject.deterministic,
-        random=case.row.family is Family.RANDOM,
+        random=_random(case),
     )  # fmt: skip
     if not problems and not subject.opaque:
         problems += _disguised(case, compiled, inputs)
@@ -359,13 +363,17 @@ def _disguised(case: Case, compiled: Compiled, inputs: Guarded) -> list[Problem]
     """Native nodes for which torch's own operator ran on the host."""
     own = [p for p in compiled.placements if p.prim == case.row.name and p.node not in compiled.empty]
     schema = getattr(case.row.target, "_schema", None)
-    if schema is None or not own or any(p.kind != "native" for p in own) or case.row.family in WITHOUT_ARITHMETIC:
+    if schema is None or not own or any(p.kind != "native" for p in own) or _moves(case.row):
         return []
     with witness.HostOperators() as mode:
         compiled.call(*inputs.tensors)
     if schema.name not in mode.seen:
         return []
     return [Problem(None, "disguised", f"placed native, but torch's own {schema.name} ran in host memory")]
+
+
+def _moves(row: Row) -> bool:
+    return isinstance(row, Prim) and row.family in WITHOUT_ARITHMETIC
 
 
 WITHOUT_ARITHMETIC = (Family.VIEW, Family.CREATION)
@@ -377,7 +385,10 @@ def _is_torchs(case: Case, sample: Sample, outline: Any, outputs: Sequence[torch
     if judgement.kind not in ("value", "shape", "dtype"):
         return False
     program = build(case.row.target, [sample], [outline], outputs[0].device)
-    own = program.module(*program.inputs)
+    try:
+        own = program.module(*program.inputs)
+    except NotImplementedError:  # of composites that torch has for some devices only
+        return False
     return all(same_bits(one, other) for one, other in zip(own, outputs, strict=True))
 
 

@@ -97,7 +97,7 @@ def summary(console: Console, report: Mapping[str, Any], folder: str | None) -> 
         _table(console, "cases by verdict", {k: v for k, v in totals["verdicts"].items() if v}, totals["cases"])
         _table(console, "passed cases by placement", totals["passed_by_placement"], totals["cases"])
         _table(console, "prims by the weakest of their cases", totals["prims_by_standing"], totals["prims"])
-    for kind, title in (("generated", "generated graphs"), ("behaviour", "programs")):
+    for kind, title in (("composites", "composites"), ("generated", "generated graphs"), ("behaviour", "programs")):
         counts = {k: v for k, v in totals[kind].items() if v}
         if counts:
             _table(console, f"{title} by verdict", counts, sum(counts.values()))

@@ -16,7 +16,7 @@ import torch
 from conformance.exhibit import number
 from conformance.judge import Expectation, compared
 from conformance.subnormals import NOWHERE, Flushing
-from vendor_sdk import EVERYWHERE, Prim, Sample
+from vendor_sdk import EVERYWHERE, Row, Sample
 
 PARTS = 256
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -26,7 +26,7 @@ Curve = Sequence[float | None]
 
 
 def curve(
-    row: Prim,
+    row: Row,
     sample: Sample,
     expectation: Expectation,
     tensors: Sequence[torch.Tensor],

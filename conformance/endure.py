@@ -21,7 +21,7 @@ from conformance.program import build
 from conformance.streams import Streams
 from conformance.subject import Subject
 from conformance.values import flat
-from vendor_sdk import Sample
+from vendor_sdk import Distribution, Row, Sample
 
 BUDGET = 0.15
 """Seconds that the repeated calls of one program may take, about; at least two windows of two calls are made."""
@@ -190,11 +190,10 @@ SEEDS = (1, 2, 1 + 2**31)
 """Of which the last differs from the first in a high bit alone. torch's own generator on the CPU has seeds of 32 bits."""
 
 
-def independent(
-    subject: Subject, target: object, sample: Sample, expected: Expectation, device: torch.device
-) -> Problem | None:
-    """Whether random numbers depend on the seed, on the call, and on the place in the program, and are those of no other."""
-    program = build(target, [sample, sample], [expected.outline, expected.outline], device)
+def independent(subject: Subject, row: Row, sample: Sample, expected: Expectation, device: torch.device) -> Problem | None:
+    """Of a row with a ``Distribution``: whether its numbers depend on the seed, on the call, and on the place in the program,
+    and are those of no other."""
+    program = build(subject.target(row), [sample, sample], [expected.outline, expected.outline], device)
     compiled = subject.compile(program)
     drawn: dict[tuple[int, int, int], Sequence[torch.Tensor]] = {}
     for seed in range(len(SEEDS)):
@@ -203,7 +202,9 @@ def independent(
             both = program.split(flat(compiled.call(*program.inputs)))
             for place, outputs in enumerate(both):
                 drawn[seed, call, place] = [tensor.detach().cpu().clone() for tensor in outputs]
-    random = [index for index, item in enumerate(expected.results) if item.value is None and item.shape is not None]
+    assert isinstance(row.bound, Distribution)
+    there = [index for index, item in enumerate(expected.results) if item.shape is not None]
+    random = [there.index(index) for index in (there if row.bound.drawn is None else row.bound.drawn)]
     for (one, mine), (other, theirs) in combinations(drawn.items(), 2):
         for index in random:
             if mine[index].numel() >= ENTROPY and same_bits(mine[index], theirs[index]):

@@ -13,7 +13,7 @@ import torch
 
 from conformance.judge import Expectation, compared
 from conformance.subnormals import NOWHERE, Flushing
-from vendor_sdk import Family, Prim, Sample
+from vendor_sdk import Composite, Family, Row, Sample
 
 ELEMENTWISE = (Family.POINTWISE, Family.COMPARISON, Family.CONVERSION)
 """Families in which an element of a result follows from the elements of the operands at its place."""
@@ -26,7 +26,7 @@ VALUE_LENGTH = 80
 DIGITS = {torch.float64: 17, torch.float32: 10, torch.bfloat16: 6, torch.float16: 6}
 
 
-def operands(row: Prim, sample: Sample) -> list[dict[str, Any]]:
+def operands(row: Row, sample: Sample) -> list[dict[str, Any]]:
     """The arguments of a call, as ``report.schema.json`` has them: tensors by shape, strides, dtype and what their values are
     like, anything else as text."""
     found = list(_named(row, sample))
@@ -38,7 +38,7 @@ def operands(row: Prim, sample: Sample) -> list[dict[str, Any]]:
 
 
 def worst_elements(
-    row: Prim,
+    row: Row,
     sample: Sample,
     expectation: Expectation,
     tensors: Sequence[torch.Tensor],
@@ -89,7 +89,7 @@ def number(value: float) -> float | str | None:
     return "infinite" if math.isinf(value) else float(f"{value:.4g}")
 
 
-def _named(row: Prim, sample: Sample) -> Iterator[tuple[str, Any]]:
+def _named(row: Row, sample: Sample) -> Iterator[tuple[str, Any]]:
     """Arguments with their names in the operator's schema; of a list that holds tensors, each by itself."""
     schema = getattr(row.target, "_schema", None)  # functions of symbols have none
     names = [argument.name for argument in schema.arguments] if schema else []
@@ -117,9 +117,9 @@ def _tensor(value: torch.Tensor) -> dict[str, Any]:
     return shown
 
 
-def _at(row: Prim, sample: Sample, shape: tuple[int, ...], index: tuple[int, ...]) -> dict[str, str]:
+def _at(row: Row, sample: Sample, shape: tuple[int, ...], index: tuple[int, ...]) -> dict[str, str]:
     """The operands' elements that an element of a result follows from, by name; empty where that is not so simple."""
-    if row.family not in ELEMENTWISE:
+    if isinstance(row, Composite) or row.family not in ELEMENTWISE:
         return {}
     tensors = {name: value for name, value in _named(row, sample) if isinstance(value, torch.Tensor)}
     try:

@@ -38,6 +38,7 @@ def extract(report: Mapping[str, Any]) -> dict[str, Any]:
             **_some(summary["verdicts"]), "native": summary["native_passed"], "cases": summary["cases"],
             "placements": summary["passed_by_placement"],
         },
+        "composites": _some(summary.get("composites", {})),
         "generated": _some(summary["generated"]),
         "behaviour": _some(summary.get("behaviour", {})),
         "patterns": _some(summary["performance"]["pattern"]),
@@ -88,8 +89,8 @@ def write(path: Path, found: Extract) -> None:
 
 
 TITLES = {
-    "prims": "prims", "generated": "generated graphs", "behaviour": "programs", "patterns": "fused patterns",
-    "models": "models",
+    "prims": "prims", "composites": "composites", "generated": "generated graphs", "behaviour": "programs",
+    "patterns": "fused patterns", "models": "models",
 }  # fmt: skip
 COUNTED = ("native", "cases", "placements")
 
@@ -111,7 +112,7 @@ def side_by_side(extracts: Sequence[Extract]) -> str:
     row("suite", (f"`{each['suite']}`" if each["suite"] else "" for each in extracts))
     row("native coverage", (_coverage(each) for each in extracts))
     for kind, title in TITLES.items():
-        row(title, (_counts(each[kind]) for each in extracts))
+        row(title, (_counts(each.get(kind, {})) for each in extracts))
     row("of the roofline, patterns", (_times(each["roofline"], "{:.0%}") for each in extracts))
     row("fused over unfused", (_times(each["over_unfused"]) for each in extracts))
     for label in ("inference", "training"):

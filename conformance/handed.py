@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from conformance import behaviour, certify, fused
-from conformance.cases import BEHAVIOUR, FUSED, OF_PRIMS, TIMED, Case, effort_of, seed_of
+from conformance.cases import BEHAVIOUR, FUSED, OF_ROWS, TIMED, Case, effort_of, seed_of
 from conformance.outcome import Outcome, Steps, finished
 from conformance.stopwatch import Stopwatch
 from conformance.subject import Subject
@@ -41,7 +41,7 @@ class Handed:
     def early(self) -> bool:
         """Whether beginning it before its turn can save time. Dynamo's backends compile in the first call; a case that took its
         worker down shares the next one with nobody."""
-        return self.case.kind in OF_PRIMS and not self.apart and not self.subject.opaque
+        return self.case.kind in OF_ROWS and not self.apart and not self.subject.opaque
 
     def begin(self) -> None:
         """Runs to the first pause."""
@@ -63,7 +63,7 @@ class Handed:
             return self._outcome
         if self._begun is not None:
             return finished(self._begun)
-        if self.case.kind in OF_PRIMS:
+        if self.case.kind in OF_ROWS:
             return finished(certify.certify(self.subject, self.case, seed=self.settings.seed, **self._how()))
         seed = seed_of(self.case, self.settings.seed)
         if self.case.kind == FUSED:

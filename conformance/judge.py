@@ -1,4 +1,4 @@
-"""One result against its reference, under the bound of the prim's row."""
+"""One result against its reference, under the bound of its row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from conformance.subnormals import NOWHERE, Flushing, admitted
-from vendor_sdk import Elements, Expected, Prim, Sample, elements, outlined, reference, target_of, violations
+from vendor_sdk import Elements, Expected, Row, Sample, elements, outlined, reference, violations
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Judgement:
     statistic: float | None = None
 
 
-def expected_result(row: Prim, sample: Sample, device: str = "cpu") -> Expectation:
-    """Evaluates the row's reference, for programs on a device of the type ``device``.
+def expected_result(row: Row, sample: Sample, device: str = "cpu", target: Any = None) -> Expectation:
+    """Evaluates the row's reference, for programs on a device of the type ``device`` that call ``target``, or the row's.
 
     Raises whatever the reference raises, which is a defect of the row.
     """
-    return Expectation(outlined(target_of(row), sample, device), reference(row, sample, device))
+    return Expectation(outlined(row.target, sample, device), reference(row, sample, device, target))
 
 
 def judge(
-    row: Prim,
+    row: Row,
     sample: Sample,
     expectation: Expectation,
     tensors: Sequence[torch.Tensor],
@@ -92,7 +92,7 @@ def judge(
 
 
 def compared(
-    row: Prim,
+    row: Row,
     sample: Sample,
     expectation: Expectation,
     tensors: Sequence[torch.Tensor],

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from conformance.cases import BEHAVIOUR, DTYPES, EXHAUSTIVE, FUSED, MODEL, PATTERN, PRIM, all_cases
+from conformance.cases import BEHAVIOUR, COMPOSITE, DTYPES, EXHAUSTIVE, FUSED, MODEL, PATTERN, PRIM, all_cases
 from conformance.expectations import RIGHT
 from conformance.profiles import FULL, PROFILES, dtypes, part_of, weights
 from vendor_sdk import FLOAT8
@@ -59,10 +59,11 @@ def _level(profile: str, entries: Sequence[Mapping[str, Any]], numerics_agree: b
     models = [e for e in entries if e["kind"] == MODEL and e["verdict"] != "no-samples"]
     generated = [e for e in entries if e["kind"] == FUSED]
     swept = [e for e in entries if e["kind"] == EXHAUSTIVE]
+    composites = [e for e in entries if e["kind"] == COMPOSITE]
     behaviour = [e for e in entries if e["kind"] == BEHAVIOUR and e["verdict"] != "no-samples"]
     criteria = [
         *_runs(profile, prims, models),
-        *_accurate(profile, prims, swept, generated, behaviour, patterns, models, numerics_agree),
+        *_accurate(profile, prims, composites, swept, generated, behaviour, patterns, models, numerics_agree),
         *_fast(patterns, models),
     ]
     reached = NONE
@@ -145,6 +146,7 @@ def prim_cases(profile: str) -> set[tuple[str, str]]:
 def _accurate(
     profile: str,
     prims: Sequence[Mapping[str, Any]],
+    composites: Sequence[Mapping[str, Any]],
     swept: Sequence[Mapping[str, Any]],
     generated: Sequence[Mapping[str, Any]],
     behaviour: Sequence[Mapping[str, Any]],
@@ -166,9 +168,11 @@ def _accurate(
         lacking = [f"{prim}[{dtype}]" for prim, dtype in sorted(cases - ran)]
         yield _criterion("accurate", name, None, f"{len(ran)} of {len(cases)} cases ran, not {_some(lacking)}", step="run")
     if any("mutants" in e for e in prims):  # reports of before have none
-        scored = [e for e in prims if e.get("mutants")]
+        scored = [e for e in (*prims, *composites) if e.get("mutants")]
         blind = _ids(scored, lambda e: bool(e["mutants"]["survived"]))
-        yield _none_of("accurate", "a wrong result of any prim would have been found", blind, scored, "cases")
+        yield _none_of("accurate", "a wrong result of any prim or composite would have been found", blind, scored, "cases")
+    wrong = _ids(composites, lambda e: e["verdict"] not in UNOBJECTIONABLE)
+    yield _none_of("accurate", "composites are right, whole or made of prims", wrong, composites, "cases")
     wrong = _ids(generated, lambda e: e["verdict"] != "pass")
     yield _none_of("accurate", "generated graphs are as accurate as their prims", wrong, generated, "cases")
     wrong = _ids(behaviour, lambda e: e["verdict"] != "pass")

@@ -401,6 +401,10 @@ RESIZED: list[Resized] = [
         "views": lambda x: (x.t(), x.reshape(-1), x.flip(0), x.unsqueeze(1).expand(-1, 3, -1) + 1, x[:, 2:5], x.roll(1, 0)),
         "where, at a mask": lambda x: (torch.where(x > 0, x, -x), x.masked_fill(x < 0, 3.0), x.tril()),
         "layer_norm": lambda x: F.layer_norm(x, (7,)),
+        "positions, times what 32 bits do not hold": lambda x: (
+            torch.arange(x.shape[0], device=x.device) * 3_000_000_019,
+            torch.arange(7, device=x.device) * 1_000_000_007 // 3 - x.to(torch.int64),
+        ),
     }),
     *_resized(lambda draw, size: [draw.whole(size, 7), draw.whole(7, 3), draw.whole(3)], {
         "product of as many rows": lambda x, w, b: (F.linear(x, w.t(), b), torch.relu(x @ w)),

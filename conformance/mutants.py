@@ -27,7 +27,7 @@ import torch
 
 from conformance.judge import Expectation, judge
 from conformance.values import tensors
-from vendor_sdk import FLOAT8, Accumulated, Distribution, Prim, Sample, reference
+from vendor_sdk import FLOAT8, Accumulated, Distribution, Row, Sample, reference
 
 Tensor = torch.Tensor
 
@@ -89,7 +89,7 @@ class CallMutant:
     """
 
     name: str
-    make: Callable[[Prim, Right], Sequence[Tensor] | None]
+    make: Callable[[Row, Right], Sequence[Tensor] | None]
 
 
 def _inexact(tensor: Tensor) -> bool:
@@ -186,15 +186,15 @@ def _nan_lost(result: Tensor, right: Right) -> Tensor | None:
     return torch.where(result.isnan() & expected.value.isnan(), zeros, result) if _inexact(result) else None
 
 
-def _previous(row: Prim, right: Right) -> Sequence[Tensor] | None:
+def _previous(row: Row, right: Right) -> Sequence[Tensor] | None:
     """The results of another call with other values."""
     return right.previous
 
 
-def _short_of_last(operand: int) -> Callable[[Prim, Right], Sequence[Tensor] | None]:
+def _short_of_last(operand: int) -> Callable[[Row, Right], Sequence[Tensor] | None]:
     """What a sum gives that does not read the last slice of an operand: for a product, the last k."""
 
-    def short(row: Prim, right: Right) -> Sequence[Tensor] | None:
+    def short(row: Row, right: Right) -> Sequence[Tensor] | None:
         if not isinstance(row.bound, Accumulated) or operand >= len(right.operands):
             return None
         whole = right.operands[operand]
@@ -254,7 +254,7 @@ class Score:
     tried: set[str] = field(default_factory=set)
     killed: set[str] = field(default_factory=set)
 
-    def plant(self, row: Prim, calls: Sequence[Right]) -> None:
+    def plant(self, row: Row, calls: Sequence[Right]) -> None:
         """Judges what is wrong in ``calls``, small ones first. A mutant that is killed is not planted again: large calls see
         few."""
         for right in sorted(calls, key=lambda call: call.elements):
@@ -264,7 +264,7 @@ class Score:
                     if judge(row, right.sample, right.expectation, wrong).problem:
                         self.killed.add(name)
 
-    def _alive(self, row: Prim, right: Right) -> Iterator[tuple[str, list[Tensor]]]:
+    def _alive(self, row: Row, right: Right) -> Iterator[tuple[str, list[Tensor]]]:
         """Names and results of the mutants that no earlier call has killed."""
         random = isinstance(row.bound, Distribution)
         wanted = [expected for expected in right.expectation.results if expected.dtype is not None]

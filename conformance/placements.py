@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conformance.cases import Case
+from conformance.cases import COMPOSITE, Case
 from conformance.outcome import ABSENT
 from conformance.subject import Placed
 
@@ -13,8 +13,12 @@ STRENGTH = ("native", "view", "decomposed", "wrapper", "host")
 
 
 def placement(case: Case, placed: Sequence[Placed]) -> tuple[str, str]:
-    """The weakest placement among the prim's own nodes that computed something, with the reason for it."""
+    """The weakest placement among the own nodes of the prim that computed something, with the reason for it. A composite that
+    the backend does not claim is ``decomposed``, or where the weakest of its prims are."""
     own = [entry for entry in placed if entry.prim == case.row.name]
+    if not own and case.kind == COMPOSITE and placed:
+        kind, reason = weakest(placed)
+        return ("decomposed", "not claimed whole") if kind in ("native", ABSENT) else (kind, reason)
     if not own:
         return ABSENT, "no node of this prim with a non-empty result was compiled"
     kind, at_fault = _weakest(own)

@@ -67,7 +67,7 @@ def part_of(kind: str, name: str, profile: str) -> bool:
     """Whether a case of this kind and name belongs to the profile."""
     if profile == FULL:
         return True
-    if kind in ("fused", "behaviour"):
+    if kind in ("composite", "fused", "behaviour"):
         return True  # of no prim in particular
     if kind == "exhaustive":
         name = prim_of(name)

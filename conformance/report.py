@@ -25,7 +25,7 @@ from typing import Any
 
 import vendor_sdk
 from conformance import clocks, curves
-from conformance.cases import BEHAVIOUR, EXHAUSTIVE, FUSED, PRIM, TIMED, Case, Selection, all_cases
+from conformance.cases import BEHAVIOUR, COMPOSITE, EXHAUSTIVE, FUSED, PRIM, TIMED, Case, Selection, all_cases
 from conformance.expectations import RIGHT, Expectations
 from conformance.levels import levels
 from conformance.pool import Result
@@ -199,6 +199,7 @@ def summarize(
         "coverage": round(native / cases, 6) if cases else 0.0,
         "stale_expectations": list(stale),
         "numerics_disagree": disagree,
+        "composites": _every(verdicts[COMPOSITE]),
         "generated": _every(verdicts[FUSED]),
         "behaviour": _every(verdicts[BEHAVIOUR]),
         "exhaustive": _every(verdicts[EXHAUSTIVE]),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils import _pytree as pytree
 
-from vendor_sdk import Expected, Family, Prim, Sample, reference
+from vendor_sdk import Composite, Expected, Family, Row, Sample, reference
 
 KEPT, EITHER = "kept", "either"
 COMPUTING = frozenset((
@@ -38,8 +38,10 @@ class Flushing:
     everywhere: frozenset[torch.dtype] = frozenset()
     families: Mapping[Family, frozenset[torch.dtype]] = field(default_factory=dict)
 
-    def by(self, row: Prim) -> frozenset[torch.dtype]:
-        """Those of a prim."""
+    def by(self, row: Row) -> frozenset[torch.dtype]:
+        """Those of a prim; a composite may be made of prims of all families."""
+        if isinstance(row, Composite):
+            return self.everywhere.union(*self.families.values())
         if row.family not in COMPUTING:
             return frozenset()
         return self.everywhere | self.families.get(row.family, frozenset())
@@ -69,7 +71,7 @@ def subnormal(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def admitted(
-    row: Prim, sample: Sample, expected: Sequence[Expected], found: Sequence[Tensor], flushing: Flushing
+    row: Row, sample: Sample, expected: Sequence[Expected], found: Sequence[Tensor], flushing: Flushing
 ) -> tuple[Expected, ...]:
     """The reference, with for each element what is closest to what was found: the exact result, that of operands without
     subnormals, or, where one of them is subnormal, zero of either sign.

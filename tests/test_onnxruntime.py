@@ -7,6 +7,7 @@ import importlib.util
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -308,6 +309,24 @@ def test_sums_of_millions_of_terms_keep_their_digits(shape: tuple[int, ...], dyn
     for result, exact in zip(results, function(x.double()), strict=True):
         assert result.shape == exact.shape
         torch.testing.assert_close(result.double(), exact, rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("nodes", [1, 40], ids=["small", "stored"])
+def test_factors_of_float64_products_keep_their_digits(nodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime makes factors of products attributes of float32; of sessions that come back from disk, too."""
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        product = (x @ y) / 3 + (x * 0.1) @ y
+        for _ in range(nodes):
+            product = (product @ y) * 0.7
+        return product, torch.addmm(x, x, y, alpha=1 / 3, beta=0.1)
+
+    x, y = (torch.rand(5, 5, dtype=torch.float64) / 5 + torch.eye(5, dtype=torch.float64) for _ in range(2))
+    for _ in range(2):
+        torch.compiler.reset()
+        for result, right in zip(torch.compile(function, backend=NAME)(x, y), function(x, y), strict=True):
+            torch.testing.assert_close(result, right, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

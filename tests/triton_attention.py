@@ -45,6 +45,10 @@ def _padding(batch: int, heads: int, rows: int, keys: int) -> Tensor:
     return torch.arange(keys) < torch.randint(1, keys, (batch, 1, 1, 1))
 
 
+def _added_alike(batch: int, heads: int, rows: int, keys: int) -> Tensor:
+    return torch.randn(rows, keys)
+
+
 def _added(batch: int, heads: int, rows: int, keys: int) -> Tensor:
     mask = torch.randn(batch, 1, rows, keys)
     mask[..., 1, :] = -math.inf
@@ -60,6 +64,7 @@ CASES: Mapping[str, Case] = {
     "numbers added": Case((2, 1, 34, 64, 64, 64), mask=_added),
     "shared heads, causal": Case((2, 1, 70, 70, 32, 32), causal=True),
     "float32, numbers added": Case((2, 1, 70, 50, 16, 16), torch.float32, causal=True, mask=_added, scale=0.3),
+    "numbers added, the same for all heads": Case((2, 2, 34, 40, 16, 16), mask=_added_alike),
     "padding, negative scale": Case((1, 1, 33, 129, 128, 128), mask=_padding, scale=-0.3),
     "fewer keys than rows": Case((1, 1, 160, 140, 72, 72), causal=True),
     "more keys than rows": Case((1, 1, 70, 200, 128, 128), causal=True),

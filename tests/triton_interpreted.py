@@ -591,7 +591,7 @@ GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     ),
     "team: norm of padded rows": (lambda x: _norm(torch.nn.functional.pad(x, (5, 9))), ((2, 49990),)),
     "team: norm of masked rows": (lambda x, m: _norm(torch.where(m > 0, x, 0.5)), ((2, 50004), (50004,))),
-    "team: integers": (lambda x: (x * 50).int() - (x * 50).int().amax(-1, keepdim=True), ((2, 40000),)),
+    "team: integers": (lambda x: (x * 64).int() - (x * 64).int().amax(-1, keepdim=True), ((2, 40000),)),
     "two reductions of a row": (lambda x: (x.sum(1), x.amax(1), x.argmin(1)), ((9, 100),)),
 }
 
@@ -620,7 +620,26 @@ def fused(name: str) -> dict[str, str]:
     return wrong
 
 
+def beyond_32_bits(name: str) -> str:
+    """Numbers that follow from positions, and that no dtype of indices holds."""
+
+    def numbers(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        row, column = torch.arange(6)[:, None], torch.arange(5)
+        return (
+            row * 3_528_531_795 + x,
+            (row * 5 + column) * 1_000_000_007 + x,
+            (row * 2_000_000_000 + column * 900_000_000) // 7 % 1_000_003 + x,
+            torch.arange(5) - 3_000_000_000 + x,
+        )
+
+    x = torch.randint(9, (6, 5))
+    results = vendor_sdk.compile_graph(vendor_sdk.trace(numbers, (x,)), backend=name)(x)
+    wrong = [place for place, (one, other) in enumerate(zip(results, numbers(x), strict=True)) if not torch.equal(one, other)]
+    return f"results {wrong}" if wrong else ""
+
+
 SYMBOLIC = {
+    "beyond 32 bits": beyond_32_bits,
     "sizes": sizes,
     "sizes around tiles": sizes_around_tiles,
     "float": float_symbol,

@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         Family,
         Prim,
         Result,
+        Row,
         Shape,
     )
     from vendor_sdk.prims.samples import EVERYWHERE, Effort, Sample, SampleContext
@@ -143,7 +144,7 @@ _HOMES = {
     "vendor_sdk.prims.dropout": "kept_factor words_kept",
     "vendor_sdk.prims.reference": "Expected outlined reference target_of",
     "vendor_sdk.prims.opset": "COMPOSITES OPSET OPSET_VERSION",
-    "vendor_sdk.prims.row": "ALL BOOL FLOAT8 FLOATS HALVES INTS NUMBERS STORED Composite Family Prim Result Shape",
+    "vendor_sdk.prims.row": "ALL BOOL FLOAT8 FLOATS HALVES INTS NUMBERS STORED Composite Family Prim Result Row Shape",
     "vendor_sdk.prims.samples": "EVERYWHERE Effort Sample SampleContext",
     "vendor_sdk.profiling": "Profile profile",
     "vendor_sdk.resting": "without_collections",
@@ -246,6 +247,7 @@ __all__ = [
     "Recording",
     "Result",
     "Route",
+    "Row",
     "Sample",
     "SampleContext",
     "Session",

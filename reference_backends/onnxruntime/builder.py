@@ -51,6 +51,10 @@ _DROPPED = {
 }
 """Conversions, by the dtype that they begin with, that ONNX Runtime's optimizers take back where others follow."""
 
+WITHOUT = "vendor_sdk.without"
+"""The key, in a model's metadata, of the optimizer of ONNX Runtime that its sessions do without: MatMulScaleFusion takes a
+factor of a product of float64 as a float32 (``docs/found``: ``onnxruntime_matmul_scale.py``)."""
+
 ARRAY_TYPES: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
@@ -183,6 +187,7 @@ class Builder:
         self._floored: set[str] = set()  # values known to hold nothing below zero
         self._unfolded: dict[str, tuple[Value, list[int]]] = {}  # reshaped values to what they were before, with its sizes
         self.goes_on = False  # the node being translated is read by floating point arithmetic alone
+        self.doubles = False  # whether there are products of float64, whose factors an optimizer rounds
         self._count = 0
         self._drawn = 0
         self._transposed: dict[str, tuple[Value, list[int]]] = {}  # transposes to what they are of, with the order
@@ -245,7 +250,7 @@ class Builder:
         if self._drawn:
             self.inputs.append(value_info(SEEDS, torch.int64, [self._drawn]))
         graph = self._graph("partition", outputs)
-        return helper.make_model(
+        model = helper.make_model(
             graph,
             opset_imports=[
                 helper.make_opsetid("", self.opset),
@@ -254,6 +259,9 @@ class Builder:
             ir_version=IR_VERSIONS[self.opset],
             producer_name="vendor_sdk",
         )
+        if self.doubles:
+            helper.set_model_props(model, {WITHOUT: "MatMulScaleFusion"})
+        return model
 
     def child(self) -> Builder:
         """For a graph inside a node of this one; it may use this one's values."""
@@ -263,6 +271,7 @@ class Builder:
         """The graph of a child, with ``results``, its own or this graph's values, as its outputs; shapes stay open."""
         self.opset = max(self.opset, child.opset)
         self.standard = self.standard and child.standard
+        self.doubles |= child.doubles
         outputs = []
         for value in results:
             out = child.op("Identity", value)
@@ -290,6 +299,7 @@ class Builder:
             del names[-1]
         name = f"{self.scope}/{results[0].name}"
         self.opset = max(self.opset, NEWER.get(kind, 0))
+        self.doubles |= kind == "MatMul" and dtypes[0] == torch.float64
         self.nodes.append(helper.make_node(kind, names, [each.name for each in results], name=name, **attributes))
         return results
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import onnx
@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import TensorProto
 
 from reference_backends.onnxruntime import plugin
-from reference_backends.onnxruntime.builder import elsewhere
+from reference_backends.onnxruntime.builder import WITHOUT, elsewhere
 from reference_backends.onnxruntime.providers import CPU, Provider
 from reference_backends.onnxruntime.values import shared
 from vendor_sdk import Artifacts, CompilerError
@@ -38,18 +38,20 @@ def session(model: onnx.ModelProto, provider: Provider, values: Mapping[str, tor
     Args:
         values: contiguous tensors for the initializers that are elsewhere, by name.
     """
-    text = model.SerializeToString()
+    text, without = model.SerializeToString(), [each.value for each in model.metadata_props if each.key == WITHOUT]
     size = sum(value.nbytes for value in values.values())
     small = len(model.graph.node) < WORTH_STORING
     if small or size > MOST_BYTES or provider.name != CPU or provider.has("optimized_model_filepath"):
-        return provider.start(text, _options(provider, values))
+        return provider.start(text, _options(provider, values), without)
     try:
-        return _stored(text, provider, values)
+        return _stored(text, provider, values, without)
     except (OSError, CompilerError, DecodeError):  # no place for what comes of it, say: a session may do without
-        return provider.start(text, _options(provider, values))
+        return provider.start(text, _options(provider, values), without)
 
 
-def _stored(text: bytes, provider: Provider, values: Mapping[str, torch.Tensor]) -> ort.InferenceSession:
+def _stored(
+    text: bytes, provider: Provider, values: Mapping[str, torch.Tensor], without: Collection[str]
+) -> ort.InferenceSession:
     """By its entry, or made and become one."""
     key = _ARTIFACTS.key("session", hashlib.sha256(text).hexdigest(), repr(provider), _digest(values))
     known = _ARTIFACTS.read(key, _SUFFIX)
@@ -64,7 +66,7 @@ def _stored(text: bytes, provider: Provider, values: Mapping[str, torch.Tensor])
         path = Path(folder) / f"optimized{_SUFFIX}"
         options = _options(provider, values)
         options.optimized_model_filepath = str(path)
-        made = provider.start(text, options)
+        made = provider.start(text, options, without)
         _ARTIFACTS.keep(key, _without(onnx.load(path), values), _SUFFIX)
     return made
 

@@ -196,6 +196,11 @@ def form_of(
     return form._replace(last=max(words_kept(dropout.probability) - 1, 0), kept=kept_factor(dropout.probability))
 
 
+def _of_heads(mask: Tensor | None) -> Tensor | None:
+    """A mask with dimensions for batch and heads, which it may come without."""
+    return mask if mask is None or mask.dim() == 4 else mask[(None,) * (4 - mask.dim())]
+
+
 def _sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
     heads, shared = query.shape[1], key.shape[1]
     if heads % max(shared, 1):
@@ -245,7 +250,7 @@ def forward_calls(
 ) -> tuple[tuple[Tensor, Tensor], list[Call]]:
     """Attention, with the heads beside each other in memory, and the logarithms that its gradients need, contiguous; and the
     launches that fill them."""
-    sizes = _sizes(query, key, value)
+    sizes, mask = _sizes(query, key, value), _of_heads(mask)
     batch, heads, rows, _ = query.shape
     depth = value.shape[3]
     out = torch.empty((batch, rows, heads, depth), dtype=query.dtype, device=query.device).transpose(1, 2)
@@ -272,7 +277,7 @@ def backward_calls(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], list[Call]]:
     """Gradients by query, key and value, with the heads beside each other in memory; and the launches that fill them, in
     order."""
-    sizes = _sizes(query, key, value)
+    sizes, mask = _sizes(query, key, value), _of_heads(mask)
     batch, heads, rows, _ = query.shape
     shared, keys = key.shape[1], key.shape[2]
     by_query, by_key, by_value = (torch.empty_like(x.transpose(1, 2), memory_format=DENSE) for x in (query, key, value))

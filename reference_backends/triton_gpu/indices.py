@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from vendor_sdk import index
 
 
 def text(expression: index.Int) -> str:
-    """Triton source over int64 values. Triton divides toward zero: where an operand may be negative, functions of ``base``
-    round down instead."""
+    """Triton source over values of the dtype of indices, which a launch chooses so that it holds every place in memory. Triton
+    divides toward zero: where an operand may be negative, functions of ``base`` round down instead."""
+    return _sum(expression, _atom)
+
+
+def value(expression: index.Int) -> str:
+    """As ``text``, for an expression that is a value itself: of int64, which no dtype of indices holds."""
+    return (
+        f"tl.cast({text(expression)}, tl.int64)" if _is_place(expression) or not expression.terms else _sum(expression, _wide)
+    )
+
+
+def _sum(expression: index.Int, atom_text: Callable[[index.Atom], str]) -> str:
     parts: list[str] = []
     for atom, coefficient in expression.terms:
-        factor = _atom(atom)
+        factor = atom_text(atom)
         term = factor if abs(coefficient) == 1 else f"{abs(coefficient)} * {factor}"
         if parts:
             parts.append(f" {'-' if coefficient < 0 else '+'} {term}")
@@ -23,16 +36,51 @@ def text(expression: index.Int) -> str:
     return "".join(parts)
 
 
+def _is_place(expression: index.Int) -> bool:
+    """Whether the dtype of indices certainly holds an expression and what it is made of: one symbol, as loop variables are
+    counted in it, or what has bounds within 32 bits."""
+    atoms = [atom for atom, _ in expression.terms]
+    if not all(map(_is_small, atoms)):
+        return False
+    if len(atoms) == 1 and abs(expression.terms[0][1]) == 1 and not expression.constant:
+        return True
+    numbers = [expression.constant, *(coefficient for _, coefficient in expression.terms)]
+    return _in_32_bits(*index.bounds(expression), *numbers)
+
+
+def _is_small(atom: index.Atom) -> bool:
+    if isinstance(atom, index.Symbol):
+        return True
+    if isinstance(atom, index.Product):
+        return all(map(_is_small, atom.key)) and _in_32_bits(*atom.bounds())
+    return all(_is_place(each) for each in atom.key[-2:])
+
+
+def _in_32_bits(*numbers: int | None) -> bool:
+    return all(number is not None and -(2**31) <= number < 2**31 for number in numbers)
+
+
+def _wide(atom: index.Atom) -> str:
+    if _is_small(atom):
+        return f"tl.cast({_atom(atom)}, tl.int64)"
+    if isinstance(atom, index.Product):
+        return " * ".join(map(_wide, atom.key))
+    return _of_two(atom, value)
+
+
 def _atom(atom: index.Atom) -> str:
     if isinstance(atom, index.Symbol):
         return atom.name
     if isinstance(atom, index.Product):
         return " * ".join(map(_atom, atom.key))
+    return _of_two(atom, text)
+
+
+def _of_two(atom: index.Atom, text: Callable[[index.Int], str]) -> str:
+    left, right = atom.key[-2:]
     if isinstance(atom, index.Extreme):
-        kind, left, right = atom.key
-        return f"base.{'smaller' if kind == 'min' else 'larger'}({text(left)}, {text(right)})"
-    numerator, denominator = atom.key
+        return f"base.{'smaller' if atom.key[0] == 'min' else 'larger'}({text(left)}, {text(right)})"
     whole = isinstance(atom, index.Div)
-    if index.nonnegative(numerator) and index.nonnegative(denominator):
-        return f"(({text(numerator)}) {'//' if whole else '%'} ({text(denominator)}))"
-    return f"base.{'floor_div' if whole else 'floor_mod'}({text(numerator)}, {text(denominator)})"
+    if index.nonnegative(left) and index.nonnegative(right):
+        return f"(({text(left)}) {'//' if whole else '%'} ({text(right)}))"
+    return f"base.{'floor_div' if whole else 'floor_mod'}({text(left)}, {text(right)})"

@@ -181,8 +181,8 @@ class Statements:
         elif isinstance(s, loop.Scalar):
             self.once(s.to, f"arg_{s.symbol}", s.dtype, NONE)
         elif isinstance(s, loop.Index):
-            text, axes = self.expression(s.index)
-            self.once(s.to, f"tl.cast({text}, tl.int64)", torch.int64, axes)
+            placed = index.substitute(s.index, self.places)
+            self.once(s.to, indices.value(placed), torch.int64, self.varies(index.symbols(placed)))
         else:
             assert isinstance(s, loop.Compute), f"{s} needs an op that the table does not have"
             self.compute(s)

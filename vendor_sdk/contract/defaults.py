@@ -11,6 +11,7 @@ from vendor_sdk.contract.backend import NodeContext, Supported
 from vendor_sdk.contract.device import TorchDevice
 from vendor_sdk.contract.hookspecs import hookimpl
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET, COMPOSITES, OPSET
+from vendor_sdk.prims.reference import target_of
 
 
 @hookimpl(trylast=True)
@@ -55,11 +56,7 @@ def graph_passes(stage: str) -> Sequence[Callable[..., Any]]:
 def host_fallback(prim: str) -> Callable[..., Any]:
     if prim == "view":
         return torch.ops.aten.reshape.default  # operands may lie otherwise than those of the trace
-    if prim in OPSET:
-        target: Callable[..., Any] = OPSET[prim].target
-        return target
-    canonical: Callable[..., Any] = next(iter(COMPOSITES[prim].targets))
-    return canonical
+    return target_of(OPSET[prim] if prim in OPSET else COMPOSITES[prim])
 
 
 @hookimpl(trylast=True)

@@ -296,6 +296,88 @@ def _backward_magnitude(
     return scores @ _for_each(key.abs(), query), _of_shared(by_key, key), _of_shared(by_value, value)
 
 
+def _narrowed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    factors: Tensor | float = 1.0,
+) -> tuple[tuple[Tensor, Tensor], None]:
+    """Of the weights with the values."""
+    weights = _softmax_of(query, key, is_causal, attn_mask, scale)[0] * factors
+    return _products(weights, _for_each(value, query)), None
+
+
+def _dropout_narrowed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    seed: Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> tuple[tuple[Tensor, Tensor], None]:
+    factors = dropout.weight_factors(query, key, seed, dropout_p)
+    return _narrowed(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors)
+
+
+def _backward_narrowed(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    factors: Tensor | float = 1.0,
+) -> list[tuple[Tensor, Tensor]]:
+    """Of the scores' gradients with the keys and with the queries, and of the weights with the gradient."""
+    weights, _ = _softmax_of(query, key, is_causal, attn_mask, scale)
+    inner = (grad * out).sum(3, True)
+    scores = weights * (grad @ _for_each(value, query).mT * factors - inner) * _scale(query, scale)
+    by_key, by_value = _products(scores.mT, query), _products((weights * factors).mT, grad)
+    return [
+        _products(scores, _for_each(key, query)),
+        (_of_shared(by_key[0], key), _of_shared(by_key[1], key)),
+        (_of_shared(by_value[0], value), _of_shared(by_value[1], value)),
+    ]
+
+
+def _dropout_backward_narrowed(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    seed: Tensor,
+    dropout_p: float,
+    is_causal: bool = False,
+    attn_mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+) -> list[tuple[Tensor, Tensor]]:
+    factors = dropout.weight_factors(query, key, seed, dropout_p)
+    saved = query, key, value, out, logsumexp
+    return _backward_narrowed(grad, *saved, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors)
+
+
+def _products(taken: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of products, absolute and squared, with ``taken`` as large as what its rounding is relative to."""
+    taken = taken.abs().clamp(min=torch.finfo(torch.float16).smallest_normal)
+    return taken @ others.abs(), taken.square() @ others.square()
+
+
 def _of_shared(x: Tensor, like: Tensor) -> Tensor:
     """Summed over the queries' heads that share one of keys or values."""
     batch, own, rows, width = like.shape
@@ -403,32 +485,39 @@ def _dropout_backward_samples(context: SampleContext) -> Iterator[Sample]:
 
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 
+NARROWED = "Dao, FlashAttention-2, 2023"
+"""Kernels that round weights and gradients of scores to halves, as matrix units take them."""
+
 ATTENTION_ROWS: tuple[Composite, ...] = (
     Composite(
         name="scaled_dot_product_attention",
         summary="softmax(scale * query @ key.T + mask) @ value; also the logarithm of each row's sum of exponentials",
         targets={_FLASH: attention},
         recognize=shared_heads_of(_FLASH),
-        bound=Accumulated(terms=_terms, magnitude=_magnitude, constant=4, shared=_row),
+        bound=Accumulated(terms=_terms, magnitude=_magnitude, constant=4, shared=_row, narrowed=_narrowed),
         samples=_samples,
-        source="Vaswani et al., Attention Is All You Need, 2017, equation 1",
+        source="Vaswani et al., Attention Is All You Need, 2017, equation 1; weights in halves as in " + NARROWED,
     ),
     Composite(
         name="scaled_dot_product_attention_backward",
         summary="gradients of attention by query, key and value, from the saved logarithms",
         targets={aten._scaled_dot_product_flash_attention_for_cpu_backward.default: attention_backward},
         bound=Accumulated(
-            terms=lambda grad, *rest, **kwargs: _terms(*rest), magnitude=_backward_magnitude, constant=8, shared=_head
+            terms=lambda grad, *rest, **kwargs: _terms(*rest),
+            magnitude=_backward_magnitude,
+            constant=8,
+            shared=_head,
+            narrowed=_backward_narrowed,
         ),
         samples=_backward_samples,
-        source="Dao et al., FlashAttention, 2022, algorithm 4",
+        source="Dao et al., FlashAttention, 2022, algorithm 4; gradients of scores in halves as in " + NARROWED,
     ),
     Composite(
         name="dropout_attention",
         summary="softmax(scale * query @ key.T + mask) with weights dropped at random, @ value; also each row's logarithm",
         targets={dropout.OPERATOR: dropout_attention},
         recognize=shared_heads_of(dropout.OPERATOR),
-        bound=Accumulated(terms=_terms, magnitude=_dropout_magnitude, constant=4, shared=_row),
+        bound=Accumulated(terms=_terms, magnitude=_dropout_magnitude, constant=4, shared=_row, narrowed=_dropout_narrowed),
         samples=_dropout_samples,
         source="Srivastava et al., Dropout, 2014; Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011",
     ),
@@ -437,9 +526,13 @@ ATTENTION_ROWS: tuple[Composite, ...] = (
         summary="gradients of attention with dropout by query, key and value, from the same seed",
         targets={dropout.BACKWARD_OPERATOR: dropout_attention_backward},
         bound=Accumulated(
-            terms=lambda grad, *rest, **kwargs: _terms(*rest), magnitude=_dropout_backward_magnitude, constant=8, shared=_head
+            terms=lambda grad, *rest, **kwargs: _terms(*rest),
+            magnitude=_dropout_backward_magnitude,
+            constant=8,
+            shared=_head,
+            narrowed=_dropout_backward_narrowed,
         ),
         samples=_dropout_backward_samples,
-        source="Dao et al., FlashAttention, 2022, algorithm 4",
+        source="Dao et al., FlashAttention, 2022, algorithm 4; gradients of scores in halves as in " + NARROWED,
     ),
 )

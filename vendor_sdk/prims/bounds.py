@@ -19,7 +19,7 @@ from vendor_sdk.prims.samples import Sample
 from vendor_sdk.prims.statistics import Errors, largest_statistic
 
 if TYPE_CHECKING:
-    from vendor_sdk.prims.row import Composite, Prim
+    from vendor_sdk.prims.row import Row
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,9 @@ class Accumulated:
     Nothing is said where ``n u > 1/16``, since sums stagnate altogether there; nor of float64, whose reference is no more
     exact than the result.
 
+    With ``narrowed``, a factor of each product may have been computed and rounded to a half, since matrix units take operands
+    of that dtype: a half's unit roundoff of the sum of those products is allowed besides.
+
     Attributes:
         terms: number of terms ``n`` of one output element, from the arguments.
         magnitude: called with the sample's float64 arguments, returns the operation on absolute values (same structure as the
@@ -95,6 +98,8 @@ class Accumulated:
             (``apart``: no dimension); ``None`` for operations whose elements are not independent otherwise.
         bias: mean error of a right result in units of ``u * magnitude``: of a number that is rounded once for all elements, of
             functions in one ulp that is always on the same side. ``None``: ``constant - 1``, since sums of products have none.
+        narrowed: called as ``magnitude``, returns for each result the sums of the absolute values of those products, and of
+            their squares; ``None`` for a result without.
     """
 
     terms: Callable[..., int]
@@ -103,6 +108,7 @@ class Accumulated:
     own_dtype: tuple[torch.dtype, ...] = ()
     shared: Callable[..., Sequence[int]] | None = None
     bias: float | None = None
+    narrowed: Callable[..., Sequence[tuple[torch.Tensor, torch.Tensor] | None]] | None = None
 
 
 def apart(*_: Any, **__: Any) -> Sequence[int]:
@@ -116,6 +122,8 @@ class Distribution:
 
     check: Callable[..., str | None]
     """Called with (result, sample); returns what is wrong, or None."""
+    drawn: Sequence[int] | None = None
+    """Which results are random numbers by themselves, not made of operands; None for all."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +198,7 @@ class Elements:
         return (self.actual.to(torch.float64) - value).abs() / ulp(value, self.actual.dtype)
 
 
-def violations(bound: Bound, row: Prim | Composite, sample: Sample, result: Any, reference: Sequence[Expected]) -> Verdict:
+def violations(bound: Bound, row: Row, sample: Sample, result: Any, reference: Sequence[Expected]) -> Verdict:
     """Compares what a backend computed with what it must be.
 
     Args:
@@ -228,9 +236,7 @@ def violations(bound: Bound, row: Prim | Composite, sample: Sample, result: Any,
     return replace(worst, statistic=largest.ratio)
 
 
-def elements(
-    bound: Bound, row: Prim | Composite, sample: Sample, result: Any, reference: Sequence[Expected]
-) -> list[Elements | None]:
+def elements(bound: Bound, row: Row, sample: Sample, result: Any, reference: Sequence[Expected]) -> list[Elements | None]:
     """Each result element by element, for those who show errors; ``None`` where no element is judged by itself: results that
     are no tensors, undefined ones, and bounds that look at a whole.
 
@@ -245,7 +251,7 @@ def elements(
 def _elements(
     bound: Exact | Ulp | Accumulated,
     sums: _Sums | None,
-    row: Prim | Composite,
+    row: Row,
     sample: Sample,
     results: Sequence[Any],
     reference: Sequence[Expected],
@@ -253,7 +259,9 @@ def _elements(
     allowed = sums.allowances(reference) if sums else allowances(bound, row, sample, reference)
     others = bound.others(*sample.args, **sample.kwargs) if isinstance(bound, Exact) and bound.others else ()
     return [
-        None if expected.dtype is None else _beside(bound, item.detach().cpu(), expected, expected.dtype, allowance, others)
+        None
+        if expected.dtype is None or expected.value is None
+        else _beside(bound, item.detach().cpu(), expected, expected.dtype, allowance, others)
         for item, expected, allowance in zip(results, reference, allowed, strict=True)
     ]
 
@@ -275,6 +283,7 @@ def ulp(reference: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.ldexp(torch.full_like(magnitude, info.eps), exponent - 1)
 
 
+_HALVES = frozenset((torch.float16, torch.bfloat16))
 NARROW = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 """Dtypes that torch rounds float64 to by way of float32."""
 
@@ -311,7 +320,7 @@ def _outline_error(item: Any, expected: Expected) -> str:
 
 
 def allowances(
-    bound: Exact | Ulp | Accumulated, row: Prim | Composite, sample: Sample, reference: Sequence[Expected]
+    bound: Exact | Ulp | Accumulated, row: Row, sample: Sample, reference: Sequence[Expected]
 ) -> list[torch.Tensor | None]:
     """Per result, the allowed absolute error of each element in float64; ``None`` where equality is asked for.
 
@@ -335,35 +344,39 @@ class _Sums:
         bound: it.
         terms: of one element.
         magnitudes: of each result.
+        narrowed: of each result, as ``bound.narrowed`` says.
         shared: dimensions, as ``bound.shared`` says; ``None`` for no statistics.
     """
 
     bound: Accumulated
     terms: int
     magnitudes: Sequence[Any]
+    narrowed: Sequence[tuple[torch.Tensor, torch.Tensor] | None]
     shared: Sequence[int] | None
 
     @classmethod
-    def of(cls, bound: Accumulated, row: Prim | Composite, sample: Sample) -> _Sums:
+    def of(cls, bound: Accumulated, row: Row, sample: Sample) -> _Sums:
         args, kwargs = upcast(sample.args), upcast(sample.kwargs)
         if bound.magnitude is not None:
             magnitudes = flat(bound.magnitude(*args, **kwargs))
         else:
             magnitudes = flat(evaluate(row, _absolute(args), _absolute(kwargs)))
         shared = None if bound.shared is None else bound.shared(*args, **kwargs)
-        return cls(bound, max(bound.terms(*args, **kwargs), 1), magnitudes, shared)
+        narrowed = [None] * len(magnitudes) if bound.narrowed is None else bound.narrowed(*args, **kwargs)
+        return cls(bound, max(bound.terms(*args, **kwargs), 1), magnitudes, narrowed, shared)
 
     def allowances(self, reference: Sequence[Expected]) -> list[torch.Tensor | None]:
         """As the function of that name."""
-        return [self._allowance(magnitude, expected) for magnitude, expected in zip(self.magnitudes, reference, strict=True)]
+        each = zip(self.magnitudes, self.narrowed, reference, strict=True)
+        return [self._allowance(magnitude, narrowed, expected) for magnitude, narrowed, expected in each]
 
     def _roundoff(self, real: torch.dtype) -> float:
         """Of the dtype that is summed in, for results of ``real``."""
         summed_in_float32 = real != torch.float64 and real not in self.bound.own_dtype
         return torch.finfo(torch.float32 if summed_in_float32 else real).eps / 2
 
-    def _allowance(self, magnitude: Any, expected: Expected) -> torch.Tensor | None:
-        if not _inexact(expected):
+    def _allowance(self, magnitude: Any, narrowed: Any, expected: Expected) -> torch.Tensor | None:
+        if not _inexact(expected) or expected.value is None:
             return None
         assert expected.dtype is not None
         real = expected.dtype.to_real() if expected.dtype.is_complex else expected.dtype
@@ -373,6 +386,8 @@ class _Sums:
         # Each term may underflow by itself, which no relative bound covers.
         underflow = self.terms * torch.finfo(real).smallest_normal * torch.finfo(real).eps
         allowance = summing + rounding + underflow
+        if narrowed is not None and real in _HALVES:
+            allowance = allowance + torch.finfo(real).eps / 2 * narrowed[0]
         return allowance * 2 if real == torch.float64 else allowance
 
     def errors(self, results: Sequence[Any], reference: Sequence[Expected]) -> list[Errors]:
@@ -380,13 +395,16 @@ class _Sums:
         if self.shared is None:
             return []
         return [
-            self._errors(item, magnitude, expected, expected.dtype)
-            for item, magnitude, expected in zip(results, self.magnitudes, reference, strict=True)
-            if expected.dtype in (torch.float32, torch.float16, torch.bfloat16)
+            self._errors(item, magnitude, narrowed, expected, expected.dtype)
+            for item, magnitude, narrowed, expected in zip(results, self.magnitudes, self.narrowed, reference, strict=True)
+            if expected.dtype in (torch.float32, *_HALVES)
+            and expected.value is not None
             and self.terms * self._roundoff(expected.dtype) <= STAGNANT
         ]
 
-    def _errors(self, item: torch.Tensor, magnitude: torch.Tensor, expected: Expected, dtype: torch.dtype) -> Errors:
+    def _errors(
+        self, item: torch.Tensor, magnitude: torch.Tensor, narrowed: Any, expected: Expected, dtype: torch.dtype
+    ) -> Errors:
         actual, value = item.detach().cpu().to(torch.float64), expected.value
         info, half = torch.finfo(dtype), 0.5 * ulp(value, dtype)
         roundoff = self._roundoff(dtype)
@@ -396,6 +414,8 @@ class _Sums:
         if roundoff < info.eps / 2:
             bias = bias + self.terms / 2 * roundoff * value.abs()
         variance = self.bound.constant**2 * self.terms / 3 * unit.square() + half.square() / 2
+        if narrowed is not None and dtype in _HALVES:
+            variance = variance + (info.eps / 2) ** 2 / 3 * narrowed[1]
         # Near the ends of the range roundings are no longer relative.
         told = actual.isfinite() & (value.abs() >= info.smallest_normal) & (value.abs() <= info.max)
         told &= unit > self.terms * torch.finfo(torch.float32).smallest_normal
@@ -484,6 +504,8 @@ def _unequal(
 
 def _compare(item: Any, expected: Expected, found: Elements | None, output: int, where: str) -> Verdict:
     """The verdict on one result."""
+    if found is None and expected.dtype is not None:
+        return Verdict(True, output=output)  # of any contents
     if found is None:
         same = type(item) is type(expected.value) and item == expected.value
         message = "" if same else f"{where}{item!r} where {expected.value!r} is expected"

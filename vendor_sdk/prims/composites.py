@@ -423,7 +423,7 @@ ROWS: tuple[Composite, ...] = (
         name="dropout",
         summary="x * mask / (1 - p) with P(mask) = 1 - p, and the mask",
         targets={aten.native_dropout.default: dropout},
-        bound=Distribution(_dropout_check),
+        bound=Distribution(_dropout_check, drawn=(1,)),
         source="binomial frequencies by the central limit theorem",
         samples=_dropout_samples,
     ),

@@ -392,6 +392,13 @@ def _rms_norm_backward_magnitude(
     return full[0], full[1]
 
 
+def _summed(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Any, n: int, c: int, hxw: int, group: int, *_: Any
+) -> int:
+    """By the longer of its sums: over a row of a group, for the input, or over the batch, for a channel."""
+    return hxw * max(n, c // group)
+
+
 def _group_norm_backward_magnitude(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Any, n: int, c: int, hxw: int, group: int, mask: Any
 ) -> tuple[Tensor, ...]:
@@ -580,9 +587,7 @@ NORMALIZATION_ROWS: tuple[Composite, ...] = (
         name="group_norm_backward",
         summary="gradients of group_norm by input, weight and bias",
         targets={aten.native_group_norm_backward.default: group_norm_backward},
-        bound=Accumulated(
-            terms=lambda g, x, *_: x.numel(), magnitude=_group_norm_backward_magnitude, constant=8, shared=_groups
-        ),
+        bound=Accumulated(terms=_summed, magnitude=_group_norm_backward_magnitude, constant=8, shared=_groups),
         source=OF_PRODUCTS + ", two sums over the row or the batch; their products with what was saved added",
         samples=_group_norm_backward_samples,
     ),

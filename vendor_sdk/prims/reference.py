@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from vendor_sdk.prims.samples import Sample
 from vendor_sdk.torch_private import pytree
 
 if TYPE_CHECKING:
-    from vendor_sdk.prims.row import Composite, Prim
+    from vendor_sdk.prims.row import Row
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,22 +43,27 @@ class OwnDtype:
         return self.function(*args, **kwargs)
 
 
-def reference(row: Prim | Composite, sample: Sample, device: str = "cpu") -> tuple[Expected, ...]:
+def reference(row: Row, sample: Sample, device: str = "cpu", target: Callable[..., Any] | None = None) -> tuple[Expected, ...]:
     """The results that ``row`` must give for ``sample`` on a device of the type ``device``, one entry a result.
 
     The row's reference (or its torch operator) runs on the CPU with floating tensors upcast to float64, which is exact for
-    every dtype of the opset; shapes and dtypes are those of the operator at the sample's own dtypes.
+    every dtype of the opset; shapes and dtypes are those of ``target`` (the operator) at the sample's own dtypes. What a
+    composite saves in another shape on ``device`` than on the CPU has no value.
     """
     from vendor_sdk.prims.bounds import Distribution
 
-    outline = flat(_faked(target_of(row), sample) if hasattr(row, "targets") else outlined(target_of(row), sample, device))
+    target, whole = target or row.target, hasattr(row, "targets")
+    outline = flat(_faked(target, sample, device) if whole else outlined(target, sample, device))
     if isinstance(row.bound, Distribution) or sample.undefined:
         return tuple(Expected(None, _shape(item), _dtype(item)) for item in outline)
     values = flat(evaluate(row, sample.args, sample.kwargs))
-    return tuple(Expected(value, _shape(item), _dtype(item)) for value, item in zip(values, outline, strict=True))
+    return tuple(
+        Expected(None if whole and _shape(value) != _shape(item) else value, _shape(item), _dtype(item))
+        for value, item in zip(values, outline, strict=True)
+    )
 
 
-def evaluate(row: Prim | Composite, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def evaluate(row: Row, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The row's reference at ``args`` and ``kwargs``, upcast to float64; same structure as the prim's result."""
     function = getattr(row, "reference", None) or target_of(row)
     if isinstance(function, OwnDtype):
@@ -68,12 +72,9 @@ def evaluate(row: Prim | Composite, args: tuple[Any, ...], kwargs: Mapping[str, 
         return function(*upcast(args), **upcast(dict(kwargs)))
 
 
-def target_of(row: Prim | Composite) -> Callable[..., Any]:
-    """What a row's samples are called with: the prim's target, the composite's canonical overload."""
-    target = getattr(row, "target", None)
-    if target is None:
-        target = getattr(row, "canonical", None) or next(iter(row.targets))  # type: ignore[union-attr]
-    function: Callable[..., Any] = target
+def target_of(row: Row) -> Callable[..., Any]:
+    """What a row's samples are called with: the prim's target, the overload of a composite that its claimants receive."""
+    function: Callable[..., Any] = row.target
     return function
 
 
@@ -123,10 +124,14 @@ _SHAPED_BY_DEVICE = frozenset(("aten::_embedding_bag",))
 meta kernel is for. A compiled graph counts on what torch announces; its CPU kernel does not always keep to that."""
 
 
-def _faked(target: Callable[..., Any], sample: Sample) -> Any:
-    """As ``outlined``, but on the CPU: the statistics that normalizations save have other dtypes and sizes elsewhere."""
+def _faked(target: Callable[..., Any], sample: Sample, device: str = "cpu") -> Any:
+    """As ``outlined``, but as on ``device``: the statistics that normalizations save have other dtypes and sizes on the CPU
+    than elsewhere."""
     with torch_private.new_fake_mode() as mode:
-        fake = functools.partial(mode.from_tensor, static_shapes=True)
+
+        def fake(tensor: torch.Tensor) -> torch.Tensor:
+            return mode.from_tensor(tensor, static_shapes=True).to(device)
+
         args, kwargs = pytree.tree_map_only(torch.Tensor, fake, (sample.args, sample.kwargs))
         return target(*args, **kwargs)
 

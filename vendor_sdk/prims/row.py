@@ -154,8 +154,8 @@ class Composite:
 
     Attributes:
         name: the field's name (``"softmax"``, ``"layer_norm"``).
-        targets: the ATen overloads that stand for it in a captured graph, each with its decomposition into prims.
-        canonical: the overload a backend that claims it receives.
+        targets: the ATen overloads that stand for it in a captured graph, each with its decomposition into prims; the first is
+            what a backend that claims it receives.
         recognize: finds it in a prim graph where torch has no single operator for it (``linear``, ``cross_entropy``);
             a pass over the graph, ``None`` where ``targets`` suffice.
         made_of: names of the composites that ``recognize`` looks for; they reach it whole.
@@ -173,3 +173,12 @@ class Composite:
     reference: Callable[..., Any] | None = None
     source: str = ""
     notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Any:
+        """The first of ``targets``."""
+        return next(iter(self.targets))
+
+
+Row = Prim | Composite
+"""What has samples and a bound."""
