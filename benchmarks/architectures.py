@@ -14,26 +14,18 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import fnmatch
-import json
-import logging
+import functools
 import time
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
-from multiprocessing import get_context
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import nn
+
+from benchmarks.apart import Outcome, run
 
 Tensor = torch.Tensor
 
@@ -89,25 +81,6 @@ NEGLIGIBLE = 1e-5
 """Gradients below this part of the model's largest are compared relative to that: they may be rounding alone."""
 SECONDS = 600
 """A model that takes longer has failed."""
-STATES = "ok", "wrong", "torch's", "failed", "not built"
-
-
-@dataclass
-class Outcome:
-    """What became of a model.
-
-    Attributes:
-        state: one of ``STATES``.
-        why: of others than "ok".
-        errors: by result: distances of eager's and of the backend's from float64, relative to the largest element.
-        seconds: for all of it.
-    """
-
-    name: str
-    state: str
-    why: str = ""
-    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 def names() -> list[str]:
@@ -276,33 +249,6 @@ def _without_grouped_products(config: Any) -> None:
             _without_grouped_products(inner)
 
 
-def _quiet() -> None:
-    """What models say while they are built and traced would hide what is printed here."""
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-
-
-def outcomes(wanted: Sequence[str], backend: str | Callable[..., Any], device: str) -> Iterator[Outcome]:
-    """One after the other, in a process that another takes the place of when it dies or takes too long, and after 20 models."""
-
-    def pool() -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(1, get_context("spawn"), _quiet, max_tasks_per_child=20)
-
-    workers = pool()
-    for name in wanted:
-        start = time.perf_counter()
-        try:
-            yield workers.submit(judge, name, backend, device).result(SECONDS)
-        except (BrokenProcessPool, TimeoutError) as error:
-            why = f"longer than {SECONDS} s" if isinstance(error, TimeoutError) else "the process died"
-            for process in list(workers._processes.values()):
-                process.kill()
-            workers.shutdown(wait=False, cancel_futures=True)
-            workers = pool()
-            yield Outcome(name, "failed", why, seconds=time.perf_counter() - start)
-    workers.shutdown()
-
-
 @click.command(help=(__doc__ or "").partition("\n\n")[0])
 @click.option("--backend", default="cpp_cpu", show_default=True)
 @click.option("--device", default="cpu", show_default=True)
@@ -312,24 +258,8 @@ def outcomes(wanted: Sequence[str], backend: str | Callable[..., Any], device: s
 )
 def main(backend: str, device: str, only: str, path: Path | None) -> None:
     """Runs them."""
-    done = [Outcome(**json.loads(line)) for line in path.read_text().splitlines()] if path and path.exists() else []
-    known = {outcome.name for outcome in done}
-    wanted = [n for n in names() if n not in known and any(fnmatch.fnmatch(n, pattern) for pattern in only.split(","))]
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("models", total=len(wanted))
-        for outcome in outcomes(wanted, backend, device):
-            done.append(outcome)
-            if path is not None:
-                with path.open("a") as file:
-                    file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
-            progress.advance(task)
-    for outcome in done:
-        if outcome.state in ("wrong", "torch's", "failed"):
-            click.echo(f"{outcome.name}: {outcome.state}: {outcome.why}")
-    count = Counter(outcome.state for outcome in done)
-    click.echo(", ".join(f"{count[state]} {state}" for state in STATES if count[state] or state != "torch's"))
-    raise SystemExit(1 if count["wrong"] or count["failed"] else 0)
+    wanted = [name for name in names() if any(fnmatch.fnmatch(name, pattern) for pattern in only.split(","))]
+    raise SystemExit(not run("models", wanted, functools.partial(judge, backend=backend, device=device), SECONDS, path))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from torch import fx
 
 pytest.importorskip("transformers")
 from benchmarks import architectures
+from benchmarks.apart import outcomes
 from benchmarks.architectures import judge, main, names
 
 
@@ -70,7 +72,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     words = ["--backend", "eager", "--only", "vit,no-such-*", "--json", str(path)]
     done = CliRunner().invoke(main, words)
     assert (done.exit_code, done.output.splitlines()[-1]) == (0, "1 ok, 0 wrong, 0 failed, 0 not built")
-    monkeypatch.setattr(architectures, "judge", None)
+    monkeypatch.setattr(architectures, "judge", lambda *given, **named: pytest.fail("run again"))
     assert CliRunner().invoke(main, words).output == done.output
     other = json.loads(path.read_text()) | {"name": "bert", "state": "wrong", "why": "inference"}
     path.write_text(f"{path.read_text()}{json.dumps(other)}\n")
@@ -79,12 +81,14 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     assert "bert: wrong: inference" in done.output
 
 
-def test_a_process_that_dies_or_hangs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [(each.state, each.why) for each in architectures.outcomes(["bert", "no such model"], dies, "cpu")]
+def test_a_process_that_dies_or_hangs_has_failed() -> None:
+    found = [
+        (each.state, each.why)
+        for each in outcomes(["bert", "no such model"], functools.partial(judge, backend=dies, device="cpu"), 600)
+    ]
     assert found[0] == ("failed", "the process died")
     assert found[1][0] == "not built"
-    monkeypatch.setattr(architectures, "SECONDS", 0.5)
-    (late,) = architectures.outcomes(["bert"], "eager", "cpu")
+    (late,) = outcomes(["bert"], functools.partial(judge, backend="eager", device="cpu"), 0.5)
     assert (late.state, late.why) == ("failed", "longer than 0.5 s")
 
 

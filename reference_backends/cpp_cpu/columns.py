@@ -133,7 +133,7 @@ class Columns(Scans):
             self.open_loop(r, *bounds[r.var])
         last = s.ranges[-1]
         begin, stop = bounds[last.var]
-        given = self.restored(available, s.body, inner)
+        given = self.restored(available, [s], inner)
         before, inside, self.varying = hoist(s.body, inner.var, given)
         self.along, self.past, self.runs, self.rising = inner.var, {}, {}, {}
         first, step = self.fresh("first"), self.fresh("step")

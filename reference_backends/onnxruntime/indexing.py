@@ -220,6 +220,8 @@ def _neutral(reduce: str, dtype: torch.dtype) -> Any:
         return 0
     if reduce == "prod":
         return 1
+    if dtype == torch.bool:
+        return reduce == "amin"
     if dtype.is_floating_point:
         return -math.inf if reduce == "amax" else math.inf
     limits = torch.iinfo(dtype)

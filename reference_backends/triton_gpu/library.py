@@ -79,7 +79,8 @@ def _embedding_bag_backward(
         )
         return result
     wide = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-    terms = torch.where((sizes > 0).unsqueeze(1), wide, 0)  # an empty bag has no row that was chosen
+    filled = sizes[: wide.shape[0]] > 0  # there is one more where the last offset is the end of a bag
+    terms = torch.where(filled.unsqueeze(1), wide, 0)  # an empty bag has no row that was chosen
     total = wide.new_zeros((rows, gradient.shape[1]))
     return total.scatter_add_(0, chosen.to(torch.int64).clamp(min=0), terms).to(gradient.dtype)
 

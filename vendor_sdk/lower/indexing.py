@@ -198,6 +198,8 @@ def _scatter_mean(k: Builder) -> None:
 def _identity(mode: StoreMode, dtype: torch.dtype) -> float | int:
     if mode in ("add", "mul"):
         return 0 if mode == "add" else 1
+    if dtype == torch.bool:
+        return mode == "min"
     if dtype.is_floating_point:
         return float("-inf") if mode == "max" else float("inf")
     info = torch.iinfo(dtype)

@@ -58,8 +58,9 @@ def _simple(op: str, before: Callable[[Builder, Value], Value] = lambda k, v: v)
     def lowering(k: Builder) -> None:
         split = over(k)
         dtype = opmath(k.outputs[0].dtype)
+        joined = "min" if op == "prod" and dtype == torch.bool else op  # vectors of bools are not multiplied
         with k.nest(split.kept, split.kept_of) as i:
-            k.store(0, split.out(i), k.reduce1(split.sizes, op, lambda r: before(k, split.load(i, r, dtype))))
+            k.store(0, split.out(i), k.reduce1(split.sizes, joined, lambda r: before(k, split.load(i, r, dtype))))
 
     return lowering
 

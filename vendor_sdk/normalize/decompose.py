@@ -47,6 +47,8 @@ STATISTICS_SAVED = ("log_softmax", "log_softmax_backward", "nll_loss", "nll_loss
 backward graph gets for the price of a subtraction."""
 
 TORCHS_OWN_IS_WRONG = (
+    # reads an index of no dimensions on the host
+    aten.take.default,
     # one off for integer results with fractional ends
     aten.linspace.default,
     aten.linspace.Tensor_Tensor,
@@ -69,7 +71,7 @@ def capture_table(keep: frozenset[OpOverload] = frozenset(), exported: bool = Fa
             table.pop(overload, None)
     for target in (*BY_TARGET, *COMPOSITE_BY_TARGET):
         table.pop(target, None)
-    ours = {**_derived(), **VARIANTS}
+    ours = {**_derived(), **VARIANTS, **POSITIONS}
     table.update({target: ours[target] for target in (*DECOMPOSED_AT_CAPTURE, *SLICED_AT_CAPTURE, *TORCHS_OWN_IS_WRONG)})
     table.update(ATTENTION)  # forward and backward at once: the one saves what the other reads
     for name in STATISTICS_SAVED:

@@ -24,6 +24,11 @@ def _arange(start: Any, end: Any, like: Tensor) -> Tensor:
     return aten.arange.start_step(start, end, 1, dtype=torch.int64, device=like.device)  # type: ignore[no-any-return]
 
 
+@rule(aten.take.default)
+def take(x: Tensor, index: Tensor) -> Any:
+    return aten.index.Tensor(_flat(x), [index])
+
+
 @rule(aten.put.default)
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Any:
     placed = aten.index_put.default(_flat(x), [_flat(index)], _flat(source), accumulate)

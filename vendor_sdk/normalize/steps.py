@@ -87,7 +87,7 @@ def _fits(product: fx.Node) -> bool:
     known = [size for x in operands for size in (x.shape[1:] if x is left else x.shape)]
     if not all(isinstance(size, int) for size in known):
         return False
-    added = operands[0].dim() == 1 or operands[0].shape[0] == 1 if product.target == aten.addmm.default else True
+    added = product.target != aten.addmm.default or operands[0].dim() == 1 or operands[0].shape[:1] == (1,)
     value = product.meta["val"]
     rows = torch_private.size_hint(value) // max(value.shape[1], 1)
     return bool(added and value.dtype in (torch.float32, torch.float64) and 0 < rows <= ROWS)

@@ -458,6 +458,10 @@ def _bags(ctx: SampleContext) -> Iterator[tuple[tuple[Any, ...], str]]:
     yield (draw.distinct(ctx, 7, 5), draw.indices(ctx, (9,), 7), torch.tensor([0, 4]), False, 2, False, None, False, -1), "max"
     yield (weight, entries, offsets, False, 0, False, draw.values(ctx, 20), False, -1), "sum, weighted"
     yield (weight, entries, torch.tensor([0, 5, 20]), False, 1, False, None, True, 3), "mean, last offset, padding"
+    yield (
+        (draw.distinct(ctx, 7, 5), draw.indices(ctx, (9,), 7), torch.tensor([0, 4, 9]), False, 2, False, None, True, -1),
+        ("max, last offset"),
+    )
     yield (weight, entries, offsets, True, 0, False, None, False, -1), "sum, scaled by frequency"
 
 
@@ -516,6 +520,8 @@ def _embedding_bag_backward(ctx: SampleContext) -> Iterator[Sample]:
         forward = torch.ops.aten._embedding_bag.default(weight.float(), *args[1:6], None, last, padding)
         if padding >= 0:
             sizes = forward[2]
+        elif last:
+            sizes = torch.cat([sizes, torch.tensor([0])])  # as GPUs count: one for the last offset too
         grad = draw.values(ctx, len(bounds) - 1, weight.shape[1])
         starts = offsets[:-1] if last else offsets
         yield Sample(
@@ -541,7 +547,7 @@ def _bag_gradient(
     """Gradient of the weight, from its definition."""
     result = torch.zeros(rows, grad.shape[1], dtype=grad.dtype)
     if mode == 2:
-        filled = sizes > 0
+        filled = sizes[: grad.shape[0]] > 0
         return result.scatter_add(0, places[filled], grad[filled])
     kept = entries != padding
     entries, bag_of = entries[kept], bag_of[kept]

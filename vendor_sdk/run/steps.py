@@ -188,6 +188,8 @@ class TorchRuntime:
 
     def output(self, value: torch.Tensor, strides: Shape, fresh: bool) -> torch.Tensor:
         """An output with the promised strides, in storage of its own when ``fresh``."""
+        if value.dim() != len(strides):
+            return value  # of an operator that is no prim, and that torch announces wrongly (``unique_dim_consecutive``)
         if value.stride() != strides:
             # Where a dimension of one element lies makes no difference.
             same = all(size == 1 or a == b for size, a, b in zip(value.shape, value.stride(), strides, strict=True))

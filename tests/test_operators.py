@@ -1,0 +1,104 @@
+"""Operators of torch's database, on the reference backends: those that were wrong once, and the benchmark that runs all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+pytest.importorskip("expecttest", reason="torch's operator database wants it")
+from benchmarks import operators
+from benchmarks.operators import judge, main
+
+Tensor = torch.Tensor
+BACKENDS = ("cpp_cpu", "onnxruntime")
+PLACES = torch.tensor([[0, 2, 1, 0], [3, 0, 2, 2]])
+BOOLS = torch.tensor([[True, False, True, True], [False, False, True, False]])
+
+FOUND: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "a number added to a product": (
+        torch.addmm, (torch.tensor(3), torch.arange(4).reshape(2, 2), torch.arange(6).reshape(2, 3))
+    ),
+    "a count of rows": (
+        lambda x: x.new_ones(x.shape, dtype=torch.int64).sum(0) + torch.masked.var(x, 0), (torch.randn(3, 40),)
+    ),
+    "product of bools": (lambda x: (x.prod(0, dtype=torch.bool), x.prod(dtype=torch.bool)), (torch.rand(9, 40) > 0.1,)),
+    "extremes of bools at places": (
+        lambda x, index, y: tuple(x.scatter_reduce(0, index, y, how, include_self=own) for how in ("amin", "amax", "prod")
+                                  for own in (False, True)),
+        (torch.rand(4, 4) > 0.5, PLACES, BOOLS),
+    ),
+    "lines that follow each other": (
+        lambda x: torch.unique_consecutive(x, return_counts=True, dim=-1), (torch.arange(12.0).reshape(3, 4) // 2,)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_wrong(name: str, backend: str) -> None:
+    function, inputs = FOUND[name]
+    torch.compiler.reset()
+    found, wanted = torch.compile(function, backend=backend)(*inputs), function(*inputs)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("index", [torch.tensor(2), torch.tensor([[1, -1], [0, 4]])], ids=["one place", "places"])
+def test_elements_at_places(index: Tensor, backend: str) -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.take(index), x.put(index, y, accumulate=True)
+
+    x, y = torch.randn(2, 3, requires_grad=True), torch.randn(index.shape, requires_grad=True)
+    torch.compiler.reset()
+    found, wanted = torch.compile(function, backend=backend, fullgraph=True)(x, y), function(x, y)
+    torch.testing.assert_close(found, wanted)
+    slopes = [torch.autograd.grad([a.square().sum() for a in each], [x, y]) for each in (found, wanted)]
+    torch.testing.assert_close(*slopes)
+
+
+# The benchmark
+
+
+def _wrong(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    return lambda *values: [result * (1 + 1e-4) if result.is_floating_point() else result for result in module(*values)]
+
+
+def _refuses(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    raise NotImplementedError("no such unit")
+
+
+def _narrow(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    return lambda *values: [result.to(torch.int32) if result.dtype == torch.int64 else result for result in module(*values)]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend", "state", "why"),
+    [
+        ("cumprod", "eager", "ok", ""),
+        ("sum", _wrong, "wrong", "times as far from float64"),
+        ("add", _narrow, "wrong", "torch.int32"),
+        ("add", _refuses, "failed", "no such unit"),
+        ("randn_like", _wrong, "ok", ""),
+        ("imag", "eager", "not built", "no sample"),
+    ],
+)
+def test_an_operator_is_judged(name: str, backend: Any, state: str, why: str) -> None:
+    found = judge(name, backend, "cpu", 2)
+    assert (found.name, found.state) == (name, state), found
+    assert why in found.why
+
+
+def test_a_run_goes_on_with_what_stands_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "results.jsonl"
+    words = ["--backend", "eager", "--only", "neg,no_such_*", "--samples", "1", "--json", str(path)]
+    done = CliRunner().invoke(main, words)
+    assert (done.exit_code, done.output.splitlines()[-1]) == (0, "1 ok, 0 wrong, 0 failed, 0 not built")
+    assert json.loads(path.read_text())["name"] == "neg"
+    monkeypatch.setattr(operators, "judge", lambda *given, **named: pytest.fail("run again"))
+    assert CliRunner().invoke(main, words).output == done.output
