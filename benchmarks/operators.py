@@ -1,6 +1,7 @@
 """What a backend makes of torch's own operator database: results and gradients beside eager's, against float64.
 
-    python -m benchmarks.operators [--backend cpp_cpu] [--device cpu] [--only 'nn.functional.*'] [--samples 3] [--json FILE]
+    python -m benchmarks.operators [--backend cpp_cpu] [--device cpu] [--only 'nn.functional.*'] [--samples 3] [--dynamic]
+                                   [--json FILE]
 
 Each operator is called through ``torch.compile`` with some of its samples of float32, int64 and bool, and is "ok" if results
 and gradients have eager's shapes, dtypes and infinities, and are at most ``TIMES`` as far from float64 as eager's are (equal,
@@ -126,7 +127,7 @@ def _distance(own: Tensor, its: Tensor, true: Tensor | None) -> float:
     return float((own - true).abs().max()) / max(float((its - true).abs().max()), NOISE * size)
 
 
-def judge(name: str, backend: str | Callable[..., Any], device: str, samples: int) -> Outcome:
+def judge(name: str, backend: str | Callable[..., Any], device: str, samples: int, dynamic: bool | None = None) -> Outcome:
     """Runs all entries of this name, in full float32."""
     start, found, count = time.perf_counter(), Outcome(name, "ok"), 0
     torch.set_num_threads(1)
@@ -139,7 +140,7 @@ def judge(name: str, backend: str | Callable[..., Any], device: str, samples: in
                     continue
                 for label, call in _calls(entry, dtype, device, samples):
                     count += 1
-                    state, why = _judged(call, backend, values=name not in closure.UNCOMPARED)
+                    state, why = _judged(call, backend, dynamic, values=name not in closure.UNCOMPARED)
                     if STATES.index(state) > STATES.index(found.state):
                         found.state, found.why = state, f"{label}: {why}"
     if not count:
@@ -163,7 +164,7 @@ def _calls(entry: Any, dtype: torch.dtype, device: str, most: int) -> list[tuple
     return [(f"{short} sample {place}", Call(entry, every[place], device)) for place in places]
 
 
-def _judged(call: Call, backend: str | Callable[..., Any], *, values: bool) -> tuple[str, str]:
+def _judged(call: Call, backend: str | Callable[..., Any], dynamic: bool | None, *, values: bool) -> tuple[str, str]:
     try:
         eager = call.run(call.function)
     except Exception:
@@ -178,7 +179,7 @@ def _judged(call: Call, backend: str | Callable[..., Any], *, values: bool) -> t
     def tried(name: str | Callable[..., Any], whole: bool) -> tuple[str, str]:
         torch.compiler.reset()
         try:
-            found = call.run(torch.compile(call.function, backend=name, fullgraph=whole))
+            found = call.run(torch.compile(call.function, backend=name, fullgraph=whole, dynamic=dynamic))
         except Exception as error:
             return "failed", f"{type(error).__name__}: {error}".strip()[:600]
         wrong = difference(found, eager, exact, values=values)
@@ -202,13 +203,14 @@ def names() -> list[str]:
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--only", default="*", help="Patterns of names, separated by commas.")
 @click.option("--samples", default=3, show_default=True, help="Of each dtype, at most.")
+@click.option("--dynamic", is_flag=True, help="Sizes are symbols, as torch.compile(dynamic=True) has them.")
 @click.option(
     "--json", "path", type=click.Path(path_type=Path), help="Write the results there, one a line; go on with what stands there."
 )
-def main(backend: str, device: str, only: str, samples: int, path: Path | None) -> None:
+def main(backend: str, device: str, only: str, samples: int, dynamic: bool, path: Path | None) -> None:
     """Runs them."""
     wanted = [name for name in names() if any(fnmatch.fnmatch(name, pattern) for pattern in only.split(","))]
-    judged = functools.partial(judge, backend=backend, device=device, samples=samples)
+    judged = functools.partial(judge, backend=backend, device=device, samples=samples, dynamic=dynamic or None)
     raise SystemExit(not run("operators", wanted, judged, SECONDS, path))
 
 
