@@ -6,8 +6,8 @@
 Each operator is called through ``torch.compile`` with some of its samples of float32, int64 and bool, and is "ok" if results
 and gradients have eager's shapes, dtypes and infinities, and are at most ``TIMES`` as far from float64 as eager's are (equal,
 where they are no floats). Where torch's own ``aot_eager`` is wrong or fails in the same way, it is "torch's". Samples that
-eager refuses are left out, and of random operators only shapes and dtypes are compared. With ``--json``, results are written as
-they come, and operators that stand there are not run again.
+eager refuses are left out; of random operators, and where integers tie, only shapes and dtypes are compared. With ``--json``,
+results are written as they come, and operators that stand there are not run again.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ TIMES = 8
 """How many times as far from float64 as eager's a result may be."""
 NOISE = 4e-6
 """Eager's distance is taken to be this at least, relative to the largest element of a result."""
+TIES = frozenset(("kthvalue", "mode", "topk"))
+"""Operators that leave open which of equal elements they take: samples of integers and bools have many."""
 SECONDS = 300
 """An operator that takes longer has failed."""
 
@@ -138,9 +140,10 @@ def judge(name: str, backend: str | Callable[..., Any], device: str, samples: in
             for dtype in DTYPES:
                 if dtype not in entry.dtypes:
                     continue
+                values = name not in closure.UNCOMPARED and (dtype.is_floating_point or name not in TIES)
                 for label, call in _calls(entry, dtype, device, samples):
                     count += 1
-                    state, why = _judged(call, backend, dynamic, values=name not in closure.UNCOMPARED)
+                    state, why = _judged(call, backend, dynamic, values=values)
                     if STATES.index(state) > STATES.index(found.state):
                         found.state, found.why = state, f"{label}: {why}"
     if not count:

@@ -62,6 +62,87 @@ def test_elements_at_places(index: Tensor, backend: str) -> None:
     torch.testing.assert_close(*slopes)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sizes_that_are_scaled_by_a_float_are_compiled_again(backend: str) -> None:
+    """Such a size is no expression of integers: it is a number, guarded, and the others stay symbols."""
+
+    def function(x: Tensor) -> Tensor:
+        return torch.nn.functional.interpolate(x * 2, scale_factor=(0.6, 1.3), mode="bilinear").sin()
+
+    torch.compiler.reset()
+    compiles = 0
+
+    def counted(module: Any, inputs: Any, **options: Any) -> Any:
+        nonlocal compiles
+        compiles += 1
+        return torch._dynamo.lookup_backend(backend)(module, inputs)
+
+    compiled = torch.compile(function, backend=counted, dynamic=True, fullgraph=True)
+    for count, shape in ((1, (2, 3, 5, 6)), (2, (2, 3, 10, 11)), (2, (4, 3, 5, 6)), (3, (2, 3, 20, 7))):
+        x = torch.randn(shape, requires_grad=True)
+        found, wanted = compiled(x), function(x)
+        assert compiles == count
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        weights = torch.randn(wanted.shape)
+        torch.testing.assert_close(*(torch.autograd.grad(each, x, weights) for each in (found, wanted)), rtol=1e-4, atol=1e-5)
+
+
+SLICES: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "from": lambda x, n: x[n:] * 2,
+    "to": lambda x, n: x[:, :n].sin(),
+    "at": lambda x, n: x[n].exp(),
+    "rolled": lambda x, n: x.roll(n, 0)[n:] + 1,
+    "written": lambda x, n: torch.slice_scatter(x, x[n:] * 3, 0, n, None),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SLICES)
+def test_bounds_of_unknown_sign(name: str, backend: str) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(SLICES[name], backend=backend, dynamic=True, fullgraph=True)
+    for shape, bound in (((5, 6), 2), ((7, 6), -3), ((5, 8), -1), ((9, 9), 4), ((9, 9), -9)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x, bound), SLICES[name](x, bound))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("start", [-3, 1])
+def test_a_view_from_where_data_says(start: int, backend: str) -> None:
+    """It is a view of the input: at another place than at the start of a copy."""
+    torch.compiler.reset()
+    x = torch.arange(125.0).reshape(5, 5, 5)
+    compiled = torch.compile(lambda x, i: torch.narrow(x, 2, i, 2), backend=backend, fullgraph=True)
+    found = compiled(x, torch.tensor(start))
+    torch.testing.assert_close(found, torch.narrow(x, 2, start % 5, 2))
+    assert found.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+
+
+NOTHING: dict[str, Callable[[Tensor], Any]] = {
+    "divided by zero": lambda x: torch.arange(0) // torch.tensor(0) + torch.tril_indices(0, 0)[0],
+    "extremes": lambda x: torch.aminmax(x, dim=0),
+    "gradients of extremes": lambda x: torch.autograd.grad(torch.aminmax(x * 2, dim=0).max.sum(), x),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NOTHING)
+def test_results_without_elements(name: str, backend: str) -> None:
+    """ONNX Runtime refuses a constant divisor of zero, and products without rows."""
+    torch.compiler.reset()
+    x = torch.ones(5, 0, 5, requires_grad="gradients" in name)
+    found, wanted = torch.compile(NOTHING[name], backend=backend)(x), NOTHING[name](x)
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_conjugate_that_was_not_resolved(backend: str) -> None:
+    torch.compiler.reset()
+    x = torch.randn(5, 6, 7)
+    found, wanted = (call(x, 10, 1, "ortho") for call in (torch.compile(torch.fft.ifft, backend=backend), torch.fft.ifft))
+    torch.testing.assert_close(found, wanted)
+
+
 # The benchmark
 
 

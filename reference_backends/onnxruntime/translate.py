@@ -276,7 +276,13 @@ def _outlines(node: fx.Node) -> Any:
 
 
 def _apply(builder: Builder, prim: str, args: Sequence[Any], kwargs: Mapping[str, Any], outlines: Any) -> Any:
-    """Runs a prim's rule; the results are ``Operand`` with the shapes of ``outlines``."""
+    """Runs a prim's rule; the results are ``Operand`` with the shapes of ``outlines``.
+
+    A result without elements is just that: ONNX Runtime's kernels refuse some operands without any, and constants (a divisor of
+    zero) that are right where nothing is divided.
+    """
+    if isinstance(outlines, Outline) and all(isinstance(each, int) for each in outlines.shape) and 0 in outlines.shape:
+        return _shaped(builder.repeated(builder.constant(0, outlines.dtype), outlines.shape), outlines)
     named = {name: value for name, value in kwargs.items() if name not in _STORAGE_ARGUMENTS}
     result = RULES[prim](builder, outlines, *args, **named)
     if isinstance(outlines, tuple):

@@ -87,7 +87,8 @@ def narrow_e5m2(v):
 
 @triton.jit
 def floor_div(a, b):
-    return a // b - ((a % b != 0) & ((a < 0) != (b < 0))).to(a.dtype)
+    rest = a % b  # of numbers one of which may be a constant, which has no dtype
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), a // b - 1, a // b)
 
 
 @triton.jit

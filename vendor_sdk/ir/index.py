@@ -654,12 +654,19 @@ _INTEGER = {"add": operator.add, "mul": operator.mul, "floordiv": operator.floor
 def from_size(size: Any) -> Int:
     """A size, stride or integer argument (``int`` or ``torch.SymInt``) as an expression.
 
-    Raises ``ValueError`` for a symbolic expression outside the algebra (true division, functions of floats).
+    A symbolic expression outside the algebra (of floats, as where a size is scaled by one) is the number that it is now: torch
+    guards it, and compiles again where it is another.
+
+    Raises ``ValueError`` for such an expression of data.
     """
     if isinstance(size, torch.SymInt):
         node = size.node
         ranges = getattr(node.shape_env, "var_to_range", {})
-        return _from_sympy(node.expr, ranges)
+        try:
+            return _from_sympy(node.expr, ranges)
+        except ValueError:
+            if not node.has_hint():
+                raise
     return wrap(int(size))
 
 

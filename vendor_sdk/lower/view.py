@@ -116,12 +116,15 @@ def normalised(k: Builder, position: Any, size: Int, default: Int) -> Int:
     """A slice bound by Python's rules: negative counts from the end, clamped to [0, size]."""
     if position is None:
         return default
-    bound = k.size(position)
-    if bound.value is not None and bound.value < 0:
-        bound = bound + size
-    elif bound.value is None and not ix.nonnegative(bound):
-        raise k.fail(f"a slice bound {bound} of unknown sign")
-    return ix.minimum(ix.maximum(bound, 0), size)
+    return ix.minimum(ix.maximum(_from_start(k.size(position), size), 0), size)
+
+
+def _from_start(position: Int, size: Int) -> Int:
+    """A position that counts from the end where it is negative, from the start."""
+    if ix.nonnegative(position):
+        return position
+    negative = -ix.maximum(ix.minimum(position, 0), -1)  # 1 or 0
+    return position + ix.product([negative, size])
 
 
 def _slice(k: Builder, args: Mapping[str, Any], old: Sequence[Int], new: Sequence[Int], index: Position) -> Position:
@@ -132,12 +135,7 @@ def _slice(k: Builder, args: Mapping[str, Any], old: Sequence[Int], new: Sequenc
 
 def _select(k: Builder, args: Mapping[str, Any], old: Sequence[Int], new: Sequence[Int], index: Position) -> Position:
     dim = args["dim"] % len(old)
-    position = k.size(args["index"])
-    if position.value is not None and position.value < 0:
-        position = position + old[dim]
-    elif position.value is None and not ix.nonnegative(position):
-        raise k.fail(f"an index {position} of unknown sign")
-    return (*index[:dim], position, *index[dim:])
+    return (*index[:dim], _from_start(k.size(args["index"]), old[dim]), *index[dim:])
 
 
 def _squeeze(k: Builder, args: Mapping[str, Any], old: Sequence[Int], new: Sequence[Int], index: Position) -> Position:

@@ -51,14 +51,14 @@ def join_segments(graph: PrimGraph, compiler: GraphCompiler) -> None:
 
 
 def _share_outputs(graph: PrimGraph) -> None:
-    """Views of one value among the outputs leave their partitions: as in eager, outputs of one storage stay so."""
+    """Views of one value, and of inputs, among the outputs leave their partitions: as in eager, what shares memory stays so."""
     output = graph.graph.output_node()
     outputs = [value for value in graph.outputs if isinstance(value, fx.Node)]
     roots = Counter(_viewed(node)[0] for node in dict.fromkeys(outputs))
     moved: dict[fx.Node, fx.Node] = {}
     for node in dict.fromkeys(outputs):
         root, views = _viewed(node)
-        if roots[root] < 2 or not views:
+        if not views or (roots[root] < 2 and root.op != "placeholder"):
             continue
         for view in views:
             if view not in moved:

@@ -257,6 +257,8 @@ def trace_call(
 
     fakes = [node.meta["val"] for node in inputs]
     with fake_mode_of(fakes):
+        # In a graph of prims values are as they lie in memory: none is conjugated when it is read.
+        fakes = [fake.resolve_conj() if isinstance(fake, torch.Tensor) else fake for fake in fakes]
         traced: fx.GraphModule = make_fx(call, decomposition_table=dict(table))(*fakes)
     return None if refused else traced
 
