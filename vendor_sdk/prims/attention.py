@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -253,25 +253,10 @@ def _magnitude(
     *,
     attn_mask: Tensor | None = None,
     scale: float | None = None,
+    factors: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     weights, sizes = _softmax_of(query, key, is_causal, attn_mask, scale)
-    return weights @ _for_each(value.abs(), query) * (1 + 2 * sizes), 2 + 2 * sizes.squeeze(3)
-
-
-def _dropout_magnitude(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seed: Tensor,
-    dropout_p: float,
-    is_causal: bool = False,
-    attn_mask: Tensor | None = None,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    weights, sizes = _softmax_of(query, key, is_causal, attn_mask, scale)
-    weights = weights * dropout.weight_factors(query, key, seed, dropout_p)
-    return weights @ _for_each(value.abs(), query) * (1 + 2 * sizes), 2 + 2 * sizes.squeeze(3)
+    return (weights * factors) @ _for_each(value.abs(), query) * (1 + 2 * sizes), 2 + 2 * sizes.squeeze(3)
 
 
 def _backward_magnitude(
@@ -312,21 +297,6 @@ def _narrowed(
     return _products(weights, _for_each(value, query)), None
 
 
-def _dropout_narrowed(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seed: Tensor,
-    dropout_p: float,
-    is_causal: bool = False,
-    attn_mask: Tensor | None = None,
-    *,
-    scale: float | None = None,
-) -> tuple[tuple[Tensor, Tensor], None]:
-    factors = dropout.weight_factors(query, key, seed, dropout_p)
-    return _narrowed(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors)
-
-
 def _backward_narrowed(
     grad: Tensor,
     query: Tensor,
@@ -353,23 +323,48 @@ def _backward_narrowed(
     ]
 
 
-def _dropout_backward_narrowed(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    seed: Tensor,
-    dropout_p: float,
-    is_causal: bool = False,
-    attn_mask: Tensor | None = None,
-    *,
-    scale: float | None = None,
-) -> list[tuple[Tensor, Tensor]]:
-    factors = dropout.weight_factors(query, key, seed, dropout_p)
-    saved = query, key, value, out, logsumexp
-    return _backward_narrowed(grad, *saved, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors)
+def _dropped(of: Callable[..., Any]) -> Callable[..., Any]:
+    """``of`` the weights and what they are multiplied by, for the arguments of attention with dropout."""
+
+    def dropped(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        seed: Tensor,
+        dropout_p: float,
+        is_causal: bool = False,
+        attn_mask: Tensor | None = None,
+        *,
+        scale: float | None = None,
+    ) -> Any:
+        factors = dropout.weight_factors(query, key, seed, dropout_p)
+        return of(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors)
+
+    return dropped
+
+
+def _dropped_backward(of: Callable[..., Any]) -> Callable[..., Any]:
+    """As ``_dropped``, for those of its gradients."""
+
+    def dropped(
+        grad: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        seed: Tensor,
+        dropout_p: float,
+        is_causal: bool = False,
+        attn_mask: Tensor | None = None,
+        *,
+        scale: float | None = None,
+    ) -> Any:
+        factors = dropout.weight_factors(query, key, seed, dropout_p)
+        saved = query, key, value, out, logsumexp
+        return of(grad, *saved, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors)
+
+    return dropped
 
 
 def _products(taken: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -382,25 +377,6 @@ def _of_shared(x: Tensor, like: Tensor) -> Tensor:
     """Summed over the queries' heads that share one of keys or values."""
     batch, own, rows, width = like.shape
     return x.reshape(batch, own, -1, rows, width).sum(2)
-
-
-def _dropout_backward_magnitude(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    seed: Tensor,
-    dropout_p: float,
-    is_causal: bool = False,
-    attn_mask: Tensor | None = None,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    factors = dropout.weight_factors(query, key, seed, dropout_p)
-    saved = query, key, value, out, logsumexp
-    return _backward_magnitude(grad, *saved, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors)
 
 
 def _row(*_: Any, **__: Any) -> Sequence[int]:
@@ -517,7 +493,7 @@ ATTENTION_ROWS: tuple[Composite, ...] = (
         summary="softmax(scale * query @ key.T + mask) with weights dropped at random, @ value; also each row's logarithm",
         targets={dropout.OPERATOR: dropout_attention},
         recognize=shared_heads_of(dropout.OPERATOR),
-        bound=Accumulated(terms=_terms, magnitude=_dropout_magnitude, constant=4, shared=_row, narrowed=_dropout_narrowed),
+        bound=Accumulated(terms=_terms, magnitude=_dropped(_magnitude), constant=4, shared=_row, narrowed=_dropped(_narrowed)),
         samples=_dropout_samples,
         source="Srivastava et al., Dropout, 2014; Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011",
     ),
@@ -527,10 +503,10 @@ ATTENTION_ROWS: tuple[Composite, ...] = (
         targets={dropout.BACKWARD_OPERATOR: dropout_attention_backward},
         bound=Accumulated(
             terms=lambda grad, *rest, **kwargs: _terms(*rest),
-            magnitude=_dropout_backward_magnitude,
+            magnitude=_dropped_backward(_backward_magnitude),
             constant=8,
             shared=_head,
-            narrowed=_dropout_backward_narrowed,
+            narrowed=_dropped_backward(_backward_narrowed),
         ),
         samples=_dropout_backward_samples,
         source="Dao et al., FlashAttention, 2022, algorithm 4; gradients of scores in halves as in " + NARROWED,
