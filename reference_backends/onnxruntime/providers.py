@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,15 +86,15 @@ class Provider:
     def _devices(self) -> list[Any]:
         return [device for device in ort.get_ep_devices() if device.ep_name == self.name]
 
-    def start(self, model: bytes, options: ort.SessionOptions, without: Collection[str] = ()) -> ort.InferenceSession:
-        """A session of a serialized model, ``without`` the optimizers of these names.
+    def start(self, model: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+        """A session of a serialized model.
 
         Raises:
             CompilerError: the provider does not take the model, or does not start.
         """
         listed = {} if self.library else {"providers": [(self.name, dict(self.options))]}
         try:
-            session = ort.InferenceSession(model, options, enable_fallback=0, disabled_optimizers=without, **listed)
+            session = ort.InferenceSession(model, options, enable_fallback=0, **listed)
         except Exception as error:  # ONNX Runtime has an exception class for each status code, with no base of their own
             raise CompilerError(f"onnxruntime: {self.name} refused a partition", why=str(error)) from error
         if session.get_providers()[0] != self.name:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -38,41 +38,44 @@ def session(model: onnx.ModelProto, provider: Provider, values: Mapping[str, tor
     Args:
         values: contiguous tensors for the initializers that are elsewhere, by name.
     """
-    text, without = model.SerializeToString(), [each.value for each in model.metadata_props if each.key == WITHOUT]
+    text = model.SerializeToString()
     size = sum(value.nbytes for value in values.values())
     small = len(model.graph.node) < WORTH_STORING
     if small or size > MOST_BYTES or provider.name != CPU or provider.has("optimized_model_filepath"):
-        return provider.start(text, _options(provider, values), without)
+        return provider.start(text, _options(provider, values, model))
     try:
-        return _stored(text, provider, values, without)
+        return _stored(text, model, provider, values)
     except (OSError, CompilerError, DecodeError):  # no place for what comes of it, say: a session may do without
-        return provider.start(text, _options(provider, values), without)
+        return provider.start(text, _options(provider, values, model))
 
 
 def _stored(
-    text: bytes, provider: Provider, values: Mapping[str, torch.Tensor], without: Collection[str]
+    text: bytes, model: onnx.ModelProto, provider: Provider, values: Mapping[str, torch.Tensor]
 ) -> ort.InferenceSession:
     """By its entry, or made and become one."""
     key = _ARTIFACTS.key("session", hashlib.sha256(text).hexdigest(), repr(provider), _digest(values))
     known = _ARTIFACTS.read(key, _SUFFIX)
     if known is not None:
         try:
-            options = _options(provider, _elsewhere(known, values))
+            options = _options(provider, _elsewhere(known, values), model)
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
             return provider.start(known, options)
         except (CompilerError, DecodeError):  # an entry that is whole, and yet nothing that this ONNX Runtime reads
             pass
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"optimized{_SUFFIX}"
-        options = _options(provider, values)
+        options = _options(provider, values, model)
         options.optimized_model_filepath = str(path)
-        made = provider.start(text, options, without)
+        made = provider.start(text, options)
         _ARTIFACTS.keep(key, _without(onnx.load(path), values), _SUFFIX)
     return made
 
 
-def _options(provider: Provider, values: Mapping[str, torch.Tensor]) -> ort.SessionOptions:
+def _options(provider: Provider, values: Mapping[str, torch.Tensor], model: onnx.ModelProto) -> ort.SessionOptions:
     options = provider.session_options()
+    for each in model.metadata_props:
+        if each.key == WITHOUT:
+            options.add_session_config_entry("optimization.disable_specified_optimizers", each.value)
     if values:
         options.add_external_initializers(list(values), [shared(value) for value in values.values()])
     return options
