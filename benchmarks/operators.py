@@ -142,8 +142,12 @@ def judge(name: str, backend: str | Callable[..., Any], device: str, samples: in
                     continue
                 values = name not in closure.UNCOMPARED and (dtype.is_floating_point or name not in TIES)
                 for label, call in _calls(entry, dtype, device, samples):
+                    try:
+                        eager = call.run(call.function)
+                    except Exception:  # in as many ways as there are operators
+                        continue
                     count += 1
-                    state, why = _judged(call, backend, dynamic, values=values)
+                    state, why = _judged(call, eager, backend, dynamic, values=values)
                     if STATES.index(state) > STATES.index(found.state):
                         found.state, found.why = state, f"{label}: {why}"
     if not count:
@@ -167,11 +171,10 @@ def _calls(entry: Any, dtype: torch.dtype, device: str, most: int) -> list[tuple
     return [(f"{short} sample {place}", Call(entry, every[place], device)) for place in places]
 
 
-def _judged(call: Call, backend: str | Callable[..., Any], dynamic: bool | None, *, values: bool) -> tuple[str, str]:
-    try:
-        eager = call.run(call.function)
-    except Exception:
-        return "ok", ""
+def _judged(
+    call: Call, eager: Results, backend: str | Callable[..., Any], dynamic: bool | None, *, values: bool
+) -> tuple[str, str]:
+    """State and reason of a sample of which ``eager`` are eager's results."""
     try:
         exact = call.run(call.function, wide=True)
     except Exception:

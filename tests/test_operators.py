@@ -167,6 +167,7 @@ def _narrow(module: torch.fx.GraphModule, inputs: Any) -> Any:
         ("add", _refuses, "failed", "no such unit"),
         ("randn_like", _wrong, "ok", ""),
         ("imag", "eager", "not built", "no sample"),
+        ("jiterator_unary", "eager", "not built", "no sample that eager takes"),
     ],
 )
 def test_an_operator_is_judged(name: str, backend: Any, state: str, why: str) -> None:

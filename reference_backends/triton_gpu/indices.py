@@ -14,10 +14,10 @@ def text(expression: index.Int) -> str:
 
 
 def value(expression: index.Int) -> str:
-    """As ``text``, for an expression that is a value itself: of int64, which no dtype of indices holds."""
-    return (
-        f"tl.cast({text(expression)}, tl.int64)" if _is_place(expression) or not expression.terms else _sum(expression, _wide)
-    )
+    """As ``text``, of an expression that is a value itself: in int64, since the dtype of indices may be int32."""
+    if _is_place(expression) or not expression.terms:
+        return f"tl.cast({text(expression)}, tl.int64)"
+    return _sum(expression, _wide)
 
 
 def _sum(expression: index.Int, atom_text: Callable[[index.Atom], str]) -> str:

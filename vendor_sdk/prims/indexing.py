@@ -460,7 +460,7 @@ def _bags(ctx: SampleContext) -> Iterator[tuple[tuple[Any, ...], str]]:
     yield (weight, entries, torch.tensor([0, 5, 20]), False, 1, False, None, True, 3), "mean, last offset, padding"
     yield (
         (draw.distinct(ctx, 7, 5), draw.indices(ctx, (9,), 7), torch.tensor([0, 4, 9]), False, 2, False, None, True, -1),
-        ("max, last offset"),
+        "max, last offset",
     )
     yield (weight, entries, offsets, True, 0, False, None, False, -1), "sum, scaled by frequency"
 
