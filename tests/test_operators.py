@@ -107,6 +107,20 @@ def test_bounds_of_unknown_sign(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_bounds_of_a_histogram_that_are_symbols(backend: str) -> None:
+    """Where they are equal, those of the data are taken, which is known at the call."""
+
+    def function(x: Tensor, low: float, high: float) -> Tensor:
+        return torch.histc(x, 50, low, high)
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend=backend, dynamic=True, fullgraph=True)
+    for low, high in ((-3, 7), (4, 4), (0, 10), (2.0, 5.5), (3.5, 3.5), (6, 6)):
+        for x in (torch.randn(5, 9) * 6, torch.full((3,), 4.0)):
+            torch.testing.assert_close(compiled(x, low, high), function(x, low, high))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("start", [-3, 1])
 def test_a_view_from_where_data_says(start: int, backend: str) -> None:
     """It is a view of the input: at another place than at the start of a copy."""

@@ -364,8 +364,10 @@ def _histc(k: Builder) -> None:
     with k.nest((bins,)) as i:
         k.store(0, i, k.const(0, k.outputs[0].dtype))
     with k.nest(()):
-        low, high = (k.operand(k.args[n], (), dtype) for n in ("min", "max"))
-        if k.args["min"] == k.args["max"]:
+        first, last = k.args["min"], k.args["max"]
+        low, high = (k.operand(n, (), dtype) for n in (first, last))
+        given = isinstance(first, (int, float)) and isinstance(last, (int, float))
+        if not given or first == last:
             if ix.product(shape) == 0:
                 return
 
@@ -376,7 +378,9 @@ def _histc(k: Builder) -> None:
             found_low, found_high = k.reduce(shape, both)
             assert isinstance(found_low, Value)
             assert isinstance(found_high, Value)
-            low, high = found_low, found_high
+            # Equal bounds are those of the data.
+            same = k.compute("eq", low, high)
+            low, high = k.compute("where", same, found_low, low), k.compute("where", same, found_high, high)
             # A single value gets a bin of width two around it.
             same = k.compute("eq", low, high)
             one = k.const(1, dtype)
