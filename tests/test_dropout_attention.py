@@ -47,12 +47,14 @@ def test_the_generator_is_that_of_loops_but_for_its_rounds(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("rows", "keys"), [(5, 1), (16, 4), (17, 11), (40, 64)])
 def test_each_weight_has_half_a_word(rows: int, keys: int) -> None:
-    """As the definition has it, one by one."""
+    """As the definition has it, one by one; the words of all at once."""
     factors = weight_factors(torch.empty(2, 3, rows, 8), torch.empty(2, 3, keys, 8), SEED, 0.3)
     squares = -(-rows // 16)
-    for matrix, row, key in itertools.product(range(6), range(rows), range(keys)):
-        counter = key // 16 * 4 + key % 8 // 2, (matrix * squares + row // 16) * 8 + row % 8
-        word = int(dropout.philox(SEED, [torch.tensor([n]) for n in counter])[row // 8 % 2 * 2 + key // 8 % 2])
+    places = list(itertools.product(range(6), range(rows), range(keys)))
+    counters = [(key // 16 * 4 + key % 8 // 2, (matrix * squares + row // 16) * 8 + row % 8) for matrix, row, key in places]
+    words = torch.stack(dropout.philox(SEED, list(torch.tensor(counters).unbind(1)))).tolist()
+    for place, (matrix, row, key) in enumerate(places):
+        word = words[row // 8 % 2 * 2 + key // 8 % 2][place]
         half = word >> 16 if key % 2 else word & 0xFFFF
         assert bool(factors.view(6, rows, keys)[matrix, row, key]) == (half < words_kept(0.3))
     torch.testing.assert_close(factors[factors > 0].unique(), torch.tensor([kept_factor(0.3)]))
