@@ -126,7 +126,7 @@ def made(results: Any) -> list[Tensor]:
 @pytest.mark.parametrize("trained", [False, True], ids=["evaluated", "trained"])
 @pytest.mark.parametrize("name", MODELS)
 def test_results_gradients_and_their_strides_are_eagers(name: str, trained: bool, camera: Camera) -> None:
-    """Every other model is trained with sizes that change and evaluated with some that do not, the others the other way round."""
+    """Every other model is trained with sizes that change and evaluated with fixed ones; the rest the other way round."""
     build, shape = MODELS[name]
     dynamic = (list(MODELS).index(name) % 2 == 0) == trained
     torch.manual_seed(0)

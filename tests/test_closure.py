@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from pathlib import Path
@@ -18,29 +19,29 @@ from vendor_sdk.prims.opset import BY_TARGET, OPSET
 UNCAPTURED_BEFORE_2_13 = {"nanquantile", "quantile"}
 """Entries whose tracing asks for a value on torch 2.11, so that nothing is exported."""
 
-ENTRIES: dict[str, list[Any]] = {}
-for _entry in closure.entries():
-    ENTRIES.setdefault(_entry.full_name, []).append(_entry)
+PARTS = 36
+"""Tests of similar length, so that workers share them."""
 
 
-def _families() -> dict[str, list[str]]:
-    """Names by their first letters: a few dozen tests of similar length, so that workers share them."""
-    chunks: dict[str, list[str]] = {}
-    for index, name in enumerate(sorted(ENTRIES)):
-        chunks.setdefault(f"part {index // 20:02}", []).append(name)
-    return chunks
+@functools.cache
+def entries() -> dict[str, list[Any]]:
+    """By their names. Torch takes seconds to make them: no other test waits for it."""
+    found: dict[str, list[Any]] = {}
+    for entry in closure.entries():
+        found.setdefault(entry.full_name, []).append(entry)
+    return found
 
 
-@pytest.mark.parametrize("names", _families().values(), ids=lambda names: f"{names[0]}-{names[-1]}")
-def test_every_operator_ends_in_prims_or_is_excluded(names: list[str]) -> None:
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_operator_ends_in_prims_or_is_excluded(part: int) -> None:
     problems = []
-    for name in names:
+    for name in sorted(entries())[part::PARTS]:
         if name in UNCAPTURED_BEFORE_2_13 and version.parse(torch.__version__) < version.parse("2.13"):
             continue
         outcome = closure.Outcome()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for entry in ENTRIES[name]:
+            for entry in entries()[name]:
                 torch.manual_seed(0)
                 outcome.add(closure.examine(entry, 1))
         problems += filter(None, [closure.disagreement(name, outcome)])
@@ -50,7 +51,7 @@ def test_every_operator_ends_in_prims_or_is_excluded(names: list[str]) -> None:
 
 def test_exclusions_name_operators_of_the_database() -> None:
     # linear_cross_entropy came with torch 2.13
-    unknown = [name for name in EXCLUSIONS if name not in ENTRIES and "linear_cross_entropy" not in name]
+    unknown = [name for name in EXCLUSIONS if name not in entries() and "linear_cross_entropy" not in name]
     assert not unknown
     assert all(reason for reason in EXCLUSIONS.values())
 
@@ -69,7 +70,7 @@ def test_an_operator_that_does_not_close_is_reported() -> None:
 
 
 def test_foreign_operators_are_found_in_real_captures() -> None:
-    (entry,) = ENTRIES["hash_tensor"]
+    (entry,) = entries()["hash_tensor"]
     outcome = closure.examine(entry, 1, [torch.float32])
     assert list(outcome.foreign) == ["aten.hash_tensor.default"]
     assert not outcome.is_closed
