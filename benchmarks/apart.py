@@ -56,8 +56,10 @@ def outcomes(wanted: Sequence[str], judge: Judge, seconds: float) -> Iterator[Ou
         start = time.perf_counter()
         try:
             yield workers.submit(judge, name).result(seconds)
-        except (BrokenProcessPool, TimeoutError) as error:
-            why = f"longer than {seconds:g} s" if isinstance(error, TimeoutError) else "the process died"
+        except Exception as error:  # a judge that raises may have left its process unusable: an error on a GPU stays
+            why = f"{type(error).__name__}: {error}".strip()[:600]
+            if isinstance(error, BrokenProcessPool | TimeoutError):
+                why = f"longer than {seconds:g} s" if isinstance(error, TimeoutError) else "the process died"
             for process in list(workers._processes.values()):
                 process.kill()
             workers.shutdown(wait=False, cancel_futures=True)
