@@ -45,7 +45,8 @@ types: $(INSTALLED)
 clean:
 	rm -rf $(VENV) build/site conformance-results
 
-# The build backend is installed from the constraints too, hence no build isolation.
+# The build backend is installed from the constraints too, hence no build isolation. Of the tens of thousands of files in these
+# packages few are imported, and are compiled then.
 $(INSTALLED): pyproject.toml constraints.txt Makefile
 	@python=''; \
 	for each in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -56,8 +57,8 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 	fi; \
 	echo "setting up $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv $(VENV)
-	$(BIN)/python -m pip install --constraint constraints.txt setuptools
-	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt setuptools
+	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
 	@touch $@
 
 compiler:
