@@ -84,16 +84,23 @@ def test_what_it_computes_is_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("name", CASES)
-def test_its_attention_is_the_composite(name: str, dynamic: bool) -> None:
-    make, call = CASES[name]
-    module, x, y = make(), torch.randn(ROWS, BATCH, WIDTH, requires_grad=True), torch.randn(KEYS, BATCH, WIDTH)
+def test_its_attention_is_the_composite(dynamic: bool) -> None:
+    """All cases in one graph; each drops with a probability of its own, by which it is known there."""
+    x, y = torch.randn(ROWS, BATCH, WIDTH, requires_grad=True), torch.randn(KEYS, BATCH, WIDTH)
+    modules = {name: make() for name, (make, _) in CASES.items()}
+    for number, module in enumerate(modules.values()):
+        module.dropout = (number + 1) / 32
+
+    def all_cases(x: Tensor, y: Tensor) -> list[Tensor]:
+        return [call(modules[name], x, y)[0] for name, (_, call) in CASES.items()]
+
     graphs: list[CompiledGraph] = []
     torch._dynamo.reset()
     with recording(graphs.append):
-        torch.compile(lambda x, y: call(module, x, y)[0], backend="cpp_cpu", dynamic=dynamic)(x, y).sum().backward()
-    prims = [p.prim for graph in graphs for p in graph.placements]
-    assert [prim for prim in prims if "attention" in prim] == ["dropout_attention", "dropout_attention_backward"]
+        made = torch.compile(all_cases, backend="cpp_cpu", dynamic=dynamic)(x, y)
+        torch.stack([each.sum() for each in made]).sum().backward()
+    open("/tmp/w/hbm.txt","a").write("\n".join(str((p.name,p.prim,p.where,[n.args for n in g.graph.calls() if n.name==p.name][:1])) for g in graphs for p in g.placements if "attention" in p.prim))
+    assert False
     assert x.grad is not None
 
 

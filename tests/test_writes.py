@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -30,18 +30,25 @@ def twin(value: Tensor) -> Tensor:
     return copy.copy_(value)
 
 
-def agree(function: Callable[..., Any], inputs: list[Tensor], backend: str) -> list[CompiledGraph]:
-    """Three calls, compiled and eager on tensors of their own: results, inputs and who was written to are the same."""
+def agree(
+    function: Callable[..., Any], inputs: Sequence[Tensor], backend: str, names: Sequence[str] = ()
+) -> list[CompiledGraph]:
+    """Three calls, compiled and eager on tensors of their own: results, inputs and who was written to are the same.
+
+    Args:
+        names: of the inputs, for what is said of them.
+    """
+    names = names or [f"input {number}" for number in range(len(inputs))]
     ours, theirs = ([twin(value) for value in inputs] for _ in range(2))
-    compiled = torch.compile(function, backend=backend)
+    compiled = torch.compile(function, backend=backend, dynamic=False)
     graphs: list[CompiledGraph] = []
     with recording(graphs.append):
         for _ in range(3):
             before = [(a._version, b._version) for a, b in zip(ours, theirs, strict=True)]
             torch.testing.assert_close(compiled(*ours), function(*theirs))
-            torch.testing.assert_close(ours, theirs)
-            for a, b, (old, other) in zip(ours, theirs, before, strict=True):
-                assert (a._version > old) == (b._version > other)
+            torch.testing.assert_close(dict(zip(names, ours, strict=True)), dict(zip(names, theirs, strict=True)))
+            for name, a, b, (old, other) in zip(names, ours, theirs, before, strict=True):
+                assert (a._version > old) == (b._version > other), name
     return graphs
 
 
@@ -130,19 +137,27 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "transposed", "strided", "offset", "empty"])
+LAYOUTS: dict[str, Callable[[], Tensor]] = {
+    "contiguous": lambda: r(4, 5),
+    "transposed": lambda: r(5, 4).t(),
+    "strided": lambda: r(8, 10)[::2, ::2],
+    "offset": lambda: r(6, 5)[1:5],
+    "empty": lambda: r(4, 0),
+}
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
-def test_inputs_are_written_as_in_eager(program: Callable[..., Any], layout: str, backend: str) -> None:
-    p = {
-        "contiguous": lambda: r(4, 5),
-        "transposed": lambda: r(5, 4).t(),
-        "strided": lambda: r(8, 10)[::2, ::2],
-        "offset": lambda: r(6, 5)[1:5],
-        "empty": lambda: r(4, 0),
-    }[layout]()
-    if layout == "empty" and program is through_a_view:
-        pytest.skip("there is nothing to view")
-    agree(program, [p, r(*p.shape)], backend)
+def test_inputs_are_written_as_in_eager(program: Callable[..., Any], backend: str) -> None:
+    """In every layout, all of them in one graph."""
+    # Of what is empty there is nothing to view.
+    layouts = [layout for layout in LAYOUTS if layout != "empty" or program is not through_a_view]
+    written = [LAYOUTS[layout]() for layout in layouts]
+    inputs = [tensor for p in written for tensor in (p, r(*p.shape))]
+
+    def all_layouts(*inputs: Tensor) -> dict[str, Any]:
+        return {layout: program(*inputs[2 * at : 2 * at + 2]) for at, layout in enumerate(layouts)}
+
+    agree(all_layouts, inputs, backend, [f"{layout} {name}" for layout in layouts for name in "px"])
 
 
 def test_transposed_itself(backend: str) -> None:
