@@ -85,22 +85,28 @@ def test_what_it_computes_is_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_its_attention_is_the_composite(dynamic: bool) -> None:
-    """All cases in one graph; each drops with a probability of its own, by which it is known there."""
+    """All cases in one graph, where each is known by the probability with which it drops."""
     x, y = torch.randn(ROWS, BATCH, WIDTH, requires_grad=True), torch.randn(KEYS, BATCH, WIDTH)
     modules = {name: make() for name, (make, _) in CASES.items()}
-    for number, module in enumerate(modules.values()):
-        module.dropout = (number + 1) / 32
+    names = {(number + 1) / 32: name for number, name in enumerate(CASES)}
+    for probability, name in names.items():
+        modules[name].dropout = probability
 
     def all_cases(x: Tensor, y: Tensor) -> list[Tensor]:
-        return [call(modules[name], x, y)[0] for name, (_, call) in CASES.items()]
+        return [call(modules[name], x, y)[0].sum() for name, (_, call) in CASES.items()]
 
     graphs: list[CompiledGraph] = []
     torch._dynamo.reset()
     with recording(graphs.append):
-        made = torch.compile(all_cases, backend="cpp_cpu", dynamic=dynamic)(x, y)
-        torch.stack([each.sum() for each in made]).sum().backward()
-    open("/tmp/w/hbm.txt","a").write("\n".join(str((p.name,p.prim,p.where,[n.args for n in g.graph.calls() if n.name==p.name][:1])) for g in graphs for p in g.placements if "attention" in p.prim))
-    assert False
+        torch.stack(torch.compile(all_cases, backend="cpp_cpu", dynamic=dynamic)(x, y)).sum().backward()
+    found: dict[str, list[str]] = {name: [] for name in CASES}
+    for graph in graphs:
+        nodes = {node.name: node for node in graph.graph.calls()}
+        for placement in graph.placements:
+            if "attention" in placement.prim:
+                (probability,) = (value for value in nodes[placement.name].args if isinstance(value, float))
+                found[names[probability]].append(placement.prim)
+    assert found == {name: ["dropout_attention", "dropout_attention_backward"] for name in CASES}
     assert x.grad is not None
 
 
