@@ -15,11 +15,11 @@ class Case:
     """A model with inputs for it.
 
     Attributes:
-        build: makes the module, float32, in train mode with dropout off.
+        build: makes the module, float32, in train mode with dropout off; a transformer of so many layers as are asked for.
         inputs: keyword arguments for a batch of the given size and length.
     """
 
-    build: Callable[[], nn.Module]
+    build: Callable[..., nn.Module]
     inputs: Callable[[int, int], dict[str, torch.Tensor]]
 
 
@@ -44,7 +44,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-18's layout at a quarter of its width."""
+    """ResNet-10's layout, a block of each kind and size, at a quarter of its width."""
 
     def __init__(self, width: int = 16, classes: int = 10) -> None:
         super().__init__()
@@ -54,10 +54,9 @@ class ResNet(nn.Module):
         blocks: list[nn.Module] = []
         channels = width
         for index in range(4):
-            for repeat in range(2):
-                out = width * 2**index
-                blocks.append(BasicBlock(channels, out, 2 if index and not repeat else 1))
-                channels = out
+            out = width * 2**index
+            blocks.append(BasicBlock(channels, out, 2 if index else 1))
+            channels = out
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
@@ -84,51 +83,51 @@ def _larger_images(batch: int, _length: int) -> dict[str, torch.Tensor]:
     return {"pixel_values": torch.randn(2 * batch, 3, 96, 96)}
 
 
-def _gpt2() -> nn.Module:
+def _gpt2(layers: int = 2) -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=200, n_positions=64, n_embd=48, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2, use_cache=False,
+        vocab_size=200, n_positions=64, n_embd=48, n_layer=layers, n_head=4, bos_token_id=1, eos_token_id=2, use_cache=False,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     return GPT2LMHeadModel(config)
 
 
-def _bert() -> nn.Module:
+def _bert(layers: int = 2) -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
     config = BertConfig(
-        vocab_size=200, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+        vocab_size=200, hidden_size=48, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=96,
         max_position_embeddings=64, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     return BertForMaskedLM(config)
 
 
-def _llama() -> nn.Module:
+def _llama(layers: int = 2) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=200, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=200, hidden_size=48, intermediate_size=96, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, use_cache=False,
     )  # fmt: skip
     return LlamaForCausalLM(config)
 
 
-def _vit() -> nn.Module:
+def _vit(layers: int = 2) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
-        hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8,
+        hidden_size=48, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=96, image_size=32, patch_size=8,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=10,
     )  # fmt: skip
     return ViTForImageClassification(config)
 
 
-def _t5() -> nn.Module:
+def _t5(layers: int = 2) -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
-        vocab_size=200, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4, dropout_rate=0.0, use_cache=False,
+        vocab_size=200, d_model=48, d_kv=12, d_ff=96, num_layers=layers, num_heads=4, dropout_rate=0.0, use_cache=False,
         decoder_start_token_id=0,
     )  # fmt: skip
     return T5ForConditionalGeneration(config)

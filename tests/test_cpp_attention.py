@@ -593,11 +593,11 @@ def test_attention_that_is_computed_again_stays_whole(graphs: list[CompiledGraph
 def test_models_keep_attention_whole(name: str, graphs: list[CompiledGraph]) -> None:
     torch.manual_seed(0)
     case = MODELS[name]
-    model, batch = case.build().train(), case.inputs(2, 12)
+    model, batch = case.build(layers=2 if name == "gpt2" else 1).train(), case.inputs(2, 12)
     eager = copy.deepcopy(model)
     for run in (torch.compile(model, backend="cpp_cpu"), eager):
         torch.autograd.backward(logits(run(**batch)).square().mean())
-    assert sorted(kept(graphs)) == sorted(2 * BOTH)
+    assert sorted(kept(graphs)) == sorted((2 if name == "gpt2" else 1) * BOTH)
     for (key, mine), other in zip(model.named_parameters(), eager.parameters(), strict=True):
         assert (mine.grad is None) == (other.grad is None), key
         if mine.grad is not None and other.grad is not None:
