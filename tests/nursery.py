@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-COMMANDS = (["-m", "conformance.worker"], ["-m", "vendor_sdk.minify.worker"])
+COMMANDS = (["-m", "conformance.worker"], ["-m", "vendor_sdk.advice"], ["-m", "vendor_sdk.minify.worker"])
 """How the commands begin that are forked, beside `python FILE.py`."""
 BEFORE = ("torch", "torch._dynamo", "torch.export", "torch.testing", "hypothesis")
 """What a nursery imports."""
