@@ -69,7 +69,9 @@ print("right")
 
 
 def started(program: str, *arguments: object, **variables: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", program, *map(str, arguments)]
+    file = Path(tempfile.mkdtemp()) / "program.py"  # a file, which a process that has imported torch can run
+    file.write_text(program)
+    command = [sys.executable, str(file), *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
