@@ -39,7 +39,7 @@ def traced(builder: Builder, function: Callable[..., Any], *args: Any, **kwargs:
         Untranslatable: a size is dynamic, the function does not take these arguments, or a prim of it has no translation.
     """
     operands: list[Operand] = []
-    flat, spec = tree_flatten((args, kwargs))
+    flat, spec = tree_flatten(_plain((args, kwargs)))
     places = [index for index, value in enumerate(flat) if isinstance(value, Value)]
     for index in places:
         if not isinstance(flat[index], Operand):
@@ -55,6 +55,15 @@ def traced(builder: Builder, function: Callable[..., Any], *args: Any, **kwargs:
         Operand(each.name, each.dtype, tuple(v.shape)) for each, v in zip(constants, graph.constants.values(), strict=True)
     ]
     return run(graph, builder, [*operands, *shaped])
+
+
+def _plain(value: Any) -> Any:
+    """Lists and dictionaries of nodes, types of their own in ``fx``, as Python's: ``_graph`` has one entry for both."""
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return tuple(map(_plain, value)) if type(value) is tuple else value
 
 
 Shaped = tuple[tuple[Any, ...], torch.dtype]
