@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +15,6 @@ from torch import fx
 
 pytest.importorskip("transformers")
 from benchmarks import architectures
-from benchmarks.apart import outcomes
 from benchmarks.architectures import judge, main, names
 
 
@@ -32,10 +29,6 @@ def rounded(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[.
 
 def refuses(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     raise NotImplementedError("no room")
-
-
-def dies(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    os._exit(3)
 
 
 def test_what_is_right_is_ok() -> None:
@@ -79,17 +72,6 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 1
     assert "bert: wrong: inference" in done.output
-
-
-def test_a_process_that_dies_or_hangs_has_failed() -> None:
-    found = [
-        (each.state, each.why)
-        for each in outcomes(["bert", "no such model"], functools.partial(judge, backend=dies, device="cpu"), 600)
-    ]
-    assert found[0] == ("failed", "the process died")
-    assert found[1][0] == "not built"
-    (late,) = outcomes(["bert"], functools.partial(judge, backend="eager", device="cpu"), 0.5)
-    assert (late.state, late.why) == ("failed", "longer than 0.5 s")
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "mamba2", "glm_ocr_text"])

@@ -390,7 +390,7 @@ class Instantly(Pool):
 
 def test_memory_does_not_grow_with_the_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "Pool", Instantly)
-    parts = [Case(f"exhaustive/exp-{n}", "float32", "exhaustive") for n in range(10_000)]
+    parts = [Case(f"exhaustive/exp-{n}", "float32", "exhaustive") for n in range(5_000)]
     running = session.Session(report.Run(Settings("chip")), tmp_path)
     running.begin(parts)
     tracemalloc.start()
