@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from tests.calls import Calls
 from vendor_sdk.prims.bounds import Accumulated, Distribution, Exact, Ulp, Verdict, ulp, violations
 from vendor_sdk.prims.derived import DERIVED
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITES, OPSET
@@ -300,18 +300,6 @@ def test_truncated_halves_are_rejected(row: Prim) -> None:
             assert violations(row.bound, row, sample, expected.value.to(dtype), (expected,)).ok
             verdicts.append(violations(row.bound, row, sample, toward_zero(expected.value, dtype), (expected,)).ok)
         assert not all(verdicts), dtype
-
-
-class Calls(TorchDispatchMode):
-    """Records the operators that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.targets: set[Any] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.targets.add(func)
-        return func(*args, **(kwargs or {}))
 
 
 DECOMPOSED = {name: row for name, row in OPSET.items() if row.decomposition is not None}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.calls import Calls
 from vendor_sdk.prims.bounds import violations
 from vendor_sdk.prims.derived import DERIVED
 from vendor_sdk.prims.opset import BY_TARGET, FAMILY_MODULES, OPSET
@@ -102,24 +101,12 @@ def test_decomposition_meets_the_bound_of_its_row(row: Prim) -> None:
     assert tried
 
 
-class _Watch(TorchDispatchMode):
-    """Which operators run: on real tensors, since sizes may depend on data (masked_select)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.called: set[Any] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.called.add(func)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("row", DECOMPOSED, ids=lambda row: row.name)
 def test_decomposition_uses_only_prims(row: Prim) -> None:
     for _, sample in _samples(row):
         assert row.decomposition is not None
-        with _Watch() as watch:
+        with Calls() as calls:
             row.decomposition(*sample.args, **sample.kwargs)
-        foreign = {str(target) for target in watch.called if target not in BY_TARGET}
+        foreign = {str(target) for target in calls.targets if target not in BY_TARGET}
         assert not foreign, f"{sample.label}: {foreign}"
-        assert row.target not in watch.called, f"{sample.label}: calls itself"
+        assert row.target not in calls.targets, f"{sample.label}: calls itself"
