@@ -29,7 +29,7 @@ def lies_last(image: Tensor) -> bool:
 
 
 class Camera:
-    """Convolutions that write down how images lie, and an interpreter of loops for the rest."""
+    """Convolutions without biases that write down how images lie, and an interpreter of loops for the rest."""
 
     name = "camera"
 
@@ -40,6 +40,7 @@ class Camera:
         operator = getattr(aten, name).default
 
         def call(*args: Any) -> Any:
+            assert args[2] is None if name == "convolution" else args[-1][2] is False
             made = operator(*args)
             results = made[:1] if isinstance(made, tuple) else (made,)
             images = [t for t in (*args[:count], *results) if t is not None]
@@ -50,7 +51,8 @@ class Camera:
 
     @hookimpl
     def backend(self) -> Backend:
-        return Backend(name=self.name, version="1", dtypes=frozenset(ALL), legalize=Legalization(channels_last=True))
+        wants = Legalization(channels_last=True, separate_bias=True)
+        return Backend(name=self.name, version="1", dtypes=frozenset(ALL), legalize=wants)
 
     @hookimpl
     def device(self) -> TorchDevice:
@@ -109,9 +111,23 @@ class Joined(nn.Module):
         return words, z, z.amax((1, 3)), self.up(x)[:, 1:3].sum(2), y.sum((0, 1)), y.view(y.shape[0], -1)
 
 
+class Normalized(nn.Module):
+    """Convolutions and group norms in turn, as in diffusion models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(4, 12, 3, padding=1), nn.Conv2d(12, 4, 3)
+        self.norms = nn.ModuleList([nn.GroupNorm(3, 12), nn.GroupNorm(2, 4, affine=False)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norms[1](self.second(F.silu(self.norms[0](self.first(x)))))
+        return y
+
+
 MODELS: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual": (Residual, (2, 3, 33, 32)),
     "joined": (Joined, (2, 4, 18, 14)),
+    "normalized": (Normalized, (2, 4, 10, 9)),
     "one channel": (lambda: nn.Sequential(nn.Conv2d(1, 1, 3), nn.ReLU(), nn.Conv2d(1, 3, 3)), (2, 1, 9, 8)),
     "one pixel": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 5, 1)), (2, 3, 3, 3)),
     "no images": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (0, 3, 5, 5)),
@@ -152,8 +168,8 @@ def test_results_gradients_and_their_strides_are_eagers(name: str, trained: bool
                 for one, other in pairs:
                     torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
                     assert one.is_contiguous()
-    if name in ("residual", "joined"):
-        assert len(camera.seen) >= 3
+    if name in ("residual", "joined", "normalized"):
+        assert len(camera.seen) >= 2
         assert all(all(images) for _, images in camera.seen), camera.seen
 
 
@@ -175,6 +191,32 @@ def test_images_of_the_user_that_lie_so_already_are_not_moved(camera: Camera) ->
     torch.testing.assert_close(found, expected)
     assert found.stride() == expected.stride()
     assert camera.seen == [("convolution", (True, True))] * 2
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["rows", "channels last"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_biases_are_prims_of_their_own(dims: int, transposed: bool, last: bool) -> None:
+    x, weight = torch.randn(2, 4, *[6] * dims), torch.randn(4, 2, *[3] * dims)
+    bias = torch.randn(4)
+    zeros, ones = [0] * dims, [1] * dims
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+        made = aten.convolution(x, weight, bias, ones, zeros, ones, transposed, zeros, 2)
+        back = aten.convolution_backward(grad, x, weight, [4], ones, zeros, ones, transposed, zeros, 2, [True, False, True])
+        alone = aten.convolution_backward(grad, x, weight, [4], ones, zeros, ones, transposed, zeros, 2, [False, False, True])
+        return made, back[0], back[2], alone[2]
+
+    grad = torch.randn(2, 4, *[8 if transposed else 4] * dims)
+    graph = canonicalize(vendor_sdk.trace(function, [x, weight, bias, grad]))
+    legalize(graph, Legalization(channels_last=last, separate_bias=True))
+    graph.verify()
+    assert all(node.args[2] is None for node in graph.calls() if node.target is aten.convolution.default)
+    masks = [node.args[10] for node in graph.calls() if node.target is aten.convolution_backward.default]
+    assert masks == [[True, False, False]]
+    wide = [t.double() for t in (x, weight, bias, grad)]
+    for found, expected in zip(graph.interpret(x, weight, bias, grad), function(*wide), strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_pixels_that_the_user_permutes_are_not_copied() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -288,3 +289,33 @@ def test_cross_entropy_is_left_alone_where_the_logarithms_are_used_too() -> None
     recognize = COMPOSITES["cross_entropy"].recognize
     assert recognize is not None
     assert recognize(_graph(both, torch.randn(5, 4), TARGETS, keep=keep).module) == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "meta"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_results_are_what_torch_announces_on_every_device(dtype: torch.dtype, device: str) -> None:
+    """Shapes and dtypes; of statistics in halves they depend on the device. Fake tensors need none."""
+    wrong = []
+    for name, row in COMPOSITES.items():
+        (target, rule), *_ = row.targets.items()
+        sample = next(iter(row.samples(SampleContext.make(dtype))))
+        with torch_private.new_fake_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            args, kwargs = pytree.tree_map_only(
+                torch.Tensor,
+                lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device),
+                (sample.args, sample.kwargs),
+            )
+            try:
+                announced = target(*args, **kwargs)
+            except NotImplementedError:
+                continue
+            found = rule(*args, **kwargs)
+        both = [[None if x is None else (x.shape, x.dtype) for x in _several(each)] for each in (found, announced)]
+        if both[0] != both[1]:
+            wrong.append(f"{name}: {both[0]} where torch has {both[1]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _several(results: Any) -> tuple[Any, ...]:
+    return tuple(results) if isinstance(results, tuple | list) else (results,)

@@ -302,6 +302,23 @@ def test_images_go_through_convolutions_as_in_float64(name: str, trained: bool) 
                 torch.testing.assert_close(one.grad.double(), other.grad, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_a_block_of_a_diffusion_model_trains_in_halves(half: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.GroupNorm(32, 64), torch.nn.SiLU()]
+    model = torch.nn.Sequential(*layers, *copy.deepcopy(layers), torch.nn.Conv2d(64, 64, 3, padding=1)).cuda().to(half)
+    exact, eager = copy.deepcopy(model).double(), copy.deepcopy(model)
+    x = torch.randn(2, 64, 32, 32, device="cuda").to(half)
+    found = []
+    for each, run, image in ((exact, exact, x.double()), (eager, eager, x), (model, torch.compile(model, backend=BACKEND), x)):
+        loss = run(image).square().mean()
+        loss.backward()
+        found.append([loss.detach().double(), *(p.grad.double() for p in each.parameters())])
+    for wanted, theirs, ours in zip(*found, strict=True):
+        allowed = 2 * float((theirs - wanted).norm()) + 4 * torch.finfo(half).eps * float(wanted.norm())
+        assert float((ours - wanted).norm()) <= allowed
+
+
 def test_products_in_generated_triton() -> None:
     with mock.patch("reference_backends.triton_gpu.products.takes_over", return_value=vendor_sdk.Supported()):
         assert not triton_products.wrong(BACKEND, "cuda")

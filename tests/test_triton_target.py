@@ -114,6 +114,32 @@ class Stem(torch.nn.Module):
 
 
 @needs_triton
+def test_group_norms_between_convolutions_read_and_write_images_in_order() -> None:
+    """A block of a diffusion model, trained in halves: images have their channels last throughout, and no element divides."""
+    width, side = 320, 16
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(width, width, 3, padding=1),
+        torch.nn.GroupNorm(32, width),
+        torch.nn.SiLU(),
+        torch.nn.Conv2d(width, width, 3, padding=1),
+    ).to(HALF)
+    x = torch.randn(2, width, side, side, dtype=HALF)
+    found = vendor_sdk.explain(model, x, backend="triton_gpu", options=H100, show=False)
+    forward, _ = found.graphs
+    statistics, result = (next(each for each in forward.kernels.kernels if name in each.name) for name in ("var", "sigmoid"))
+    image, numbers = x.numel() * x.itemsize, 16 * x.shape[0] * width
+    # The convolution's bias is added where the image is read first; what is saved is the image, and its norm.
+    assert image < statistics.read <= image + numbers
+    assert statistics.written <= image + numbers
+    assert result.read <= image + numbers
+    assert result.written <= 2 * image + numbers
+    assert all(each.resources["stack bytes"] == 0 for each in (statistics, result))
+    # The image that comes in, the one that goes out, and both weights.
+    moved = [each for each in forward.kernels.kernels if "clone" in each.name]
+    assert sum(each.read for each in moved) <= 2 * image + (2 * model[0].weight.numel() + width) * x.itemsize
+
+
+@needs_triton
 def test_what_max_pools_save_is_stored_and_read_by_their_own_kernels() -> None:
     found = vendor_sdk.explain(
         Stem().to(HALF), torch.randn(4, 3, 32, 32, dtype=HALF), backend="triton_gpu", options=H100, show=False
@@ -158,6 +184,19 @@ def test_rows_stay_in_registers(width: int) -> None:
     for function, inputs in ((marked, (*labels, rows)), (normed, (rows, rows))):
         found = vendor_sdk.explain(function, *inputs, backend="triton_gpu", options=H100, show=False)
         assert all(kernel.resources["stack bytes"] <= 32 for kernel in kernels(found)), function.__name__
+
+
+@needs_triton
+def test_what_the_first_rows_of_a_chunk_share_is_loaded_for_each() -> None:
+    """A loop over rows loads the next one's numbers ahead: those too that are one for all rows of a tile in the first."""
+
+    def function(x: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        pixels = ((x - 1) * scales).view(2, 32, 4096, 10).permute(0, 2, 1, 3).reshape(2, 4096, 320).to(HALF)
+        return pixels, pixels.sum((0, 1), dtype=torch.float32)
+
+    inputs = torch.randn(2, 32, 40960), torch.rand(2, 32, 1).to(HALF)
+    found = vendor_sdk.explain(function, *inputs, backend="triton_gpu", options=H100, show=False)
+    assert [kernel.route for kernel in kernels(found)] == ["emitter"]
 
 
 @needs_triton

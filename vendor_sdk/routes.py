@@ -37,7 +37,7 @@ def targets(composites: Iterable[str]) -> frozenset[Any]:
 
 def table_of(loaded: LoadedBackend) -> Mapping[Any, Callable[..., Any]]:
     """Decompositions to what the backend wants to see: prims, and the composites that it claims."""
-    return prim_table(targets(loaded.backend.composites))
+    return prim_table(targets(loaded.backend.composites), channels_last=loaded.backend.legalize.channels_last)
 
 
 def layout_of(node: fx.Node, *, own_memory: bool) -> Layout | None:

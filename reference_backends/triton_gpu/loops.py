@@ -345,7 +345,7 @@ class Loops(Statements):
                 if row not in used or not own & used or not used <= own | {row}:
                     continue
                 for tile in self.tiles[length_of(inner)]:
-                    text = self.ahead(each, tile, inner, row, index.ZERO, some)
+                    text = self.ahead(each, tile, inner, row, index.ZERO, some, index.variable(row, rows))
                     if text not in seen:
                         seen.add(text)
                         name = self.fresh("ahead")
@@ -364,14 +364,21 @@ class Loops(Statements):
             following = self.ahead(load, tile, inner, row.var, index.variable(row.var, row.size) + 1, more)
             self.out(f"{name}_next = {following}")
 
-    def ahead(self, s: loop.Load, tile: Tile, inner: Loop, row: str, at: index.Int, extra: str) -> str:
-        """The text of a load of a tile in iteration ``at`` of the loop around it."""
+    def ahead(
+        self, s: loop.Load, tile: Tile, inner: Loop, row: str, at: index.Int, extra: str, like: index.Int | None = None
+    ) -> str:
+        """The text of a load of a tile in iteration ``at`` of the loop around it, in the shape of that in iteration ``like``:
+        in the first one, all rows of a tile may read the same."""
         before = self.places.get(row)
         self.places[row] = at
         self.enter(inner, tile)
         address, axes = self.pointer(s.param, s.index, ())
         mask = self.mask(axes, extra or None)
         text = f"tl.load({address}, mask={mask}, other=0)" if mask else f"tl.load({address})"
+        if like is not None:
+            self.places[row] = like
+            _, others = self.pointer(s.param, s.index, ())
+            text = text if others <= axes else f"tl.broadcast_to({text}, {self.shape(others | axes)})"
         self.tile = None
         self.places.pop(row)
         if before is not None:

@@ -40,7 +40,7 @@ def backend() -> Backend:
         requires=compiler.requires,
         composites=attention.COMPOSITE_NAMES | {grouped.NAME} | quantized.NAMES,
         # Of tensor cores' operands: cuBLAS computes others' products several times slower.
-        legalize=Legalization(row_alignment=16, channels_last=True),
+        legalize=Legalization(row_alignment=16, channels_last=True, separate_bias=True),
         options={
             "mode": Option(
                 default="default",

@@ -32,6 +32,8 @@ class Legalization:
         channels_last: convolutions over images without groups get images whose channels lie last in memory, and what stands
             between them computes on such values (the SDK inserts ``permute``, and ``clone`` where images come in otherwise).
             For backends on a ``TorchDevice`` whose kernels of convolutions declare ``orders="channels_last"``.
+        separate_bias: convolutions have no bias, and compute no gradient of one (the SDK inserts ``add`` and ``sum``, which
+            fuse with their neighbours).
     """
 
     explicit_broadcast: bool = False
@@ -42,6 +44,7 @@ class Legalization:
     no_int64: bool = False
     row_alignment: int = 1
     channels_last: bool = False
+    separate_bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from vendor_sdk.normalize.elementwise import ELEMENTWISE
 from vendor_sdk.normalize.experts import EXPERTS
 from vendor_sdk.normalize.experts import LATE as LATE_EXPERTS
 from vendor_sdk.normalize.foreach import FOREACH
+from vendor_sdk.normalize.images import IMAGES
 from vendor_sdk.normalize.positions import POSITIONS
 from vendor_sdk.normalize.quantized import LATE as LATE_QUANTIZED
 from vendor_sdk.normalize.recurrent import RECURRENT
@@ -79,15 +80,17 @@ def capture_table(keep: frozenset[OpOverload] = frozenset(), exported: bool = Fa
     return table
 
 
-def prim_table(keep: frozenset[OpOverload]) -> Mapping[OpOverload, Rule]:
+def prim_table(keep: frozenset[OpOverload], *, channels_last: bool = False) -> Mapping[OpOverload, Rule]:
     """Decompositions from core ATen and composites to prims, shared by all who ask for the same.
 
     Args:
         keep: overloads of composites that the backend claims; they stay whole.
+        channels_last: whether images lie so (``Legalization.channels_last``).
     """
     # Libraries register operators when they are imported, which may be after the first graph was compiled.
     late: Mapping[str, Rule] = {**LATE, **LATE_EXPERTS, **LATE_QUANTIZED}
-    return _table(keep, frozenset((overload, rule) for name, rule in late.items() if (overload := named(name)) is not None))
+    registered = {overload: rule for name, rule in late.items() if (overload := named(name)) is not None}
+    return _table(keep, frozenset({**registered, **(IMAGES if channels_last else {})}.items()))
 
 
 @functools.lru_cache(64)

@@ -15,6 +15,7 @@ from vendor_sdk import torch_private
 from vendor_sdk.contract.backend import Legalization
 from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.normalize.aligned import align_products
+from vendor_sdk.normalize.bias import add_biases, sum_biases
 from vendor_sdk.normalize.canonicalize import drop_dead
 from vendor_sdk.normalize.channels import channels_last
 from vendor_sdk.prims.opset import BY_TARGET
@@ -24,9 +25,13 @@ aten = torch.ops.aten
 
 
 def legalize(graph: PrimGraph, wants: Legalization) -> PrimGraph:
-    """Rewrites images, the operands of products and those of every broadcasting prim; the graph's meaning is unchanged."""
+    """Rewrites convolutions, images, operands of products and of every broadcasting prim; the graph's meaning is unchanged."""
+    if wants.separate_bias:
+        add_biases(graph)
     if wants.channels_last:
         channels_last(graph)
+    if wants.separate_bias:
+        sum_biases(graph)
     if wants.row_alignment > 1:
         align_products(graph.graph, wants.row_alignment)
         drop_dead(graph)

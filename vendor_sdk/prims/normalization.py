@@ -140,11 +140,11 @@ def group_norm(
     mean, _, rstd = _statistics(grouped, [2], eps)
     channels = [1, c, *([1] * (x.dim() - 2))]
     result = _affine(aten.reshape.default(_normalized(grouped, mean, rstd), list(x.shape)), weight, bias, channels)
-    saved = x.dtype if x.device.type == "cpu" else wide.dtype
+    # Of all normalizations torch saves these statistics alone in the input's dtype on every device.
     return (
         cast(result, x.dtype),
-        cast(aten.reshape.default(mean, [n, group]), saved),
-        cast(aten.reshape.default(rstd, [n, group]), saved),
+        cast(aten.reshape.default(mean, [n, group]), x.dtype),
+        cast(aten.reshape.default(rstd, [n, group]), x.dtype),
     )
 
 

@@ -249,6 +249,8 @@ def _fit_reduction(group: Group, summary: Summary, anchors: list[tuple[Index, In
                 columns = {n: s for n, s in group.rows.items() if n not in names([values[a] for a in across])}
                 rows = {n: s for n, s in group.rows.items() if n not in columns}
                 # A view may take some of the elements only.
+                if any(_across(index, rows, columns) for index in group.inputs.values()):
+                    return "it sums columns, of which the loops read rows"
                 if _once(summary.sizes, rows) and ix.product(summary.shape) == count(columns):
                     return Joined(values, "column", _reduced(summary, values), {}, rows, columns)
             space = _adopt(group, read, place)
@@ -275,6 +277,12 @@ def _fit_reduction(group: Group, summary: Summary, anchors: list[tuple[Index, In
                 return "it sums rows, of which the loops are over columns"
             return Joined(values, "column", _reduced(summary, values))
     return "it reduces over other loops"
+
+
+def _across(index: Index, rows: Mapping[str, Int], columns: Mapping[str, Int]) -> bool:
+    """Whether elements beside each other in memory are of different rows, at one column."""
+    along = names(index[-1:])
+    return bool(along & rows.keys() and names(index) & columns.keys() and not along & columns.keys())
 
 
 def _once(sizes: tuple[Int, ...], loops: Mapping[str, Int]) -> bool:
