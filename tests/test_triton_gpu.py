@@ -373,6 +373,15 @@ def test_tiles_turn_what_is_read_across(emitted: Callable[..., list[tuple[LoopKe
     assert '"spread"' in text
 
 
+@pytest.mark.parametrize(("count", "length"), [(4096, 320), (1280, 9), (9, 1280), (5000, 3), (20, 20), (1, 1)])
+def test_programs_that_transpose_have_elements_enough(count: int, length: int) -> None:
+    """The filters of a convolution have nine pixels: a square's edge of them would leave a program little to move."""
+    x, (block,), _ = launch.tile(count, [length], "spread")
+    assert x * block <= launch.SQUARE**2
+    assert x * block == launch.SQUARE**2 or (x >= count and block >= length)
+
+
+
 def test_loops_are_not_cut_where_lines_would_be(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
     def turned(x: torch.Tensor) -> torch.Tensor:
         left, right = x.chunk(2, -1)

@@ -113,7 +113,10 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
         return min(points, _power(count)), [], WARPS
     longest = max(lengths)
     if kind == "spread":
-        return min(SQUARE, _power(count)), [min(SQUARE, _power(longest))], 8
+        # Where one edge is short (the pixels of a filter), the other has as much more: programs of few bytes take as long.
+        edge = min(SQUARE, _power(longest))
+        x = min(SQUARE * SQUARE // edge, _power(count))
+        return x, [min(SQUARE * SQUARE // x, _power(longest))], 8
     if kind in ("across", "deep"):
         x = min(ACROSS, _power(count))
         large = kind == "deep" or longest <= ACROSS or leads * -(-count // x) < AT_ONCE
