@@ -369,6 +369,19 @@ def test_a_sum_of_columns_does_not_turn_the_rows() -> None:
     assert not [p for p in lowered.kernel.scratch if p.size.value is None or p.size.value >= 1024 * 48 // 2]
 
 
+def test_a_sum_of_columns_is_not_taken_where_rows_are_turned() -> None:
+    """What is read lies along the columns of the result: a kernel over the result's rows would read a line for an element."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        turned = (x * 2).transpose(1, 2).contiguous()
+        return turned, turned.sum((0, 1))
+
+    inputs = (torch.randn(3, 48, 512, dtype=torch.float64),)
+    program = compiled(function, inputs)
+    _check(program.run(*inputs), function(*inputs))
+    assert len(program.kernels) == 2
+
+
 def _normalized_backward(dy: torch.Tensor, x: torch.Tensor, mask: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """What is summed over all rows, and then used for each of them: half the bytes of what is summed are read."""
     dy, x = torch.where(mask > 0, dy, 0).float() * w, x.float()

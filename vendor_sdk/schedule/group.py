@@ -248,9 +248,9 @@ def _fit_reduction(group: Group, summary: Summary, anchors: list[tuple[Index, In
                 assert values is not None
                 columns = {n: s for n, s in group.rows.items() if n not in names([values[a] for a in across])}
                 rows = {n: s for n, s in group.rows.items() if n not in columns}
-                # A view may take some of the elements only.
                 if any(_across(index, rows, columns) for index in group.inputs.values()):
                     return "it sums columns, of which the loops read rows"
+                # A view may take some of the elements only.
                 if _once(summary.sizes, rows) and ix.product(summary.shape) == count(columns):
                     return Joined(values, "column", _reduced(summary, values), {}, rows, columns)
             space = _adopt(group, read, place)
