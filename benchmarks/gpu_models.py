@@ -2,16 +2,17 @@
 
     python -m benchmarks.gpu_models [--only 'gpt2*'] [--peers eager,inductor] [--rounds 21] [--cold] [--profile] [--json FILE]
 
-Models from transformers' configurations with random weights, twelve layers (ResNet: its 50), bfloat16, all contestants in one
-process. A figure is the median over rounds of seconds from the call to the end of its work on the device: what a user waits
-for. Rounds, each of all contestants in random order, go on for ``LASTING`` seconds at least. Contestants are ``eager``;
-``inductor`` and ``triton_gpu``, each also with ``/recorded`` (``mode="reduce-overhead"``). Rows are inference at few tokens or
-images, where the host is the limit, and at many, and a training step with AdamW. Losses and logits are compared with eager's
-in float32 first. Beside its time stands a contestant's memory: the most that tensors ask for during a call, less what was there
-before the contestant, so with its copy of the model and its optimizer's state. Recorded graphs keep memory that is not counted
-as allocated, and have no such figure. With ``--cold``, compilers' caches are empty, and the seconds of the first call are
-noted: after imports and a first compilation of a small function, before anything recorded. With ``--profile``, what the host
-does in a call of ``triton_gpu`` is listed, the most expensive function first.
+Models from transformers' configurations with random weights, twelve layers (ResNet: its 50), and a U-Net of diffusion models
+(``diffusion.py``), bfloat16, all contestants in one process. A figure is the median over rounds of seconds from the call to
+the end of its work on the device: what a user waits for. Rounds, each of all contestants in random order, go on for
+``LASTING`` seconds at least. Contestants are ``eager``; ``inductor`` and ``triton_gpu``, each also with ``/recorded``
+(``mode="reduce-overhead"``). Rows are inference at few tokens or images, where the host is the limit, and at many, and a
+training step with AdamW. Losses and logits are compared with eager's in float32 first. Beside its time stands a contestant's
+memory: the most that tensors ask for during a call, less what was there before the contestant, so with its copy of the model
+and its optimizer's state. Recorded graphs keep memory that is not counted as allocated, and have no such figure. With
+``--cold``, compilers' caches are empty, and the seconds of the first call are noted: after imports and a first compilation of
+a small function, before anything recorded. With ``--profile``, what the host does in a call of ``triton_gpu`` is listed, the
+most expensive function first.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ import click
 import torch
 from torch import nn
 
+from benchmarks.diffusion import UNet
 from benchmarks.gpu import chosen, environment
 from benchmarks.spawn import CACHES
 
@@ -62,11 +64,13 @@ Inputs = Mapping[str, torch.Tensor]
 Call = Callable[[Inputs], torch.Tensor]
 IMAGE = 224
 """Pixels of a side."""
+LATENTS = 4, 64, 64
+"""Of an image that is made."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A model at one size: ``batch`` times ``length`` tokens, or ``batch`` images."""
+    """A model at one size: ``batch`` times ``length`` tokens, or ``batch`` images, which a ``UNet`` makes."""
 
     kind: str
     batch: int
@@ -78,9 +82,11 @@ class Row:
 
         torch.manual_seed(0)
         given = WIDE if self.kind == "Llama" else {}
-        if not self.length:
+        if self.kind == "UNet":
+            model: nn.Module = UNet()
+        elif not self.length:
             config = getattr(transformers, f"{self.kind}Config")(num_labels=1000)
-            model: nn.Module = getattr(transformers, f"{self.kind}ForImageClassification")(config)
+            model = getattr(transformers, f"{self.kind}ForImageClassification")(config)
         elif self.kind == "Bert":
             model = transformers.BertForMaskedLM(transformers.BertConfig())
         else:
@@ -93,6 +99,10 @@ class Row:
 
     def inputs(self, model: nn.Module) -> Inputs:
         """By name; with labels in training."""
+        if self.kind == "UNet":
+            latents = {name: torch.randn(self.batch, *LATENTS, device=DEVICE) for name in ("pixel_values", "labels")}
+            times = torch.randint(1000, (self.batch,), device=DEVICE)
+            return {**latents, "times": times} if self.training else {"pixel_values": latents["pixel_values"], "times": times}
         if self.length:
             ids = torch.randint(3, model.config.vocab_size, (self.batch, self.length), device=DEVICE)  # type: ignore[union-attr, arg-type]
             return {"input_ids": ids, **({"labels": ids} if self.training else {})}
@@ -121,6 +131,9 @@ ROWS: Mapping[str, Row] = {
     "resnet 1": Row("ResNet", 1),
     "resnet 64": Row("ResNet", 64),
     "resnet 64 training": Row("ResNet", 64, training=True),
+    "unet 1": Row("UNet", 1),
+    "unet 8": Row("UNet", 8),
+    "unet 8 training": Row("UNet", 8, training=True),
 }
 
 

@@ -618,3 +618,16 @@ def test_names_that_match_no_row_on_a_gpu_are_refused(name: str) -> None:
     result = CliRunner().invoke(benchmark.main, ["--only", "nonsense*"])
     assert result.exit_code == 2
     assert "no row has such a name" in result.output
+
+
+def test_what_a_diffusion_model_predicts_follows_from_image_and_time() -> None:
+    from benchmarks.diffusion import UNet
+
+    torch.manual_seed(0)
+    model = UNet((64, 128)).double()
+    images, times = torch.randn(2, 4, 8, 12, dtype=torch.float64), torch.tensor([3, 700])
+    made = model(images, times, images)
+    assert made.logits.shape == images.shape
+    torch.testing.assert_close(made.loss, (made.logits - images).square().mean())
+    torch.testing.assert_close(model(images[1:], times[1:]).logits, made.logits[1:])
+    assert not torch.allclose(model(images, times.flip(0)).logits, made.logits)

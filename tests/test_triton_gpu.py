@@ -381,7 +381,6 @@ def test_programs_that_transpose_have_elements_enough(count: int, length: int) -
     assert x * block == launch.SQUARE**2 or (x >= count and block >= length)
 
 
-
 def test_loops_are_not_cut_where_lines_would_be(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
     def turned(x: torch.Tensor) -> torch.Tensor:
         left, right = x.chunk(2, -1)
