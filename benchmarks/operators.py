@@ -1,9 +1,9 @@
 """What a backend makes of torch's own operator database: results and gradients beside eager's, against float64.
 
     python -m benchmarks.operators [--backend cpp_cpu] [--device cpu] [--only 'nn.functional.*'] [--samples 3] [--dynamic]
-                                   [--json FILE]
+                                   [--dtypes float32,int64,bool] [--json FILE]
 
-Each operator is called through ``torch.compile`` with some of its samples of float32, int64 and bool, and is "ok" if results
+Each operator is called through ``torch.compile`` with some of its samples of each dtype, and is "ok" if results
 and gradients have eager's shapes, dtypes and infinities, and are at most ``TIMES`` as far from float64 as eager's are (equal,
 where they are no floats). Where torch's own ``aot_eager`` is wrong or fails in the same way, it is "torch's". Samples that
 eager refuses are left out; of random operators, and where integers tie, only shapes and dtypes are compared. With ``--json``,
@@ -30,11 +30,12 @@ from vendor_sdk import closure, torch_private
 Tensor = torch.Tensor
 Results = Sequence[Tensor | None]
 
-DTYPES = (torch.float32, torch.int64, torch.bool)
+DTYPES = "float32", "int64", "bool"
 TIMES = 8
 """How many times as far from float64 as eager's a result may be."""
 NOISE = 4e-6
-"""Eager's distance is taken to be this at least, relative to the largest element of a result."""
+"""Eager's distance is taken to be this at least, relative to the largest element of a result; of halves, what rounding does."""
+HALVES = torch.bfloat16, torch.float16
 TIES = frozenset(("kthvalue", "mode", "topk"))
 """Operators that leave open which of equal elements they take: samples of integers and bools have many."""
 SECONDS = 300
@@ -69,7 +70,7 @@ class Call:
     def run(self, function: Callable[..., list[Tensor]], *, wide: bool = False) -> Results:
         """Results, and the gradients of a sum with weights of all of them."""
         torch.manual_seed(0)
-        given = [each.double() if wide and each.dtype == torch.float32 else each.clone() for each in self._inputs]
+        given = [each.double() if wide and each.dtype.is_floating_point else each.clone() for each in self._inputs]
         given = [each.requires_grad_(learned) for each, learned in zip(given, self._learned, strict=True)]
         outputs = function(*given)
         roots = [output for output in outputs if output.requires_grad]
@@ -114,6 +115,7 @@ def _distance(own: Tensor, its: Tensor, true: Tensor | None) -> float:
     own, its = (torch.view_as_real(x.resolve_conj()) if x.dtype.is_complex else x for x in (own, its))
     if true is not None and true.dtype.is_complex:
         true = torch.view_as_real(true.resolve_conj())
+    noise = max(NOISE, torch.finfo(its.dtype).eps if its.dtype in HALVES else 0)
     own, its = own.double(), its.double()
     if true is None or true.shape != its.shape or true.dtype != torch.float64:
         true = its
@@ -126,10 +128,17 @@ def _distance(own: Tensor, its: Tensor, true: Tensor | None) -> float:
         return 0.0
     own, its, true = own[finite], its[finite], true[finite]
     size = max(float(true.abs().max()), 1e-30)
-    return float((own - true).abs().max()) / max(float((its - true).abs().max()), NOISE * size)
+    return float((own - true).abs().max()) / max(float((its - true).abs().max()), noise * size)
 
 
-def judge(name: str, backend: str | Callable[..., Any], device: str, samples: int, dynamic: bool | None = None) -> Outcome:
+def judge(
+    name: str,
+    backend: str | Callable[..., Any],
+    device: str,
+    samples: int,
+    dynamic: bool | None = None,
+    dtypes: Sequence[str] = DTYPES,
+) -> Outcome:
     """Runs all entries of this name, in full float32."""
     start, found, count = time.perf_counter(), Outcome(name, "ok"), 0
     torch.set_num_threads(1)
@@ -137,8 +146,8 @@ def judge(name: str, backend: str | Callable[..., Any], device: str, samples: in
         for entry in closure.entries():
             if entry.full_name != name:
                 continue
-            for dtype in DTYPES:
-                if dtype not in entry.dtypes:
+            for dtype in (getattr(torch, each) for each in dtypes):
+                if dtype not in (entry.dtypes if device == "cpu" else entry.dtypesIfCUDA):
                     continue
                 values = name not in closure.UNCOMPARED and (dtype.is_floating_point or name not in TIES)
                 for label, call in _calls(entry, dtype, device, samples):
@@ -210,13 +219,17 @@ def names() -> list[str]:
 @click.option("--only", default="*", help="Patterns of names, separated by commas.")
 @click.option("--samples", default=3, show_default=True, help="Of each dtype, at most.")
 @click.option("--dynamic", is_flag=True, help="Sizes are symbols, as torch.compile(dynamic=True) has them.")
+@click.option("--dtypes", default=",".join(DTYPES), show_default=True, help="Of the samples, separated by commas.")
 @click.option(
     "--json", "path", type=click.Path(path_type=Path), help="Write the results there, one a line; go on with what stands there."
 )
-def main(backend: str, device: str, only: str, samples: int, dynamic: bool, path: Path | None) -> None:
+def main(backend: str, device: str, only: str, samples: int, dynamic: bool, dtypes: str, path: Path | None) -> None:
     """Runs them."""
+    chosen = dtypes.split(",")
+    if unknown := [each for each in chosen if not isinstance(getattr(torch, each, None), torch.dtype)]:
+        raise click.BadParameter(f"no dtype of torch: {', '.join(unknown)}", param_hint="--dtypes")
     wanted = [name for name in names() if any(fnmatch.fnmatch(name, pattern) for pattern in only.split(","))]
-    judged = functools.partial(judge, backend=backend, device=device, samples=samples, dynamic=dynamic or None)
+    judged = functools.partial(judge, backend=backend, device=device, samples=samples, dynamic=dynamic or None, dtypes=chosen)
     raise SystemExit(not run("operators", wanted, judged, SECONDS, path))
 
 

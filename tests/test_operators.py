@@ -164,6 +164,10 @@ def _wrong(module: torch.fx.GraphModule, inputs: Any) -> Any:
     return lambda *values: [result * (1 + 1e-4) if result.is_floating_point() else result for result in module(*values)]
 
 
+def _coarse(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    return lambda *values: [result * 1.125 if result.is_floating_point() else result for result in module(*values)]
+
+
 def _refuses(module: torch.fx.GraphModule, inputs: Any) -> Any:
     raise NotImplementedError("no such unit")
 
@@ -188,6 +192,17 @@ def test_an_operator_is_judged(name: str, backend: Any, state: str, why: str) ->
     found = judge(name, backend, "cpu", 2)
     assert (found.name, found.state) == (name, state), found
     assert why in found.why
+
+
+@pytest.mark.parametrize(("backend", "state"), [("eager", "ok"), (_coarse, "wrong")])
+def test_operators_are_judged_in_halves(backend: Any, state: str) -> None:
+    assert judge("softmax", backend, "cpu", 2, dtypes=["bfloat16", "float16"]).state == state
+
+
+def test_what_is_no_dtype_is_refused() -> None:
+    done = CliRunner().invoke(main, ["--dtypes", "float32,half16", "--only", "neg"])
+    assert done.exit_code == 2
+    assert "no dtype of torch: half16" in done.output
 
 
 def test_a_run_goes_on_with_what_stands_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
