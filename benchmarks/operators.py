@@ -3,11 +3,11 @@
     python -m benchmarks.operators [--backend cpp_cpu] [--device cpu] [--only 'nn.functional.*'] [--samples 3] [--dynamic]
                                    [--dtypes float32,int64,bool] [--json FILE]
 
-Each operator is called through ``torch.compile`` with some of its samples of each dtype, and is "ok" if results
-and gradients have eager's shapes, dtypes and infinities, and are at most ``TIMES`` as far from float64 as eager's are (equal,
-where they are no floats). Where torch's own ``aot_eager`` is wrong or fails in the same way, it is "torch's". Samples that
-eager refuses are left out; of random operators, and where integers tie, only shapes and dtypes are compared. With ``--json``,
-results are written as they come, and operators that stand there are not run again.
+Each operator is called through ``torch.compile`` with some of its samples of each dtype, and is "ok" if results and gradients
+have eager's shapes, dtypes and infinities, and are at most ``TIMES`` as far from float64 as eager's are (equal, where they are
+no floats). Where torch's own ``aot_eager`` is wrong or fails in the same way, it is "torch's". Samples that eager refuses are
+left out; of random operators, and where integers tie, only shapes and dtypes are compared. With ``--json``, results are written
+as they come, and operators that stand there are not run again.
 """
 
 from __future__ import annotations

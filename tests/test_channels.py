@@ -169,7 +169,7 @@ def test_results_gradients_and_their_strides_are_eagers(name: str, trained: bool
                     torch.testing.assert_close(one.double(), other, rtol=1e-3, atol=1e-3)
                     assert one.is_contiguous()
     if name in ("residual", "joined", "normalized"):
-        assert len(camera.seen) >= 2
+        assert len(camera.seen) >= (2 if name == "normalized" else 3)
         assert all(all(images) for _, images in camera.seen), camera.seen
 
 
