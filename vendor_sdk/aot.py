@@ -23,6 +23,7 @@ from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.capture.heads import share_heads
 from vendor_sdk.capture.masks import know_masks
 from vendor_sdk.capture.multihead import open_attention
+from vendor_sdk.capture.norms import save_less_of_norms
 from vendor_sdk.capture.pooled import save_less_of_pools
 from vendor_sdk.capture.unread import drop_unread
 from vendor_sdk.capture.whole import drop_whole_slices
@@ -85,7 +86,7 @@ def compile_dynamo(
 
     wants = session.loaded.backend.legalize
 
-    def joint(graph: fx.Graph) -> None:
+    def joint(graph: fx.Graph, outputs: int) -> None:
         drop_unread(graph)
         drop_whole_slices(graph)
         know_masks(graph)
@@ -95,6 +96,7 @@ def compile_dynamo(
         if wants.channels_last:
             lie_channels_last(graph)
         if session.emitter is not None:
+            save_less_of_norms(graph, outputs, targets(session.loaded.backend.composites))
             save_less_of_pools(graph, _computed_in(session), functools.partial(_fuses, Routes(session)))
 
     def compiler(*, backward: bool = False, training: bool = False) -> Callable[..., Any]:

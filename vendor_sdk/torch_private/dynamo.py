@@ -38,8 +38,8 @@ def around_compilations(start: Callable[[Any], None], end: Callable[[Any], None]
         callback_handler.register_end_callback(end)
 
 
-Simplify = Callable[[fx.Graph], None]
-"""Changes a graph of aten operators in place."""
+Simplify = Callable[[fx.Graph, int], None]
+"""Changes a joint graph of aten operators in place, of whose results so many are the forward graph's."""
 
 
 def aot_autograd(
@@ -85,7 +85,7 @@ def _partitioner(joint: Simplify) -> Callable[..., tuple[fx.GraphModule, fx.Grap
 
     @functools.wraps(min_cut_rematerialization_partition)
     def partition(module: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        joint(module.graph)
+        joint(module.graph, kwargs["num_fwd_outputs"])
         _retarget(module, _ATTENTION, _attention)
         with functorch_config.patch(recompute_views=True, graphsafe_rng_functionalization=False):
             parts = min_cut_rematerialization_partition(module, *args, **kwargs)
