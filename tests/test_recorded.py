@@ -252,7 +252,7 @@ def test_training(chip: Chip) -> None:
     other.load_state_dict(layer.state_dict())
     with graphs() as found:
         run = captured(lambda x: layer(x).square().mean())
-        for step in range(10):
+        for step in range(20):
             x = torch.randn(500, 40)
             steps = [run(x), other(x).square().mean()]
             if step == 7:  # two forward calls before the first's backward call
@@ -268,8 +268,9 @@ def test_training(chip: Chip) -> None:
                     expected -= 0.1 * expected.grad
                 own.grad = expected.grad = None
     forward, backward = found
-    assert forward._run.replays >= 5
-    assert backward._run.replays >= 5
+    # Where operands lie is the allocator's affair: how many calls pass until they are known to move depends on it.
+    assert forward._run.replays >= 12
+    assert backward._run.replays >= 12
     saved = backward._run.traits.saved
     assert len(saved) == 3
     for known in backward._run._sets.values():
