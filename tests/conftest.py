@@ -26,6 +26,17 @@ if sys.platform == "linux":
 
 
 @pytest.fixture
+def fresh_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No graphs of other tests, in memory or on disk."""
+    import torch
+
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def register() -> Iterator[Callable[..., str]]:
     """``register(plugin)`` offers an in-process plugin until the test ends, and returns its name."""
     import vendor_sdk

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from torch import nn
 
 from tests.toys import use_kind
 
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
 Tensor = torch.Tensor
 Norm = Callable[..., Tensor]
 BACKENDS = ("cpp_cpu", "toyloops")
@@ -49,15 +49,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu, written out": lambda y: y * torch.sigmoid(y),
     "in float64 between": lambda y: F.silu(y.double()).to(y.dtype),
 }
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No graphs of other tests."""
-    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def _operands(shape: Sequence[int], dtype: torch.dtype, *, mean: float = 0.0) -> list[Tensor]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from tests.test_channels import Camera, Residual
 from tests.toys import use_kind
 from vendor_sdk import Kernel, hookimpl
 
+pytestmark = pytest.mark.usefixtures("fresh_graphs")
 Tensor = torch.Tensor
 Make = Callable[[Sequence[int]], Tensor]
 BACKENDS = ("cpp_cpu", "toyloops")
@@ -95,15 +95,6 @@ def _small(saved: Sequence[Tensor], dtype: torch.dtype) -> bool:
 def _known(dtype: torch.dtype, backend: str) -> torch.dtype:
     """The type of saved indices where a backend may lack that of few bytes."""
     return torch.int64 if backend == "toyloops" and dtype is torch.int16 else dtype
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No graphs of other tests."""
-    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

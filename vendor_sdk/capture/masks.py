@@ -15,6 +15,7 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.positions import visible
+from vendor_sdk.ir.primgraph import leading_to
 from vendor_sdk.prims import dropout
 
 aten = torch.ops.aten
@@ -59,7 +60,7 @@ def know_masks(graph: fx.Graph) -> None:
     }
     if not masks:
         return
-    known = _leading_to(graph, set(masks.values()))
+    known = _free(graph, set(masks.values()))
     with torch_private.real_tensors():
         values = _computed(graph, known)
         for node, mask in masks.items():
@@ -70,22 +71,11 @@ def know_masks(graph: fx.Graph) -> None:
         for node, mask in masks.items():
             if mask not in values and mask in causal:
                 _take_out(node, causal[mask])
-        known |= _above(mask for mask in masks.values() if mask in causal)
+        above = leading_to(mask for mask in masks.values() if mask in causal)
+        known |= {node for node in above if node.op == "call_function"}
     for node in reversed(graph.nodes):
         if node in known and not node.users:
             graph.erase_node(node)
-
-
-def _above(masks: Iterable[fx.Node]) -> set[fx.Node]:
-    """Calls that these are computed of, themselves among them."""
-    found: set[fx.Node] = set()
-    waiting = list(masks)
-    while waiting:
-        node = waiting.pop()
-        if node not in found and node.op == "call_function":
-            found.add(node)
-            waiting.extend(node.all_input_nodes)
-    return found
 
 
 def _look(node: fx.Node, mask: Tensor) -> None:
@@ -122,20 +112,13 @@ def _hidden(mask: Tensor) -> Tensor | None:
     return hides if bool((hides | (mask == 0)).all()) else None
 
 
-def _leading_to(graph: fx.Graph, wanted: Iterable[fx.Node]) -> set[fx.Node]:
+def _free(graph: fx.Graph, wanted: Iterable[fx.Node]) -> set[fx.Node]:
     """Those of ``wanted`` that no input decides, and what they are computed of."""
     free: set[fx.Node] = set()
     for node in graph.nodes:
         if _pure(node) and all(source in free for source in node.all_input_nodes):
             free.add(node)
-    found: set[fx.Node] = set()
-    waiting = [node for node in wanted if node in free]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting.extend(node.all_input_nodes)
-    return found
+    return leading_to(node for node in wanted if node in free)
 
 
 def _computed(graph: fx.Graph, nodes: Container[fx.Node]) -> dict[fx.Node, Tensor]:

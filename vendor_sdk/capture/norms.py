@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from vendor_sdk.ir.primgraph import leading_to
 from vendor_sdk.prims.widen import computation_dtype
 
 aten = torch.ops.aten
@@ -111,14 +112,7 @@ def save_less_of_norms(graph: fx.Graph, outputs: int, whole: Collection[Any]) ->
 def _forward(graph: fx.Graph, outputs: int) -> set[fx.Node]:
     """What the forward graph's results follow from."""
     (results,) = graph.output_node().args
-    found: set[fx.Node] = set()
-    waiting = [node for node in results[:outputs] if isinstance(node, fx.Node)]  # type: ignore[index, union-attr]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting.extend(node.all_input_nodes)
-    return found
+    return leading_to(node for node in results[:outputs] if isinstance(node, fx.Node))  # type: ignore[index, union-attr]
 
 
 def _of_gradient(norm: fx.Node, statistic: fx.Node | None) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,6 +195,18 @@ def describe(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"({', '.join(describe(item) for item in value)})"
     return str(value)
+
+
+def leading_to(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """``nodes``, and all that these are computed of."""
+    found: set[fx.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
 
 
 def map_nodes(value: Any, function: Callable[[fx.Node], Any]) -> Any:
