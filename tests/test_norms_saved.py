@@ -202,6 +202,30 @@ def test_any_size(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_that_are_given(backend: str) -> None:
+    """A batch norm that is frozen while what is around it trains."""
+    use_kind(backend)
+    torch.manual_seed(0)
+
+    def functional(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        mean, variance = (torch.full((CHANNELS,), value, dtype=x.dtype) for value in (0.5, 2.0))
+        given: list[Any] = [x, weight, bias, mean, variance, False, 0.1, 1e-5]
+        return F.silu(torch.ops.aten._native_batch_norm_legit_functional.default(*given)[0])
+
+    def frozen(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        mean, variance = (torch.full((CHANNELS,), value, dtype=x.dtype) for value in (0.5, 2.0))
+        return F.silu(F.batch_norm(x, mean, variance, weight, bias))
+
+    operands = _operands((3, CHANNELS, 5, 7), torch.float32)
+    grad = torch.randn(operands[0].shape)
+    expected, _ = _trained(frozen, operands, grad)
+    for function in (functional, frozen):
+        torch._dynamo.reset()
+        ours, _ = _trained(torch.compile(function, backend=backend, fullgraph=True), operands, grad)
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_running_statistics_follow(backend: str) -> None:
     use_kind(backend)
     torch.manual_seed(0)

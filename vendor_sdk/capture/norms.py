@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from vendor_sdk import torch_private
 from vendor_sdk.ir.primgraph import leading_to
 from vendor_sdk.prims.widen import computation_dtype
 
@@ -94,7 +95,8 @@ def save_less_of_norms(graph: fx.Graph, outputs: int, whole: Collection[Any]) ->
         operand, kind = norm.args[0], _NORMS[norm.target]
         results = {user.args[1]: user for user in norm.users if user.target is operator.getitem}
         statistics = [results.get(place) for place in kind.statistics]
-        if norm not in forward or 0 not in results or not all(_of_gradient(norm, found) for found in statistics):
+        known = norm in forward and 0 in results and len(results) == len(norm.users)
+        if not known or not all(_of_gradient(norm, found) for found in statistics):
             continue
         result, dtype = results[0], _value(operand).dtype
         narrow = any(_value(found).dtype != computation_dtype(dtype) for found in statistics)
@@ -116,9 +118,14 @@ def _forward(graph: fx.Graph, outputs: int) -> set[fx.Node]:
 
 
 def _of_gradient(norm: fx.Node, statistic: fx.Node | None) -> bool:
-    """Whether a statistic is read by the normalization's gradient, with the operand, and by nothing else."""
+    """Whether a statistic is there, and is read by the normalization's gradient, with the operand, and by nothing else.
+
+    Without training torch returns statistics of no elements on the CPU.
+    """
+    if statistic is None or torch_private.surely_equal(_value(statistic).numel(), 0):
+        return False
     gradient = _NORMS[norm.target].gradient  # type: ignore[index]
-    users = [] if statistic is None else list(_users(statistic))
+    users = list(_users(statistic))
     return bool(users) and all(user.target is gradient and user.args[1] is norm.args[0] for user in users)
 
 
