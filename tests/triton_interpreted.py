@@ -360,7 +360,7 @@ def sizes(name: str) -> str:
     with vendor_sdk.pipeline.recording(graphs.append):
         compiled = torch.compile(function, backend=backend, dynamic=True)
         for shape in ((3, 67), (40, 5), (2, 300)):
-            a = torch.randn(shape)
+            a = torch.rand(shape) * 4  # of one sign, so that sums lose no digits
             for result, expected in zip(compiled(a), function(a), strict=True):
                 torch.testing.assert_close(result, expected)
     return "" if len(graphs) == 1 else f"{len(graphs)} graphs were compiled for three shapes"
@@ -653,6 +653,7 @@ SYMBOLIC = {
 
 def main(globs: list[str]) -> None:
     install()
+    torch.manual_seed(0)
     np.seterr(all="ignore")  # what is computed outside the masks
     chip = OnCPU()
     vendor_sdk.register(chip)
