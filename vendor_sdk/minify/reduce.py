@@ -12,7 +12,7 @@ from torch import fx
 from vendor_sdk import torch_private
 from vendor_sdk.capture.graph import to_prim_graph
 from vendor_sdk.dump.program import VALUES
-from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
+from vendor_sdk.ir.primgraph import PrimGraph, leading_to, tensors_of
 
 
 def plain(graph: PrimGraph) -> PrimGraph:
@@ -58,13 +58,7 @@ def keep(graph: PrimGraph, kept: Collection[int]) -> PrimGraph | None:
 def without_output(graph: PrimGraph, index: int) -> PrimGraph | None:
     """The graph without one of its outputs, and without what only that needed."""
     ends = [node for place, node in enumerate(graph.outputs) if place != index and isinstance(node, fx.Node)]
-    needed: set[fx.Node] = set()
-    left = list(ends)
-    while left:
-        node = left.pop()
-        if node not in needed:
-            needed.add(node)
-            left += node.all_input_nodes
+    needed = leading_to(ends)
     return _made(graph, {node for node in graph.calls() if node in needed}, ends)
 
 
