@@ -205,6 +205,19 @@ def test_any_size(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_operand_that_lies_otherwise_than_the_result(backend: str) -> None:
+    """The result is seen in another shape, in which what is computed of the operand cannot be without a copy."""
+    use_kind(backend)
+    torch.manual_seed(0)
+
+    def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.silu(F.layer_norm(x.transpose(0, 1), (CHANNELS,), weight, bias).view(-1, CHANNELS))
+
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    assert len(_saved(compiled, function, _operands((5, 7, CHANNELS), torch.float32))) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_statistics_that_are_given(backend: str) -> None:
     """A batch norm that is frozen while what is around it trains."""
     use_kind(backend)

@@ -73,6 +73,8 @@ _NORMS = {
 }
 _VIEWS = (aten.alias.default, aten.view.default)
 """What a value is known by under another name."""
+_LYING_ANYHOW: Mapping[Any, Any] = {aten.view.default: aten.reshape.default}
+"""A result may lie otherwise than the operand, as which it is computed again."""
 
 
 def save_less_of_norms(graph: fx.Graph, outputs: int, whole: Collection[Any]) -> None:
@@ -109,6 +111,7 @@ def save_less_of_norms(graph: fx.Graph, outputs: int, whole: Collection[Any]) ->
         copies = {result: _again(call, norm, operand, statistics, dtype)}
         for value, reader in readers:
             reader.replace_input_with(value, _copied(call, value, copies))
+            reader.target = _LYING_ANYHOW.get(reader.target, reader.target)
 
 
 def _forward(graph: fx.Graph, outputs: int) -> set[fx.Node]:
@@ -206,7 +209,7 @@ def _copied(call: Call, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Nod
     if node not in copies:
         (source,) = node.all_input_nodes
         args, kwargs = fx.map_arg((node.args, node.kwargs), {source: _copied(call, source, copies)}.__getitem__)
-        copies[node] = call(node.target, *args, **kwargs)
+        copies[node] = call(_LYING_ANYHOW.get(node.target, node.target), *args, **kwargs)
     return copies[node]
 
 
