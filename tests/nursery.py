@@ -1,9 +1,9 @@
 """Processes that tests start, forked from one that has imported torch: a new interpreter would take two seconds for that.
 
 `Popen` takes the place of `subprocess.Popen` for what tests and the SDK start (conftest.py), and passes on what is neither
-in `COMMANDS` nor a program's file: commands that a user types begin with a new interpreter here too. Of the SDK, and of torch's
-extensions, nothing is imported before the fork. The new process is this one's child, as any other is: its pid, its session,
-its files, its environment and how it ends are what `subprocess` makes of them.
+one of `MODULES` nor a program's file: commands that a user types begin with a new interpreter here too. Of the SDK, and of
+torch's extensions, nothing is imported before the fork. The new process is this one's child, as any other is: its pid, its
+session, its files, its environment and how it ends are what `subprocess` makes of them.
 
     here -> nursery    {"argv", "cwd", "environment", "session", "files"} and the files, one message
     nursery -> here    the pid, once it has its session
@@ -30,8 +30,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-COMMANDS = (["-m", "conformance.worker"], ["-m", "vendor_sdk.advice"], ["-m", "vendor_sdk.minify.worker"])
-"""How the commands begin that are forked, beside `python FILE.py`."""
+MODULES = {
+    "benchmarks.worker",
+    "conformance.worker",
+    "vendor_sdk.advice",
+    "vendor_sdk.contract.probe",
+    "vendor_sdk.minify.worker",
+}
+"""What `python [-P] -m` runs in a forked process; `python FILE.py` is forked too."""
 BEFORE = ("torch", "torch._dynamo", "torch.export", "torch.testing", "hypothesis")
 """What a nursery imports."""
 READ_EARLY = re.compile(r"LD_|MALLOC_|OMP_|MKL_|KMP_|GOMP_|PYTHON(?!PATH)|LC_|LANG|TORCH|CUDA_|HOME$|VIRTUAL_ENV$")
@@ -49,8 +55,13 @@ def forked(argv: Any) -> bool:
     """Whether a nursery runs this command."""
     if not isinstance(argv, list | tuple) or len(argv) < 2 or str(argv[0]) != sys.executable:
         return False
-    words = [str(word) for word in argv[1:3]]
-    return words in COMMANDS or (words[0].endswith(".py") and Path(words[0]).is_file())
+    words = _words(argv)
+    return (words[0] == "-m" and words[1] in MODULES) or (words[0].endswith(".py") and Path(words[0]).is_file())
+
+
+def _words(argv: Sequence[Any]) -> list[str]:
+    """A command's words after the interpreter and its option."""
+    return [str(word) for word in argv[2 if argv[1] == "-P" else 1 :]]
 
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
@@ -161,10 +172,11 @@ def _arrange(request: Mapping[str, Any], files: Sequence[int], told: int) -> Non
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
-    _, first, *rest = request["argv"]
-    sys.argv = rest if first == "-m" else [first, *rest]
+    first, *rest = words = _words(request["argv"])
+    sys.argv = rest if first == "-m" else words
     folder = request["cwd"] if first == "-m" else os.path.dirname(os.path.realpath(first))
-    sys.path[:0] = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    folders = [folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:0] = folders[len(request["argv"]) - 1 - len(words) :]  # -P: not the first
     importlib.invalidate_caches()
     sys.modules.pop("sitecustomize", None)
     with contextlib.suppress(ModuleNotFoundError):
@@ -172,7 +184,7 @@ def _arrange(request: Mapping[str, Any], files: Sequence[int], told: int) -> Non
 
 
 def _run(request: Mapping[str, Any]) -> None:
-    file = request["argv"][1]
+    file, *_ = _words(request["argv"])
     if file == "-m":
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         return

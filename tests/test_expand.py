@@ -1,6 +1,7 @@
 """What repeats is traced once, and the graph is what tracing all of it gives."""
 
 from collections.abc import Callable
+from operator import getitem
 from typing import Any
 
 import pytest
@@ -160,3 +161,47 @@ def test_source_lines_stay() -> None:
     with torch_private.fake_mode_of(fakes):
         traces = [node.meta.get("stack_trace") for node in expand.decompose(module, fakes, TABLE).graph.nodes]
     assert {f"line {number}" for number in range(6)} <= {*traces}
+
+
+def test_what_is_a_prim_already_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        values, places = torch.sort(x.permute(1, 0) @ y.exp(), stable=True, dim=0)
+        return values[1:].sum(1), places.flip(0), torch.where(values > x[0, 0], values, -values), x.expand(2, *x.shape) - x
+
+    sizes = traced_nodes(monkeypatch)
+    same(function, torch.randn(4, 6), torch.randn(4, 5))
+    assert len(sizes) == 1  # all of it, by the test itself
+
+
+def test_of_a_graph_without_repetition_the_rest_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = traced_nodes(monkeypatch)
+    same(lambda x: F.gelu(x.exp().permute(1, 0) + x[0, 0]).cos(), torch.randn(3, 5))
+    assert sizes == [1, 7]
+
+
+def test_arguments_are_written_as_torch_dispatches_them() -> None:
+    aten = torch.ops.aten
+    graph, mode = fx.Graph(), torch_private.new_fake_mode()
+    fakes = [mode.from_tensor(torch.randn(3, 4), static_shapes=True)]
+    x = graph.placeholder("x")
+    x.meta["val"] = fakes[0]
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (aten.sum.dim_IntList, (x, [1], False), {}),
+        (aten.sum.dim_IntList, (x,), {"dim": [1]}),
+        (aten.sum.dim_IntList, (x, (0, 1), True), {"dtype": None}),
+        (aten.permute.default, (x, (1, 0)), {}),
+        (aten.add.Tensor, (x, x), {"alpha": 1}),
+        (aten.native_dropout.default, (x, 1, True), {}),
+        (aten.clone.default, (x,), {"memory_format": None}),
+    ]
+    nodes = [graph.call_function(*call) for call in calls]
+    with mode:
+        for node in nodes:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+            node.meta["val"] = node.target(*args, **kwargs)  # type: ignore[operator]
+    graph.output(
+        tuple(node if isinstance(node.meta["val"], Tensor) else graph.call_function(getitem, (node, 0)) for node in nodes)
+    )
+    module = fx.GraphModule(torch.nn.Module(), graph)
+    with mode:
+        assert described(expand.decompose(module, fakes, TABLE)) == described(torch_private.decompose(module, fakes, TABLE))

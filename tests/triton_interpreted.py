@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -186,7 +186,8 @@ def inside(pointers: Any, mask: Any) -> None:
 
 def hasten(interpreter: Any) -> None:
     """Has the interpreter combine blocks, in as many turns as they can be halved, where it would call a function for each
-    element; and prepare the language once a launch, where it would for each function that is called."""
+    element; prepare the language once a launch, where it would for each function that is called; and say what is in a tuple
+    where that is asked, as it is of no shape; and know how numpy calls a dtype that it has met."""
     from triton import language
 
     def combined(self: Any, left: list[Any], right: list[Any], kinds: list[Any]) -> list[Any]:
@@ -223,6 +224,28 @@ def hasten(interpreter: Any) -> None:
         ready = all(not language.core.is_builtin(each.load) for each in modules)
         return interpreter._LangPatchScope() if ready else prepare(function)
 
+    core = language.core
+
+    def filled(self: Any, values: Sequence[Any], type: Any = None) -> None:
+        self.values = list(values)
+        if type is not None:
+            self.type = type if isinstance(type, core.tuple_type) else core.tuple_type(type)
+
+    def missing(self: Any, name: str) -> Any:
+        if name != "type":
+            return self.values[self.type.fields.index(name)]
+        self.type = core._type_for_tuple_values(self.values)
+        return self.type
+
+    of_numpy, known = interpreter._get_np_dtype, {}
+
+    def recalled(kind: Any) -> Any:
+        if kind.name not in known:
+            known[kind.name] = of_numpy(kind)
+        return known[kind.name]
+
+    interpreter._get_np_dtype = recalled
+    core.tuple.__init__, core.tuple.__getattr__ = filled, missing
     interpreter.ReduceOps.generic_reduce = reduced
     interpreter.ScanOps.generic_scan = scanned
     interpreter._patch_lang = prepared

@@ -8,12 +8,14 @@ gets the strides that torch would give it. Activations that are saved for a back
 from __future__ import annotations
 
 import operator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.ir.calls import call_before
 from vendor_sdk.ir.orders import CHANNELS_LAST, inverse, order_in_memory
 from vendor_sdk.ir.primgraph import tensors_of
 
@@ -43,7 +45,7 @@ def lie_channels_last(graph: fx.Graph) -> None:
     with torch_private.fake_mode_of([value for value in before.values() if isinstance(value, Tensor)]):
         for node in list(graph.nodes):
             if node.op == "output":
-                node.args = (_as_before(graph, node, node.args[0], before, changed),)
+                node.args = (_as_before(node, node.args[0], before, changed),)
                 continue
             if any(source in changed for source in node.all_input_nodes):
                 _recompute(graph, node, before, changed)
@@ -52,7 +54,7 @@ def lie_channels_last(graph: fx.Graph) -> None:
                 and _is_image(node)
                 and not torch_private.surely_contiguous(node.meta["val"].permute(CHANNELS_LAST))
             ):
-                _ask(graph, node, changed)
+                _ask(node, changed)
 
 
 def _is_image(node: Any) -> bool:
@@ -65,15 +67,13 @@ def _groups(node: fx.Node) -> Any:
     return node.args[8 if node.target is aten.convolution.default else 9]
 
 
-def _ask(graph: fx.Graph, node: fx.Node, changed: set[fx.Node]) -> None:
+def _ask(node: fx.Node, changed: set[fx.Node]) -> None:
     """Has the convolutions among the readers of an image read a copy that lies as they want it."""
     readers = [(user, images) for user in node.users if (images := _IMAGES.get(user.target))]  # type: ignore[call-overload]
     place = node
     while place.next.op == "placeholder" or place is node:
         place = place.next
-    with graph.inserting_before(place):
-        copy = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.channels_last})
-    copy.meta = {**node.meta, "val": aten.clone.default(node.meta["val"], memory_format=torch.channels_last)}
+    copy = call_before(place, aten.clone.default, node, memory_format=torch.channels_last, like=node)
     changed.add(copy)
     for reader, images in readers:
         reader.args = tuple(copy if value is node and i in images else value for i, value in enumerate(reader.args))
@@ -88,7 +88,7 @@ def _recompute(graph: fx.Graph, node: fx.Node, before: dict[fx.Node, Any], chang
     elif not isinstance(target, torch_private.OpOverload) or target._schema.is_mutable:
         return
     elif target in _BY_STRIDES:
-        node.args = _as_before(graph, node, node.args, before, changed)
+        node.args = _as_before(node, node.args, before, changed)
         return
     else:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
@@ -99,7 +99,7 @@ def _recompute(graph: fx.Graph, node: fx.Node, before: dict[fx.Node, Any], chang
         changed.add(node)
 
 
-def _as_before(graph: fx.Graph, reader: fx.Node, values: Any, before: dict[fx.Node, Any], changed: set[fx.Node]) -> Any:
+def _as_before(reader: fx.Node, values: Any, before: dict[fx.Node, Any], changed: set[fx.Node]) -> Any:
     """``values`` for ``reader``, those that lie otherwise now copied to where they were."""
 
     def restored(node: fx.Node) -> fx.Node:
@@ -109,10 +109,9 @@ def _as_before(graph: fx.Graph, reader: fx.Node, values: Any, before: dict[fx.No
         order = order_in_memory(old.shape, old.stride())
         if order is None:
             return node
-        with graph.inserting_before(reader):
-            made = _call(graph, node, aten.permute.default, node, order)
-            made = _call(graph, node, aten.clone.default, made, memory_format=torch.contiguous_format)
-            return _call(graph, node, aten.permute.default, made, inverse(order))
+        call = partial(call_before, reader, like=node)
+        made = call(aten.permute.default, node, order)
+        return call(aten.permute.default, call(aten.clone.default, made, memory_format=torch.contiguous_format), inverse(order))
 
     return fx.map_arg(values, restored)
 
@@ -120,9 +119,3 @@ def _as_before(graph: fx.Graph, reader: fx.Node, values: Any, before: dict[fx.No
 def _lie_alike(one: Tensor, other: Tensor) -> bool:
     """Whether strides are equal, whatever their symbols; adds no guard."""
     return all(map(torch_private.surely_equal, one.stride(), other.stride()))
-
-
-def _call(graph: fx.Graph, like: fx.Node, target: Any, source: fx.Node, *args: Any, **kwargs: Any) -> fx.Node:
-    node = graph.call_function(target, (source, *args), kwargs)
-    node.meta = {**like.meta, "val": target(source.meta["val"], *args, **kwargs)}
-    return node

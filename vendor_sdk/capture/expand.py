@@ -1,9 +1,9 @@
-"""From an ATen graph to prims: what a model repeats is traced once.
+"""From an ATen graph to prims: what is one already is not traced, and what a model repeats is traced once.
 
-A graph of static sizes is read as *applications*: an operator, its constants, and how its operands lie. Equal applications
-decompose into the same nodes. So every distinct one stands once in a small graph, which is traced with the table of
-decompositions; the *expansions* found there are written out for each call. A layer that stands twelve times in a model costs
-one trace, and twelve copies of nodes.
+A graph of static sizes is read as *applications*: an operator, its constants, and how its operands lie. An operator that has no
+decomposition stays as it was captured. Of the others, equal applications decompose into the same nodes. So every distinct one
+stands once in a small graph, which is traced with the table of decompositions; the *expansions* found there are written out for
+each call. A layer that stands twelve times in a model costs one trace, and twelve copies of nodes.
 
 What is not known to be alike is traced as a whole: symbolic sizes, operators of operators (cond), and ``as_strided`` of a view,
 whose memory is that of another value.
@@ -21,12 +21,11 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.ir.primgraph import tensors_of
+from vendor_sdk.prims.opset import BY_TARGET
 
 Table = Mapping[Any, Callable[..., Any]]
 Key = tuple[Any, ...]
 
-MOST_DISTINCT = 0.75
-"""Share of distinct applications from which the whole graph is traced: what is left of the gain pays for the second graph."""
 PLAIN = (int, float, bool, str, complex, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -50,7 +49,7 @@ class Expansion:
 
 
 def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table) -> fx.GraphModule:
-    """``torch_private.decompose``, where applications repeat in less time.
+    """``torch_private.decompose`` in less time.
 
     Args:
         module: a functional ATen graph as the dispatcher traces one, with fake values.
@@ -72,10 +71,11 @@ class _Expanding:
 
     def run(self) -> fx.GraphModule:
         calls = [node for node in self.module.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
-        distinct = {_key(node, _captured): node for node in calls}
-        if len(distinct) > MOST_DISTINCT * len(calls):
+        if not all(map(_stands_alone, calls)):
             raise Unlike
-        self._trace(distinct, _captured)
+        staying = {node for node in calls if self._stays(node)}
+        if distinct := {_key(node, _captured): node for node in calls if node not in staying}:
+            self._trace(distinct, _captured)
         inputs = iter(enumerate(self.fake_inputs))
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
@@ -86,8 +86,10 @@ class _Expanding:
                 self.graph.output(fx.node.map_aggregate(node.args[0], self._new))
             elif node.op != "call_function":
                 raise Unlike
-            elif node.target is operator.getitem:
+            elif node.target is operator.getitem and not isinstance(self._new(node.args[0]), fx.Node):
                 self.values[node] = self._new(node.args[0])[node.args[1]]
+            elif node.target is operator.getitem or (node in staying and self._lies_as_captured(node)):
+                self.values[node] = self.graph.node_copy(node, self._new)
             else:
                 self.values[node] = self._write(node)
         self.graph.eliminate_dead_code()
@@ -102,6 +104,21 @@ class _Expanding:
         if not isinstance(new, fx.Node):
             raise Unlike
         return new.meta["val"]
+
+    def _stays(self, node: fx.Node) -> bool:
+        """Whether an operator is its own decomposition, as prims are; of some, the table has a rule for other arguments."""
+        target = cast(torch_private.OpOverload, node.target)
+        if torch_private.is_composite(target) or not _as_dispatched(node):
+            return False
+        if target not in self.table:
+            return True
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), _captured)
+        return target in BY_TARGET and self.table[target](*args, **kwargs) is NotImplemented
+
+    def _lies_as_captured(self, node: fx.Node) -> bool:
+        """Whether its operands do."""
+        now = ((self._now(each), _captured(each)) for each in node.all_input_nodes)
+        return all(new is old or _lying(new) == _lying(old) for new, old in now)
 
     def _trace(self, applications: Mapping[Key, fx.Node], value_of: Callable[[fx.Node], Any]) -> None:
         """Finds the expansions of calls, whose operands have these values."""
@@ -150,6 +167,34 @@ def _captured(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 
+def _stands_alone(node: fx.Node) -> bool:
+    """Whether a call is one of an operator, of static sizes, which depends on nothing but its operands' elements."""
+    if not isinstance(node.target, torch_private.OpOverload):
+        return False
+    _static(_captured(node))
+    return node.target is not torch.ops.aten.as_strided.default or not _is_view(node.all_input_nodes[0])
+
+
+def _as_dispatched(node: fx.Node) -> bool:
+    """Whether the arguments of a functional operator are written as the dispatcher hands them on: by position or by name as its
+    schema has them, lists as lists, and the last of them only where it is not the default."""
+    schema = cast(torch_private.OpOverload, node.target)._schema
+    named = {each.name: each for each in schema.arguments if each.kwarg_only}
+    given = [*zip((each for each in schema.arguments if not each.kwarg_only), node.args, strict=False)]
+    if schema.is_mutable or not named.keys() >= node.kwargs.keys():
+        return False
+    said = [*given[-1:], *((named[name], value) for name, value in node.kwargs.items())]
+    if any(each.has_default_value() and _same(each.default_value, value) for each, value in said):
+        return False
+    return not any(isinstance(value, tuple) or (type(value) is int and str(each.type) == "float") for each, value in given)
+
+
+def _same(default: Any, value: Any) -> bool:
+    if isinstance(value, list):
+        return isinstance(default, list) and default == value
+    return type(default) is type(value) and bool(default == value)
+
+
 def _is_view(node: fx.Node) -> bool:
     keys = {torch_private.storage_key(tensor) for tensor in tensors_of(_captured(node))}
     return any(
@@ -172,10 +217,6 @@ def _above(result: Any) -> set[fx.Node]:
 
 def _key(node: fx.Node, value_of: Callable[[fx.Node], Any]) -> Key:
     """Equal for calls that decompose alike."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        raise Unlike
-    if node.target is torch.ops.aten.as_strided.default and _is_view(node.all_input_nodes[0]):
-        raise Unlike
     slots = {operand: slot for slot, operand in enumerate(node.all_input_nodes)}
     constants = tuple(_constants((node.args, dict(node.kwargs)), slots))
     return (node.target, constants, *(_lying(value_of(operand)) for operand in slots))

@@ -79,6 +79,9 @@ def to_prim_graph(
     with torch_private.real_tensors():
         module, constants = _lift_constants(module)
     fake_constants = [fake_mode.from_tensor(value, static_shapes=True) for value in constants.values()]
+    lifted = [node for node in module.graph.nodes if node.op == "placeholder"][len(fake_inputs) :]
+    for node, fake in zip(lifted, fake_constants, strict=True):
+        node.meta["val"] = fake
     with fake_mode:
         traced = decompose(module, [*fake_inputs, *fake_constants], table)
     know_masks(traced.graph)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.ir.calls import call_before, computed
 from vendor_sdk.ir.primgraph import leading_to
 from vendor_sdk.prims.widen import computation_dtype
 
@@ -105,9 +107,9 @@ def save_less_of_norms(graph: fx.Graph, outputs: int, whole: Collection[Any]) ->
         if (narrow and norm.target in whole) or not any(_readers(result, forward)):
             continue
         if narrow:
-            result = _widen(graph, norm, results)
+            result = _widen(norm, results)
         readers = sorted(_readers(result, forward), key=lambda reading: order[reading[1]])
-        call = _caller(graph, readers[0][1])
+        call = partial(call_before, readers[0][1])
         copies = {result: _again(call, norm, operand, statistics, dtype)}
         for value, reader in readers:
             reader.replace_input_with(value, _copied(call, value, copies))
@@ -163,29 +165,17 @@ def _pointwise(node: fx.Node) -> bool:
     return fuses and torch.Tag.nondeterministic_seeded not in tags
 
 
-def _caller(graph: fx.Graph, place: fx.Node) -> Call:
-    """What puts calls before ``place``."""
-
-    def call(target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        with graph.inserting_before(place):
-            node = graph.call_function(target, args, kwargs)
-        node.meta = {**place.meta, "val": _computed(node)}
-        return node
-
-    return call
-
-
-def _widen(graph: fx.Graph, norm: fx.Node, results: Mapping[Any, fx.Node]) -> fx.Node:
+def _widen(norm: fx.Node, results: Mapping[Any, fx.Node]) -> fx.Node:
     """Has a normalization compute, and return, what is wider; returns its result in the dtype that it was in."""
     kind, result = _NORMS[norm.target], results[0]  # type: ignore[index]
     dtype = _value(result).dtype
-    call = _caller(graph, norm)
+    call = partial(call_before, norm)
     for place in (0, kind.weight, kind.bias):
         if place is not None and norm.args[place] is not None:
             norm.update_arg(place, _cast(call, norm.args[place], computation_dtype(dtype)))
     for node in (norm, *results.values()):
-        node.meta["val"] = _computed(node)
-    narrowed = _caller(graph, result.next)(aten._to_copy.default, result, dtype=dtype)
+        node.meta["val"] = computed(node)
+    narrowed = call_before(result.next, aten._to_copy.default, result, dtype=dtype)
     result.replace_all_uses_with(narrowed, lambda user: user is not narrowed)
     return narrowed
 
@@ -215,11 +205,6 @@ def _copied(call: Call, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Nod
 
 def _cast(call: Call, given: Any, dtype: torch.dtype) -> Any:
     return given if _value(given).dtype == dtype else call(aten._to_copy.default, given, dtype=dtype)
-
-
-def _computed(node: fx.Node) -> Any:
-    args, kwargs = fx.map_arg((node.args, node.kwargs), _value)
-    return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _value(node: Any) -> Any:

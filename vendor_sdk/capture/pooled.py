@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.ir.calls import call_before
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Fuses = Callable[[fx.Node], bool]
@@ -54,12 +55,12 @@ def save_less_of_pools(graph: fx.Graph, dtypes: Container[torch.dtype], fuses: F
     """
     for node in list(graph.nodes):
         if node.target in _POOLS and fuses(node):
-            _store_distances(graph, node, dtypes, fuses)
+            _store_distances(node, dtypes, fuses)
         elif node.target in _DIMS and fuses(node):
-            _drop_image(graph, node)
+            _drop_image(node)
 
 
-def _store_distances(graph: fx.Graph, pool: fx.Node, dtypes: Container[torch.dtype], fuses: Fuses) -> None:
+def _store_distances(pool: fx.Node, dtypes: Container[torch.dtype], fuses: Fuses) -> None:
     """Stores the indices of one pool for its gradients in as few bytes as they need."""
     dims, backward = _POOLS[pool.target]  # type: ignore[index]
     found = [user for user in pool.users if user.target is operator.getitem and user.args[1] == 1]
@@ -73,11 +74,11 @@ def _store_distances(graph: fx.Graph, pool: fx.Node, dtypes: Container[torch.dty
         return
     for indices in found:
         readers, place = list(indices.users), indices.next
-        apart = _call(graph, place, indices, aten.sub.Tensor, indices, _begin(graph, place, indices, windows))
-        distances = _call(graph, place, indices, aten._to_copy.default, apart, dtype=small)
+        apart = call_before(place, aten.sub.Tensor, indices, _begin(place, indices, windows), like=indices)
+        distances = call_before(place, aten._to_copy.default, apart, dtype=small, like=indices)
         for reader in readers:
-            wide = _call(graph, reader, reader, aten._to_copy.default, distances, dtype=torch.int64)
-            again = _call(graph, reader, reader, aten.add.Tensor, wide, _begin(graph, reader, indices, windows))
+            wide = call_before(reader, aten._to_copy.default, distances, dtype=torch.int64)
+            again = call_before(reader, aten.add.Tensor, wide, _begin(reader, indices, windows))
             reader.update_arg(_INDICES, again)
 
 
@@ -112,7 +113,7 @@ def _dtype_of(largest: int, dtypes: Container[torch.dtype]) -> torch.dtype | Non
     return next(fitting, None) if torch.int64 in dtypes else None
 
 
-def _begin(graph: fx.Graph, place: fx.Node, indices: fx.Node, windows: Sequence[_Window]) -> fx.Node:
+def _begin(place: fx.Node, indices: fx.Node, windows: Sequence[_Window]) -> fx.Node:
     """The index in its plane of every window's first element, padding counted in: negative where that lies before the plane.
 
     A view of consecutive numbers, so that nothing is computed but the index of what is read.
@@ -122,9 +123,7 @@ def _begin(graph: fx.Graph, place: fx.Node, indices: fx.Node, windows: Sequence[
     counts = [window.number for window in windows]
     length = sum((count - 1) * stride for count, stride in zip(counts, apart, strict=True)) + 1
     device = indices.meta["val"].device
-    numbers = _call(
-        graph,
-        place,
+    numbers = call_before(
         place,
         prims.iota.default,
         length,
@@ -134,30 +133,22 @@ def _begin(graph: fx.Graph, place: fx.Node, indices: fx.Node, windows: Sequence[
         device=device,
         requires_grad=False,
     )
-    return _call(graph, place, place, aten.as_strided.default, numbers, counts, apart, 0)
+    return call_before(place, aten.as_strided.default, numbers, counts, apart, 0)
 
 
-def _drop_image(graph: fx.Graph, gradient: fx.Node) -> None:
+def _drop_image(gradient: fx.Node) -> None:
     """Puts one number, seen as an image, in place of the image that a gradient is given for its shape."""
     image, result = (node.meta["val"] for node in (gradient.args[_IMAGE], gradient))  # type: ignore[union-attr]
     dims = _DIMS[gradient.target]  # type: ignore[index]
     if not all(isinstance(size, int) for size in image.shape[-dims:]):
         return
     lead = [
-        size if isinstance(size, int) else _call(graph, gradient, gradient, aten.sym_size.int, gradient.args[0], dim)
+        size if isinstance(size, int) else call_before(gradient, aten.sym_size.int, gradient.args[0], dim)
         for dim, size in enumerate(image.shape[:-dims])
     ]
-    number = _call(graph, gradient, gradient, aten.full.default, [], 0, dtype=image.dtype, device=image.device)
-    blank = _call(graph, gradient, gradient, aten.expand.default, number, [*lead, *image.shape[-dims:]])
+    number = call_before(gradient, aten.full.default, [], 0, dtype=image.dtype, device=image.device)
+    blank = call_before(gradient, aten.expand.default, number, [*lead, *image.shape[-dims:]])
     if not torch_private.surely_contiguous(result):
         # A gradient lies as the image does.
-        blank = _call(graph, gradient, gradient, aten.clone.default, blank, memory_format=_FORMATS[result.dim()])
+        blank = call_before(gradient, aten.clone.default, blank, memory_format=_FORMATS[result.dim()])
     gradient.update_arg(_IMAGE, blank)
-
-
-def _call(graph: fx.Graph, place: fx.Node, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    with graph.inserting_before(place):
-        node = graph.call_function(target, args, kwargs)
-    values, named = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
-    node.meta = {**like.meta, "val": target(*values, **named)}
-    return node

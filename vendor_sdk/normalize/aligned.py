@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from vendor_sdk.normalize.products import call_before
+from vendor_sdk.ir.calls import call_before
 
 aten = torch.ops.aten
 
@@ -55,7 +55,7 @@ class _Padded:
             return source
         if _turned(source):
             (inner,) = source.all_input_nodes
-            return call_before(self.graph, before, aten.permute.default, self(before, inner, list(reversed(more))), [1, 0])
+            return call_before(before, aten.permute.default, self(before, inner, list(reversed(more))), [1, 0])
         key = source, tuple(more)
         if key not in self.known:
             pads = [n for extra in reversed(more) for n in (0, extra)]
@@ -63,7 +63,7 @@ class _Padded:
             place = source
             while place.op == "placeholder" or place is source:
                 place = place.next
-            made = self.known[key] = call_before(self.graph, place, aten.constant_pad_nd.default, source, pads, 0)
+            made = self.known[key] = call_before(place, aten.constant_pad_nd.default, source, pads, 0)
             made.meta = {**before.meta, "val": made.meta["val"]}
         return self.known[key]
 
@@ -77,7 +77,7 @@ class _Padded:
             inside = made
             for dim, size in enumerate(source.meta["val"].shape):
                 if size != made.meta["val"].shape[dim]:
-                    inside = call_before(self.graph, inside.next, aten.slice.Tensor, inside, dim, 0, size)
+                    inside = call_before(inside.next, aten.slice.Tensor, inside, dim, 0, size)
             for user in readers:
                 user.replace_input_with(source, inside)
 
@@ -101,7 +101,7 @@ def _align(graph: fx.Graph, node: fx.Node, unit: int, padded: _Padded) -> None:
         return
 
     def call(target: Callable[..., Any], *args: Any) -> fx.Node:
-        return call_before(graph, node, target, *args)
+        return call_before(node, target, *args)
 
     factors = padded(node, left, more[:2]), padded(node, right, more[1:])
     added = []

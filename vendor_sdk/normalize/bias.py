@@ -12,8 +12,9 @@ from typing import cast
 
 from torch import fx
 
+from vendor_sdk.ir.calls import call_before
 from vendor_sdk.ir.primgraph import PrimGraph
-from vendor_sdk.normalize.products import aten, call_before, fake
+from vendor_sdk.normalize.products import aten, fake
 
 
 def add_biases(graph: PrimGraph) -> PrimGraph:
@@ -37,9 +38,9 @@ def sum_biases(graph: PrimGraph) -> PrimGraph:
 def _added(graph: fx.Graph, node: fx.Node) -> None:
     x, weight, bias, *rest = node.args
     channels = [1, fake(node).shape[1], *[1] * (fake(node).dim() - 2)]
-    alone = call_before(graph, node, aten.convolution.default, x, weight, None, *rest)
-    viewed = call_before(graph, node, aten.view.default, bias, channels)
-    node.replace_all_uses_with(call_before(graph, node, aten.add.Tensor, alone, viewed))
+    alone = call_before(node, aten.convolution.default, x, weight, None, *rest)
+    viewed = call_before(node, aten.view.default, bias, channels)
+    node.replace_all_uses_with(call_before(node, aten.add.Tensor, alone, viewed))
     graph.erase_node(node)
 
 
@@ -49,9 +50,9 @@ def _summed(graph: fx.Graph, node: fx.Node) -> None:
     for user in list(node.users):
         assert user.target is operator.getitem
         if user.args[1] == 2:
-            user.replace_all_uses_with(call_before(graph, node, aten.sum.dim_IntList, grad, dims))
+            user.replace_all_uses_with(call_before(node, aten.sum.dim_IntList, grad, dims))
             graph.erase_node(user)
     wanted = [*cast(Sequence[bool], mask)[:2], False]
     if any(wanted):
-        node.replace_all_uses_with(call_before(graph, node, node.target, grad, *rest, wanted))  # type: ignore[arg-type]
+        node.replace_all_uses_with(call_before(node, node.target, grad, *rest, wanted))  # type: ignore[arg-type]
     graph.erase_node(node)

@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.ir.calls import call_before
 from vendor_sdk.ir.orders import CHANNELS_LAST, channels_lie_last, inverse
 from vendor_sdk.ir.primgraph import PrimGraph
-from vendor_sdk.normalize.products import call_before
 from vendor_sdk.prims.opset import BY_TARGET
 from vendor_sdk.prims.row import Family, Shape
 
@@ -113,7 +113,7 @@ class _Images:
 
     def _of(self, image: fx.Node, place: fx.Node) -> fx.Node:
         """A view of an image, its channels the last dimension."""
-        return self.last.get(image) or call_before(self.graph.graph, place, aten.permute.default, image, list(CHANNELS_LAST))
+        return self.last.get(image) or call_before(place, aten.permute.default, image, list(CHANNELS_LAST))
 
     def _aligned(self, value: fx.Node, place: fx.Node) -> fx.Node:
         """An operand that broadcasts with images."""
@@ -121,11 +121,11 @@ class _Images:
         if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
             return value
         for _ in range(4 - tensor.dim()):
-            value = call_before(self.graph.graph, place, aten.unsqueeze.default, value, 0)
+            value = call_before(place, aten.unsqueeze.default, value, 0)
         return self._of(value, place)
 
     def _copy(self, image: fx.Node, place: fx.Node) -> fx.Node:
-        return call_before(self.graph.graph, place, aten.clone.default, self._of(image, place))
+        return call_before(place, aten.clone.default, self._of(image, place))
 
     def _moved(self, image: fx.Node, place: fx.Node) -> fx.Node:
         """An image or weight that lies otherwise, as convolutions want it: the first of them is at ``place``."""
@@ -135,14 +135,14 @@ class _Images:
 
     def _image(self, made: fx.Node, place: fx.Node) -> fx.Node:
         """The image whose value with the channels last is ``made``."""
-        image = call_before(self.graph.graph, place, aten.permute.default, made, _BACK)
+        image = call_before(place, aten.permute.default, made, _BACK)
         self.last[image] = made
         return image
 
     def _rewrite(self, node: fx.Node, *args: Any, image: bool = True) -> None:
         """Computes a node of other arguments, which give its result with the channels last; or, for none that is an ``image``,
         as it is."""
-        made = call_before(self.graph.graph, node, node.target, *args, **node.kwargs)  # type: ignore[arg-type]
+        made = call_before(node, node.target, *args, **node.kwargs)  # type: ignore[arg-type]
         node.replace_all_uses_with(self._image(made, node) if image else made)
         self.graph.graph.erase_node(node)
 

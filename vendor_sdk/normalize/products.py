@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from vendor_sdk.ir.calls import call_before
 from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.normalize.canonicalize import drop_dead
 
@@ -29,7 +30,7 @@ def join_products(graph: PrimGraph) -> PrimGraph:
         products = [product for term in terms if (product := _product(term)) is not None]
         if len(products) > 1 and _pays(products):
             others = [term for term in terms if _product(term) is None]
-            root.replace_all_uses_with(_joined(graph, root, products, others))
+            root.replace_all_uses_with(_joined(root, products, others))
     drop_dead(graph)
     return graph
 
@@ -54,15 +55,6 @@ def _is_sum(node: fx.Node) -> bool:
 def fake(argument: Any) -> Any:
     """The fake value of a node, None for anything else."""
     return argument.meta["val"] if isinstance(argument, fx.Node) else None
-
-
-def call_before(graph: fx.Graph, place: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-    """A new node before ``place``, whose user's line it has."""
-    with graph.inserting_before(place):
-        node = graph.call_function(target, args, kwargs)
-    values, named = fx.map_arg((args, kwargs), lambda source: source.meta["val"])
-    node.meta = {**place.meta, "val": target(*values, **named)}
-    return node
 
 
 def _terms(root: fx.Node, done: set[fx.Node]) -> list[fx.Node]:
@@ -103,9 +95,9 @@ def _pays(products: Sequence[fx.Node]) -> bool:
     return bool(inner * (rows + columns) <= (len(products) - 1) * math.prod((rows, columns)))
 
 
-def _joined(graph: PrimGraph, root: fx.Node, products: Sequence[fx.Node], others: Sequence[fx.Node]) -> fx.Node:
+def _joined(root: fx.Node, products: Sequence[fx.Node], others: Sequence[fx.Node]) -> fx.Node:
     def call(target: Callable[..., Any], *args: Any) -> fx.Node:
-        return call_before(graph.graph, root, target, *args)
+        return call_before(root, target, *args)
 
     def beside(factors: Sequence[fx.Node], dim: int) -> fx.Node:
         """Along ``dim``; transposed factors are transposed together."""

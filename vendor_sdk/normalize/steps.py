@@ -15,9 +15,10 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.ir.calls import call_before
 from vendor_sdk.ir.primgraph import PrimGraph
 from vendor_sdk.normalize.canonicalize import drop_dead
-from vendor_sdk.normalize.products import call_before, fake
+from vendor_sdk.normalize.products import fake
 from vendor_sdk.prims.opset import BY_TARGET
 
 aten = torch.ops.aten
@@ -72,7 +73,7 @@ def join_steps(graph: PrimGraph) -> PrimGraph:
             share = _share(steps)
             for begin in range(0, len(steps), share):
                 some = steps[begin : begin + share]
-                _join(graph, some, right, bias, some[0].product if begin else products[0])
+                _join(some, right, bias, some[0].product if begin else products[0])
     drop_dead(graph)
     return graph
 
@@ -132,28 +133,28 @@ def _share(steps: Sequence[_Step]) -> int:
     return -(-len(steps) // max(len(steps) * rows // JOINED_ROWS, 1))
 
 
-def _join(graph: PrimGraph, steps: Sequence[_Step], right: fx.Node, bias: fx.Node | None, anchor: fx.Node) -> None:
+def _join(steps: Sequence[_Step], right: fx.Node, bias: fx.Node | None, anchor: fx.Node) -> None:
     start, end = steps[0].start, steps[0].end
     for step in steps:
         _move_up(step.known, anchor)
-    known = call_before(graph.graph, anchor, aten.cat.default, [step.known for step in steps], 0)
+    known = call_before(anchor, aten.cat.default, [step.known for step in steps], 0)
     whole = steps[0].rest is None
-    own = right if whole else call_before(graph.graph, anchor, aten.slice.Tensor, right, 0, start, end)
+    own = right if whole else call_before(anchor, aten.slice.Tensor, right, 0, start, end)
     joined = (
-        call_before(graph.graph, anchor, aten.mm.default, known, own)
+        call_before(anchor, aten.mm.default, known, own)
         if bias is None
-        else call_before(graph.graph, anchor, aten.addmm.default, bias, known, own)
+        else call_before(anchor, aten.addmm.default, bias, known, own)
     )
     others = None
     if not whole:
         bounds = (end, right.meta["val"].shape[0]) if start == 0 else (0, start)
-        others = call_before(graph.graph, anchor, aten.slice.Tensor, right, 0, *bounds)
+        others = call_before(anchor, aten.slice.Tensor, right, 0, *bounds)
     # One step's rows may be another number at each call.
-    apart = call_before(graph.graph, anchor, aten.view.default, joined, [len(steps), -1, joined.meta["val"].shape[1]])
+    apart = call_before(anchor, aten.view.default, joined, [len(steps), -1, joined.meta["val"].shape[1]])
     for number, step in enumerate(steps):
-        part = call_before(graph.graph, step.product, aten.select.int, apart, 0, number)
+        part = call_before(step.product, aten.select.int, apart, 0, number)
         if step.rest is not None:
-            part = call_before(graph.graph, step.product, aten.addmm.default, part, step.rest, others)
+            part = call_before(step.product, aten.addmm.default, part, step.rest, others)
         step.product.replace_all_uses_with(part)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from vendor_sdk.ir.calls import call_before
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name
 from vendor_sdk.normalize.canonicalize import drop_dead
-from vendor_sdk.normalize.products import call_before
 
 aten = torch.ops.aten
 
@@ -57,9 +57,7 @@ def without_gradients(graph: PrimGraph, undefined: Sequence[int]) -> PrimGraph |
             return None
         if readers:
             first = next(n for n in graph.graph.nodes if n.op == "call_function" or n.op == "output")
-            made = call_before(
-                graph.graph, first, aten.full.default, list(value.shape), 0, dtype=value.dtype, device=value.device
-            )
+            made = call_before(first, aten.full.default, list(value.shape), 0, dtype=value.dtype, device=value.device)
             made.meta = {"val": made.meta["val"]}
             for user in readers:
                 user.replace_input_with(node, made)
@@ -104,12 +102,12 @@ def _rest(graph: fx.Graph, node: fx.Node, zeros: set[fx.Node]) -> fx.Node | None
         return None
     value: Any = node.meta["val"]
     if other.meta["val"].dtype != value.dtype:
-        other = call_before(graph, node, aten._to_copy.default, other, dtype=value.dtype)
+        other = call_before(node, aten._to_copy.default, other, dtype=value.dtype)
     if other.meta["val"].shape != value.shape:
         if not all(isinstance(size, int) for size in value.shape):
             return None
-        other = call_before(graph, node, aten.expand.default, other, list(value.shape))
-    return call_before(graph, node, aten.neg.default, other) if prim == "sub" and left in zeros else other
+        other = call_before(node, aten.expand.default, other, list(value.shape))
+    return call_before(node, aten.neg.default, other) if prim == "sub" and left in zeros else other
 
 
 def _renumbered(graph: PrimGraph, kept: Sequence[int]) -> PrimGraph:

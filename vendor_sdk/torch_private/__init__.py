@@ -100,6 +100,11 @@ def _is_symbolic(value: Any) -> bool:
     return isinstance(value, torch.SymInt)
 
 
+def is_composite(operator: OpOverload) -> bool:
+    """Whether the dispatcher takes an operator apart for every backend (CompositeImplicitAutograd)."""
+    return operator._can_decompose()
+
+
 def functional_trace(function: Callable[..., Any], fake_inputs: Sequence[Any]) -> fx.GraphModule:
     """Traces a plain function of tensors into an ATen graph with fake values."""
     return make_fx(function)(*fake_inputs)
