@@ -63,6 +63,21 @@ def test_elements_at_places(index: Tensor, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_gradient_of_what_fills_places(backend: str) -> None:
+    """Of places that are named several times it counts one: it has as many terms as there are others, which only data tells."""
+
+    def function(x: Tensor, value: Tensor) -> Tensor:
+        return x.index_fill(-1, torch.tensor([1, 4, 4, 4, 0]), value)
+
+    x, value, weights = torch.randn(5, 5, requires_grad=True), torch.tensor(2.0, requires_grad=True), torch.randn(5, 5)
+    torch.compiler.reset()
+    found, wanted = torch.compile(function, backend=backend, fullgraph=True)(x, value), function(x, value)
+    torch.testing.assert_close(found, wanted)
+    slopes = [torch.autograd.grad((each * weights).sum(), [x, value]) for each in (found, wanted)]
+    torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_sizes_that_are_scaled_by_a_float_are_compiled_again(backend: str) -> None:
     """Such a size is no expression of integers: it is a number, guarded, and the others stay symbols."""
 

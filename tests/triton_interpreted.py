@@ -464,6 +464,28 @@ def no_rows(name: str) -> str:
     return ""
 
 
+def nothing_to_add(name: str) -> str:
+    """A total over as many elements as a symbol says is zero where there is none, and nothing is read for it."""
+    emitter = plugin.emitter({})
+    columns, rows = index.symbol("s0", 0), index.symbol("u0", 0)
+    c, r = index.variable("c", columns), index.variable("r", rows)
+    load = loop.Load("v0", "in0", c + r * columns, torch.float32)
+    total = loop.Reduce((loop.Range("r", rows),), (load,), (loop.Accumulator(("a0",), "sum", ("v0",), torch.float32),))
+    nest = loop.Nest((loop.Range("c", columns),), (total, loop.Store("out0", c, "a0")))
+    params = (
+        loop.Param("in0", torch.float32, rows * columns, "in"),
+        loop.Param("out0", torch.float32, columns, "out"),
+    )
+    kernel = LoopKernel("k", params, (loop.Symbol("s0"), loop.Symbol("u0")), (nest,))
+    (launched,) = emitter.compile([(kernel, emitter.emit(kernel))])
+    for count in (3, 0, 64, 200):
+        x, result = torch.rand(count, 5), torch.full((5,), math.nan)
+        launched((x, result), (5, count))
+        if not torch.allclose(result, x.sum(0)):
+            return f"of {count} rows: {result}, not {x.sum(0)}"
+    return ""
+
+
 def kinds_of_rows(name: str) -> str:
     """Tiles of several rows, each of which begins elsewhere in a vector; rows too long for a tile, with infinities."""
     short, long, odd = torch.randn(11, 133), torch.randn(4, 1200), torch.randn(3, 1205)
@@ -668,6 +690,7 @@ SYMBOLIC = {
     "float": float_symbol,
     "index out of range": out_of_range,
     "no rows": no_rows,
+    "nothing to add": nothing_to_add,
     "kinds of rows": kinds_of_rows,
     "rounded quotients": rounded_quotients,
     "rounded gelu": rounded_gelu,

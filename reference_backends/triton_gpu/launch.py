@@ -624,7 +624,8 @@ def constants(count: int, lengths: Sequence[int], x: int, blocks: Sequence[int],
 
     # Numbers of iterations go up to a block beyond the last.
     narrow = max(largest, count + x, *(n + b for n, b in zip(lengths, blocks, strict=False)), 0) < 2**31
-    full = (count % x == 0, *(n % b == 0 for n, b in zip(lengths, blocks, strict=False)))
+    # A tile of a loop that is never run is not full: in one tile as a whole it is there all the same.
+    full = (count % x == 0, *(n > 0 and n % b == 0 for n, b in zip(lengths, blocks, strict=False)))
     return (tl.int32 if narrow else tl.int64, x, *blocks, *full)
 
 

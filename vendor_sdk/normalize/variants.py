@@ -697,3 +697,12 @@ def _blend(bias: torch.Tensor, multiply: Any, a: torch.Tensor, b: torch.Tensor, 
     if not (isinstance(beta, int | float) and beta == 0):
         result = aten.add.Tensor(bias if beta == 1 else aten.mul.Tensor(bias, beta), result)
     return cast(result, dtype)
+
+
+# --- distinct elements ---
+
+
+@rule(aten._unique.default)
+def unique(x: torch.Tensor, sorted: bool = True, return_inverse: bool = False) -> Any:
+    distinct, places, _ = aten._unique2.default(x, sorted, return_inverse, False)
+    return distinct, places
