@@ -179,6 +179,16 @@ def test_of_a_graph_without_repetition_the_rest_is_traced(monkeypatch: pytest.Mo
     assert sizes == [1, 7]
 
 
+def test_what_is_there_for_its_effect_stays() -> None:
+    def function(x: Tensor) -> Tensor:
+        torch._assert_async((x > 0).all(), "not positive")
+        return x.exp()
+
+    graph = same(function, torch.rand(3) + 1).graph
+    (node,) = graph.find_nodes(op="call_function", target=torch.ops.aten._assert_async.msg)
+    assert node.meta["val"] is None
+
+
 def test_arguments_are_written_as_torch_dispatches_them() -> None:
     aten = torch.ops.aten
     graph, mode = fx.Graph(), torch_private.new_fake_mode()

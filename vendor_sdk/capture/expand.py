@@ -90,6 +90,7 @@ class _Expanding:
                 self.values[node] = self._new(node.args[0])[node.args[1]]
             elif node.target is operator.getitem or (node in staying and self._lies_as_captured(node)):
                 self.values[node] = self.graph.node_copy(node, self._new)
+                self.values[node].meta.setdefault("val", None)  # of operators that return nothing
             else:
                 self.values[node] = self._write(node)
         self.graph.eliminate_dead_code()
