@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.ir.calls import computed
 from vendor_sdk.ir.primgraph import tensors_of
 from vendor_sdk.prims.opset import BY_TARGET
 
@@ -89,8 +90,9 @@ class _Expanding:
             elif node.target is operator.getitem and not isinstance(self._new(node.args[0]), fx.Node):
                 self.values[node] = self._new(node.args[0])[node.args[1]]
             elif node.target is operator.getitem or (node in staying and self._lies_as_captured(node)):
-                self.values[node] = self.graph.node_copy(node, self._new)
-                self.values[node].meta.setdefault("val", None)  # of operators that return nothing
+                # Who changed a captured graph need not have said how what follows lies now.
+                made = self.values[node] = self.graph.node_copy(node, self._new)
+                made.meta["val"] = computed(made)
             else:
                 self.values[node] = self._write(node)
         self.graph.eliminate_dead_code()
