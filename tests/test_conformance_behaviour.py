@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -24,6 +25,14 @@ def certified(subject: Subject, group: str, only: int | None = None, memory: int
     return behaviour.certify(
         subject, group, effort=Effort.STANDARD, seed=1, device=torch.device("cpu"), only=only, memory=memory
     )
+
+
+@pytest.fixture(autouse=True)
+def _collections_are_short() -> Iterator[None]:
+    """Groups have garbage collected again and again, and what other tests hold takes half a second to go through."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
