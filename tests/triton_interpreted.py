@@ -637,6 +637,10 @@ GROUPS: Mapping[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "team: norm of padded rows": (lambda x: _norm(torch.nn.functional.pad(x, (5, 9))), ((2, 49990),)),
     "team: norm of masked rows": (lambda x, m: _norm(torch.where(m > 0, x, 0.5)), ((2, 50004), (50004,))),
     "team: integers": (lambda x: (x * 64).int() - (x * 64).int().amax(-1, keepdim=True), ((2, 40000),)),
+    "columns, of which there are none": (
+        lambda x, y, z: (x == y, x == z, (x == y).sum(0), (x == z).sum(0)),
+        ((5, 0, 5), (0, 5), (0, 5)),
+    ),
     "two reductions of a row": (lambda x: (x.sum(1), x.amax(1), x.argmin(1)), ((9, 100),)),
 }
 

@@ -67,8 +67,10 @@ def live(body: tuple[Stmt, ...], used: set[str]) -> tuple[Stmt, ...]:
                     continue
                 stmt = replace(stmt, accumulators=tuple(_without_second(a, used) for a in stmt.accumulators))
                 used |= {name for accumulator in stmt.accumulators for name in accumulator.args}
-            used |= {name for r in stmt.ranges for name in ix.symbols(r.size)}
             stmt = replace(stmt, body=live(stmt.body, used))
+            if isinstance(stmt, Nest) and not stmt.body:  # what stood in it never runs
+                continue
+            used |= {name for r in stmt.ranges for name in ix.symbols(r.size)}
         else:
             used.update(reads(stmt))
         kept.append(stmt)
