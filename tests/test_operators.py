@@ -14,6 +14,7 @@ from click.testing import CliRunner
 pytest.importorskip("expecttest", reason="torch's operator database wants it")
 from benchmarks import operators
 from benchmarks.operators import judge, main
+from tests.toys import use_kind
 
 Tensor = torch.Tensor
 BACKENDS = ("cpp_cpu", "onnxruntime")
@@ -60,6 +61,22 @@ def test_elements_at_places(index: Tensor, backend: str) -> None:
     torch.testing.assert_close(found, wanted)
     slopes = [torch.autograd.grad([a.square().sum() for a in each], [x, y]) for each in (found, wanted)]
     torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "toyloops"])
+@pytest.mark.parametrize("batches", [0, 2])
+def test_gradients_of_distances_in_batches_that_one_side_has(batches: int, backend: str) -> None:
+    """Of no batches torch returns zeros for one, not none."""
+    use_kind(backend)
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cdist(x, y, 2.0, "donot_use_mm_for_euclid_dist")
+
+    x, y = torch.randn(4, 5, requires_grad=True), torch.randn(batches, 3, 5, requires_grad=True)
+    torch.compiler.reset()
+    found, wanted = torch.compile(function, backend=backend, fullgraph=True)(x, y), function(x, y)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(each.sin().sum(), [x, y]) for each in (found, wanted)))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

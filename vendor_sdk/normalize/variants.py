@@ -699,6 +699,17 @@ def _blend(bias: torch.Tensor, multiply: Any, a: torch.Tensor, b: torch.Tensor, 
     return cast(result, dtype)
 
 
+# --- distances ---
+
+
+@rule(aten._cdist_backward.default)
+def cdist_backward_of_nothing(grad: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, p: float, cdist: torch.Tensor) -> Any:
+    """Of no pairs torch returns zeros that lie as ``x1``, without the batches that only ``x2`` has."""
+    if not any(isinstance(size, int) and size == 0 for size in grad.shape):
+        return NotImplemented
+    return full(0, x1.shape, x1.dtype, x1)
+
+
 # --- distinct elements ---
 
 
