@@ -47,7 +47,7 @@ def without_gradients(graph: PrimGraph, undefined: Sequence[int]) -> PrimGraph |
             continue
         if _is_zero(node, zeros):
             zeros.add(node)
-        elif (rest := _rest(graph.graph, node, zeros)) is not None:
+        elif (rest := _rest(node, zeros)) is not None:
             node.replace_all_uses_with(rest)
     drop_dead(graph)
     for node in [node for node in graph.graph.nodes if node in zeros]:
@@ -91,7 +91,7 @@ def _is_zero(node: fx.Node, zeros: set[fx.Node]) -> bool:
     return False
 
 
-def _rest(graph: fx.Graph, node: fx.Node, zeros: set[fx.Node]) -> fx.Node | None:
+def _rest(node: fx.Node, zeros: set[fx.Node]) -> fx.Node | None:
     """The other term of a sum with a zero, in the shape and dtype of the sum."""
     prim = prim_name(node)
     if prim not in ("add", "sub") or node.kwargs or len(node.args) != 2:

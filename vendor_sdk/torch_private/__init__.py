@@ -101,7 +101,10 @@ def _is_symbolic(value: Any) -> bool:
 
 
 def is_composite(operator: OpOverload) -> bool:
-    """Whether the dispatcher takes an operator apart for every backend (CompositeImplicitAutograd)."""
+    """Whether the dispatcher takes an operator apart for every backend (CompositeImplicitAutograd).
+
+    Wraps ``OpOverload._can_decompose`` (torch 2.11 and 2.13).
+    """
     return operator._can_decompose()
 
 
