@@ -37,7 +37,7 @@ TIMES = 8
 NOISE = 4e-6
 """Eager's distance is taken to be this at least, relative to the largest element of a result; of halves, what rounding does."""
 HALVES = torch.bfloat16, torch.float16
-TIES = frozenset(("kthvalue", "mode", "topk"))
+TIES = frozenset(("kthvalue", "mode", "msort", "topk"))
 """Operators that leave open which of equal elements they take: samples of integers, bools and halves have many."""
 SECONDS = 300
 """An operator that takes longer has failed."""

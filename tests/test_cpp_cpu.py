@@ -126,6 +126,13 @@ def test_factors_are_those_of_lapack() -> None:
     torch.testing.assert_close(KERNELS["linalg_ldl_factor_ex"](indefinite), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_exponentials_of_matrices_of_halves(dtype: torch.dtype) -> None:
+    a = torch.randn(2, 5, 5).to(dtype)
+    found = torch.compile(torch.linalg.matrix_exp, backend="cpp_cpu", fullgraph=True)(a)
+    torch.testing.assert_close(found, torch.linalg.matrix_exp(a.double()).to(dtype))
+
+
 def test_failed_factorizations_raise_when_asked_to() -> None:
     for name, matrix in (("linalg_cholesky_ex", -torch.eye(3)), ("linalg_lu_factor_ex", torch.zeros(3, 3))):
         assert int(KERNELS[name](matrix)[-1]) == 1

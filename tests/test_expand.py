@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture import expand
+from vendor_sdk.capture.graph import to_prim_graph
 from vendor_sdk.normalize.decompose import prim_table
 
 F = torch.nn.functional
@@ -142,6 +143,21 @@ def test_results_that_lie_otherwise_than_the_operator_says() -> None:
 
 def test_symbolic_sizes_are_traced_as_a_whole() -> None:
     same(lambda x: [F.gelu(x) for _ in range(6)], torch.randn(5, 4), dynamic=True)
+
+
+def test_sizes_that_torch_learned_are_numbers() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        torch._check(x.shape[0] == 5)  # of what is before it, too
+        return y, y.t().exp()
+
+    module, fakes = captured(function, torch.randn(5, 4), dynamic=True)
+    graph = to_prim_graph(module, fakes, TABLE)
+    for node in graph.graph.nodes:
+        if isinstance(value := node.meta.get("val"), Tensor):
+            numbers = [size for size in (*value.shape, *value.stride()) if isinstance(size, int)]
+            assert 5 in numbers, f"{node}: {value}"
+            assert {str(size) for size in value.shape} - {"5"} == {str(fakes[0].shape[1])}
 
 
 def test_windows_of_a_view() -> None:

@@ -744,6 +744,34 @@ def test_rms_norm_over_a_size_of_the_call_stays_spelled_out() -> None:
         torch.testing.assert_close(compiled(x), function(x))
 
 
+def test_steps_and_masks_of_sizes_of_the_call() -> None:
+    def function(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        source = mask.cumsum(0).float()
+        return x[1 :: x.shape[0] // 3], torch.masked_scatter(x, mask, source), torch.masked_scatter(source, x > 0, source)
+
+    graphs: list[Any] = []
+    compiled = torch.compile(function, backend=NAME, dynamic=True, fullgraph=True)
+    with recording(graphs.append):
+        for rows in (7, 12, 9):
+            x, mask = torch.randn(rows), torch.rand(5, rows) > 0.5
+            torch.testing.assert_close(compiled(x, mask), function(x, mask))
+    assert len(graphs) == 1
+    assert {str(each.placement.kind) for each in graphs[0].placements if each.prim in ("slice", "masked_scatter")} == {"native"}
+
+
+def test_a_size_that_a_guard_fixed_is_a_number() -> None:
+    """``squeeze`` of a gradient whose one row is a symbol of the forward graph."""
+
+    arguments = [(1,), (1,), 0]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided_copy(x, *arguments)
+
+    x = torch.randn(1, requires_grad=True)
+    (found,) = torch.autograd.grad(torch.compile(function, backend=NAME, dynamic=True, fullgraph=True)(x).sum(), x)
+    assert found.tolist() == [1]
+
+
 @pytest.mark.parametrize(("dtype", "other"), [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)])
 def test_what_was_converted_to_the_other_half_is_rounded(dtype: torch.dtype, other: torch.dtype) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

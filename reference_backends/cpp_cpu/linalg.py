@@ -1,6 +1,7 @@
 """Dense linear algebra kernels: what ``linalg.cpp`` computes, called with torch's arguments.
 
-Each takes float32 or float64 matrices with any batch dimensions in front and returns contiguous results.
+Each takes float32 or float64 matrices, the exponential those of halves, too, with any batch dimensions in front, and returns
+contiguous results.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 
 from reference_backends.cpp_cpu import compiler
 from reference_backends.cpp_cpu.written import Written
+from vendor_sdk import HALVES
 
 Tensor = torch.Tensor
 
@@ -158,10 +160,10 @@ def _ldl_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, hermitian: bool = 
 
 
 def _matrix_exp(a: Tensor) -> Tensor:
-    a = a.contiguous()
-    out = torch.empty_like(a)
-    _call("matrix_exp", a, out, _batch(a), a.shape[-1])
-    return out
+    wide = (a.float() if a.dtype in HALVES else a).contiguous()  # the one of these that torch has of halves, too
+    out = torch.empty_like(wide)
+    _call("matrix_exp", wide, out, _batch(a), a.shape[-1])
+    return out.to(a.dtype)
 
 
 KERNELS: Mapping[str, Callable[..., Any]] = {

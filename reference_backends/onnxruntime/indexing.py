@@ -235,7 +235,8 @@ def _masked_scatter(b: Builder, out: Outline, x: Operand, mask: Operand, source:
     """The n-th True position takes the n-th element of the source: n is a running count of the mask."""
     if any(isinstance(size, int) and size == 0 for size in source.shape):
         raise Untranslatable("masked_scatter from an empty source has no translation")
-    target = b.op("Expand", x, b.sizes(out.shape)) if all(isinstance(size, int) for size in out.shape) else x
+    # An expansion is to the common shape of both.
+    target = b.op("Expand", x, b.op("Shape", mask, dtype=torch.int64))
     spread = b.op("Expand", mask, b.op("Shape", target, dtype=torch.int64))
     row = b.reshape(b.cast(spread, torch.int64), [-1])
     rank = b.op("Sub", b.op("CumSum", row, b.constant(0)), b.constant(1))

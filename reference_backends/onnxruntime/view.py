@@ -44,9 +44,9 @@ def _expand(b: Builder, out: Outline, x: Operand, size: Sequence[Any]) -> Value:
     return b.op("Expand", x, b.sizes(sizes))
 
 
-def sliced(b: Builder, value: Value, axis: int, start: Any, end: Any, step: int = 1) -> Value:
-    bounds = (b.sizes([each]) for each in (start, end))
-    return b.op("Slice", value, *bounds, b.constant([axis]), b.constant([step]))
+def sliced(b: Builder, value: Value, axis: int, start: Any, end: Any, step: Any = 1) -> Value:
+    first, last, each = (b.sizes([number]) for number in (start, end, step))
+    return b.op("Slice", value, first, last, b.constant([axis]), each)
 
 
 def parts(b: Builder, x: Operand, axis: int, widths: Sequence[int], *, lost: bool) -> list[Value]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils import _pytree as pytree
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.expand import decompose
@@ -84,6 +85,7 @@ def to_prim_graph(
         node.meta["val"] = fake
     with fake_mode:
         traced = decompose(module, [*fake_inputs, *fake_constants], table)
+        _settle(traced.graph)
     know_masks(traced.graph)
     names = [node.name for node in traced.graph.nodes if node.op == "placeholder"][len(fake_inputs) :]
     graph = PrimGraph(
@@ -97,6 +99,28 @@ def to_prim_graph(
     _flatten_outputs(graph)
     _check_outputs(module, graph)
     return graph
+
+
+def _settle(graph: fx.Graph) -> None:
+    """Sizes that torch knows for one number by now, as a guard has it that came after them, are that number."""
+    for node in graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = pytree.tree_map_only(torch.Tensor, _settled, node.meta["val"])
+
+
+def _settled(value: torch.Tensor) -> torch.Tensor:
+    if value.layout is not torch.strided:
+        return value
+    found = [list(value.shape), list(value.stride()), [value.storage_offset()]]
+    known = [[_number(size) for size in sizes] for sizes in found]
+    if all(one is other for sizes, numbers in zip(found, known, strict=True) for one, other in zip(sizes, numbers, strict=True)):
+        return value
+    shape, strides, (offset,) = known
+    return value.as_strided(shape, strides, offset)
+
+
+def _number(size: int | torch.SymInt) -> int | torch.SymInt:
+    return int(size) if isinstance(size, torch.SymInt) and torch_private.sympy_of(size).is_number else size
 
 
 def _check_outputs(module: fx.GraphModule, graph: PrimGraph) -> None:
