@@ -349,6 +349,25 @@ def test_data_dependent_shape(backend: str) -> None:
             torch.testing.assert_close(compiled(x), (x.nonzero() + 1).sum(0) * 2)
 
 
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_places_that_data_tells(backend: str) -> None:
+    """Counted from the end below zero: a condition on what only data tells."""
+
+    def f(x: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        given = at.item()
+        torch._check(given >= -5)
+        torch._check(given < 5)
+        place = torch.sym_ite(given < 0, given + 5, given)
+        torch._check(place >= 0)
+        torch._check(place < 5)
+        return x.select(0, place) + place, x.as_strided((2, 2), (1, 1), place * 5).clone()
+
+    compiled = torch.compile(f, backend=backend, fullgraph=True)
+    for at in (-2, 3, 0):
+        x = torch.randn(9, 5)
+        torch.testing.assert_close(compiled(x, torch.tensor(at)), f(x, torch.tensor(at)))
+
+
 def test_item_and_branch_on_it(backend: str) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.sum().item() > 0 else x - 1

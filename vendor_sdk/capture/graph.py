@@ -111,12 +111,10 @@ def _settle(graph: fx.Graph) -> None:
 def _settled(value: torch.Tensor) -> torch.Tensor:
     if value.layout is not torch.strided:
         return value
-    found = [list(value.shape), list(value.stride()), [value.storage_offset()]]
-    known = [[_number(size) for size in sizes] for sizes in found]
-    if all(one is other for sizes, numbers in zip(found, known, strict=True) for one, other in zip(sizes, numbers, strict=True)):
+    if all(_number(each) is each for each in (*value.shape, *value.stride(), value.storage_offset())):
         return value
-    shape, strides, (offset,) = known
-    return value.as_strided(shape, strides, offset)
+    shape, strides = [_number(size) for size in value.shape], [_number(stride) for stride in value.stride()]
+    return value.as_strided(shape, strides, _number(value.storage_offset()))
 
 
 def _number(size: int | torch.SymInt) -> int | torch.SymInt:

@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from vendor_sdk import torch_private
+
 T = TypeVar("T")
 
 
@@ -665,7 +667,7 @@ def from_size(size: Any) -> Int:
         try:
             return _from_sympy(node.expr, ranges)
         except ValueError:
-            if not node.has_hint():
+            if not torch_private.known_while_traced(size):
                 raise
     return wrap(int(size))
 

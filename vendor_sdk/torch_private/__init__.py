@@ -36,6 +36,7 @@ from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
     ShapeEnv,
+    free_unbacked_symbols,
     guard_or_false,
     statically_known_true,
 )
@@ -483,8 +484,9 @@ def size_text(size: torch.SymInt | torch.SymFloat) -> tuple[set[str], str]:
 
 
 def known_while_traced(size: int | torch.SymInt) -> bool:
-    """Whether a size has a value while its graph is traced, which data alone may tell later. Wraps ``SymNode.has_hint``."""
-    return not isinstance(size, torch.SymInt) or size.node.has_hint()
+    """Whether a size has a value while its graph is traced, which data alone may tell later. Wraps ``SymNode.has_hint``, which
+    in torch 2.11 has some hints of what is computed of data, and ``free_unbacked_symbols``."""
+    return not isinstance(size, torch.SymInt) or (size.node.has_hint() and not free_unbacked_symbols(size))
 
 
 def size_hint(tensor: torch.Tensor, unknown: int = 4096) -> int:
