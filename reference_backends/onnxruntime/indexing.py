@@ -323,6 +323,8 @@ def _masked_select(b: Builder, out: Outline, x: Operand, mask: Operand) -> Value
 
 
 def _bincount(b: Builder, out: Outline, x: Operand, weights: Operand | None = None, minlength: Any = 0) -> Value:
+    if weights is not None and not out.dtype.is_floating_point:
+        raise Untranslatable("bincount with weights has no translation where torch (2.11) announces integers")
     places = b.cast(x, torch.int64)
     # A place before the first stands for the length of an empty result.
     last = b.op("ReduceMax", b.op("Concat", places, b.constant([-1]), axis=0), b.constant([0]), keepdims=1)
