@@ -1,6 +1,7 @@
 """Inductor's C++ for comparing a few bools with ones that were bfloat16 does not compile.
 
-The operator is called with masks of two types. It takes fewer bools than fill a vector. Found by a generated graph of kind `float32`.
+The operator is called with masks of two types. It takes fewer bools than fill a vector. Found by a generated graph
+of kind `float32`.
 """
 
 import re

@@ -1,6 +1,7 @@
 """torch's gradient of a layer norm's bias, of halves on the CPU, is added up in the half precision, and stops growing.
 
-The sum of bfloat16 ones is 256 for a thread, however many there are. Found by the case `composites/layer_norm_backward[bfloat16]`.
+The sum of bfloat16 ones is 256 for a thread, however many there are. Found by the case
+`composites/layer_norm_backward[bfloat16]`.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """torch's log_softmax of halves along the last dimension, on the CPU, loses the digits of probabilities near one.
 
-Along other dimensions it is right, and so is what that gives for the same row. Cross entropy of halves has it, too. Found by the
-cases `composites/log_softmax[bfloat16]` and `composites/log_softmax[float16]`.
+Along other dimensions it is right, and so is what that gives for the same row. Cross entropy of halves has it, too. Found by
+the cases `composites/log_softmax[bfloat16]` and `composites/log_softmax[float16]`.
 """
 
 import math
