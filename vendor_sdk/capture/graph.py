@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
-from torch.utils import _pytree as pytree
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.expand import decompose
@@ -105,11 +104,13 @@ def _settle(graph: fx.Graph) -> None:
     """Sizes that torch knows for one number by now, as a guard has it that came after them, are that number."""
     for node in graph.nodes:
         if "val" in node.meta:
-            node.meta["val"] = pytree.tree_map_only(torch.Tensor, _settled, node.meta["val"])
+            node.meta["val"] = _settled(node.meta["val"])
 
 
-def _settled(value: torch.Tensor) -> torch.Tensor:
-    if value.layout is not torch.strided:
+def _settled(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_settled, value))
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return value
     if all(_number(each) is each for each in (*value.shape, *value.stride(), value.storage_offset())):
         return value
