@@ -10,7 +10,9 @@ from torch import Tensor, fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture import expand
+from vendor_sdk.capture.graph import _check_counts as check_counts
 from vendor_sdk.capture.graph import to_prim_graph
+from vendor_sdk.errors import CaptureError
 from vendor_sdk.normalize.decompose import prim_table
 
 F = torch.nn.functional
@@ -158,6 +160,21 @@ def test_sizes_that_torch_learned_are_numbers() -> None:
             numbers = [size for size in (*value.shape, *value.stride()) if isinstance(size, int)]
             assert 5 in numbers, f"{node}: {value}"
             assert {str(size) for size in value.shape} - {"5"} == {str(fakes[0].shape[1])}
+
+
+@pytest.mark.parametrize(("announced", "read"), [(torch.int64, True), (torch.int64, False), (torch.float64, True)])
+def test_counts_that_torch_announces_wrongly_are_refused(announced: torch.dtype, read: bool) -> None:
+    """As torch 2.11 does, where something reads them."""
+    module, _ = captured(lambda x: x.bool().logical_not() if read else x.bool(), torch.ones(5, dtype=torch.int64))
+    (indices,) = module.graph.find_nodes(op="placeholder")
+    counts = next(iter(indices.users))
+    counts.target, counts.args, counts.kwargs = torch.ops.aten.bincount.default, (indices, indices), {}
+    counts.meta["val"] = counts.meta["val"].to(announced)
+    if announced == torch.int64 and read:
+        with pytest.raises(CaptureError, match=r"announces torch.int64 for a bincount that gives torch.float64"):
+            check_counts(module.graph)
+    else:
+        check_counts(module.graph)
 
 
 def test_windows_of_a_view() -> None:

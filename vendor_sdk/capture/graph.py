@@ -85,6 +85,7 @@ def to_prim_graph(
     with fake_mode:
         traced = decompose(module, [*fake_inputs, *fake_constants], table)
         _settle(traced.graph)
+    _check_counts(traced.graph)
     know_masks(traced.graph)
     names = [node.name for node in traced.graph.nodes if node.op == "placeholder"][len(fake_inputs) :]
     graph = PrimGraph(
@@ -120,6 +121,21 @@ def _settled(value: Any) -> Any:
 
 def _number(size: int | torch.SymInt) -> int | torch.SymInt:
     return int(size) if isinstance(size, torch.SymInt) and torch_private.sympy_of(size).is_number else size
+
+
+def _check_counts(graph: fx.Graph) -> None:
+    """torch 2.11 announces ``bincount`` in the dtype of what is counted; others then read its numbers as what they are not."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.bincount.default):
+        weights = node.args[1] if len(node.args) > 1 else node.kwargs.get("weights")
+        weighed = weights.meta["val"].dtype if isinstance(weights, fx.Node) else None
+        right = {None: torch.int64, torch.float32: torch.float32}.get(weighed, torch.float64)
+        read = any(isinstance(user.meta.get("val"), torch.Tensor) for user in node.users)
+        if read and node.meta["val"].dtype != right:
+            raise CaptureError(
+                f"torch {torch.__version__} announces {node.meta['val'].dtype} for a bincount that gives {right}",
+                why="what reads it was traced for other numbers",
+                fix="use torch 2.13, or leave it out of graphs: torch._dynamo.config.capture_dynamic_output_shape_ops = False",
+            )
 
 
 def _check_outputs(module: fx.GraphModule, graph: PrimGraph) -> None:
