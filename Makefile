@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 EXTRAS ?= test
+CONSTRAINTS ?= --constraint constraints.txt
 WORKERS ?= 2
 PYTEST_ARGS ?=
 # One more than work at once: some wait for processes that they started.
@@ -13,11 +14,12 @@ SITE = NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes: without compiled files each would compile the SDK again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help conformance test docs site types clean compiler
+.PHONY: help conformance test tests newest docs site types clean compiler
 
 help:
 	@echo 'make conformance   certify cpp_cpu (report in conformance-results/)'
 	@echo 'make test          lint, types, tests and the site; PYTEST_ARGS="..." selects'
+	@echo 'make newest        the tests, with the newest releases of all packages, in .venv-newest (torch takes gigabytes)'
 	@echo 'make docs          regenerate the pages of hooks, loops, prims and public names'
 	@echo 'make site          the documentation as a site: build/site/index.html'
 	@echo 'make clean         remove .venv and reports'
@@ -25,13 +27,19 @@ help:
 conformance: compiler $(INSTALLED)
 	$(BIN)/vendor-sdk conformance --backend cpp_cpu --effort standard -n $(WORKERS)
 
-test: export OMP_NUM_THREADS := 1
 test: compiler $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(MAKE) --no-print-directory -j2 types site
+	$(MAKE) --no-print-directory tests
+
+tests: export OMP_NUM_THREADS := 1
+tests: compiler $(INSTALLED)
 	$(TESTS) --without all $(PYTEST_ARGS)
 	$(TESTS) --needing $(PYTEST_ARGS)
+
+newest:
+	$(MAKE) --no-print-directory tests VENV=.venv-newest CONSTRAINTS=
 
 docs: $(INSTALLED)
 	$(BIN)/vendor-sdk docs
@@ -43,7 +51,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build/site conformance-results
+	rm -rf $(VENV) .venv-newest build/site conformance-results
 
 # The build backend is installed from the constraints too, hence no build isolation. Of the tens of thousands of files in these
 # packages few are imported, and are compiled then.
@@ -57,8 +65,8 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 	fi; \
 	echo "setting up $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv $(VENV)
-	$(BIN)/python -m pip install --no-compile --constraint constraints.txt setuptools
-	$(BIN)/python -m pip install --no-compile --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --no-compile $(CONSTRAINTS) setuptools
+	$(BIN)/python -m pip install --no-compile $(CONSTRAINTS) --no-build-isolation --editable '.[$(EXTRAS)]'
 	@touch $@
 
 compiler:

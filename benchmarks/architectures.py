@@ -222,7 +222,7 @@ def _judge(name: str, backend: str | Callable[..., Any], device: str, seed: int 
     def of_gradients(found: Mapping[str, Tensor]) -> float:
         order = sorted(slopes)
         return distance(
-            [found.get(key, slopes[key][:0]) for key in order], [slopes[key] for key in order], NEGLIGIBLE * largest
+            [found.get(key, slopes[key].new_empty(0)) for key in order], [slopes[key] for key in order], NEGLIGIBLE * largest
         )
 
     eager = distance(results, exact), of_gradients(gradients)

@@ -13,8 +13,11 @@ import vendor_sdk
 from tests.toys import use_kind
 from vendor_sdk import torch_private
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name
+from vendor_sdk.normalize import algebra
 from vendor_sdk.normalize.canonicalize import canonicalize
 from vendor_sdk.normalize.foreach import FOREACH, PREFIX, UNTRACEABLE
+from vendor_sdk.normalize.rules import Rules
+from vendor_sdk.normalize.rules import aten as torchs
 from vendor_sdk.pipeline import CompiledGraph, recording
 
 aten = torch.ops.aten
@@ -156,3 +159,31 @@ def test_a_layer_of_a_library_is_its_steps(has_biases: bool, reverse: bool) -> N
     graph = vendor_sdk.trace(layer, inputs)
     assert "sigmoid" in prims(graph)
     torch.testing.assert_close(tuple(graph.interpret(*inputs)), layer(*inputs), rtol=1e-5, atol=1e-6)
+
+
+# Operators of other versions of torch
+
+
+def test_rules_of_operators_that_torch_lacks_are_left_out() -> None:
+    rules = Rules()
+    lacking = torchs.no_such_operator.default
+
+    @rules.rule(lacking, aten.take.default)
+    def rule(x: Tensor) -> Tensor:
+        return x
+
+    assert dict(rules) == {aten.take.default: rule}
+    with pytest.raises(NotImplementedError, match="has no operator aten::no_such_operator"):
+        lacking(torch.ones(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_factors_that_torch_has_since_2_14(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 5, 4, dtype=dtype)
+    rotation, stretch = algebra.linalg_polar(x)
+    torch.testing.assert_close(rotation @ stretch, x)
+    torch.testing.assert_close(rotation.mH @ rotation, torch.eye(4, dtype=dtype).expand(3, 4, 4))
+    torch.testing.assert_close(stretch @ stretch, x.mH @ x)
+    assert (torch.linalg.eigvalsh(stretch) > 0).all()
+    root = algebra.linalg_matrix_sqrth(x.mH @ x)
+    torch.testing.assert_close(root, stretch)

@@ -94,6 +94,30 @@ def test_gradient_of_what_fills_places(backend: str) -> None:
     torch.testing.assert_close(*slopes)
 
 
+AT_ONE_PLACE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "select": lambda x, i, source: x.index_select(0, i) * source,
+    "select columns": lambda x, i, source: x.index_select(1, i).sin() * source[0],
+    "add": lambda x, i, source: x.index_add(0, i, source, alpha=3),
+    "add in place": lambda x, i, source: x.clone().index_add_(-2, i, source),
+    "add to one": lambda x, i, source: x[0, 0].index_add(0, i - 1, source[0, 0]),
+    "copy": lambda x, i, source: x.index_copy(0, i, source),
+    "reduce": lambda x, i, source: x.index_reduce(0, i, source, "prod"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("what", AT_ONE_PLACE)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_index_of_no_dimensions_names_one_place(backend: str, what: str) -> None:
+    """Torch's decomposition of ``index_add`` puts one row where it says none is, in the gradient of ``index_select``, too."""
+    function = AT_ONE_PLACE[what]
+    x, source, index = torch.randn(4, 3, requires_grad=True), torch.randn(1, 3, requires_grad=True), torch.tensor(1)
+    torch.compiler.reset()
+    found, wanted = torch.compile(function, backend=backend, fullgraph=True)(x, index, source), function(x, index, source)
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(*(torch.autograd.grad(each.square().sum(), [x, source]) for each in (found, wanted)))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sizes_that_are_scaled_by_a_float_are_compiled_again(backend: str) -> None:
     """Such a size is no expression of integers: it is a number, guarded, and the others stay symbols."""

@@ -39,7 +39,7 @@ VARIABLES = frozenset(
 """Environment variables that the SDK reads."""
 PREFIX = "VENDOR_SDK_"
 OLDEST_PYTHON = (3, 11)
-TORCH_CHECKED = ("2.11", "2.13")
+TORCH_CHECKED = ("2.11", "2.14")
 """The oldest and the newest torch that ``torch_private`` was checked on."""
 SECONDS = 120
 FUNCTION = "int f(){return 0;}"

@@ -7,6 +7,7 @@ import ctypes
 import onnxruntime as ort
 import torch
 from onnxruntime.capi import _pybind_state as native
+from packaging.version import Version
 from torch.utils import dlpack
 
 from vendor_sdk import FLOAT8
@@ -14,18 +15,23 @@ from vendor_sdk import FLOAT8
 CPU_DEVICE = native.OrtDevice(native.OrtDevice.cpu(), native.OrtDevice.default_memory(), 0)
 """Where torch's tensors are."""
 
+BOOLS_PASS = Version(ort.__version__) >= Version("1.32")
+"""Whether DLPack's bools are bools to ONNX Runtime; before, they are said beside uint8."""
+
 
 def shared(tensor: torch.Tensor) -> ort.OrtValue:
-    """A contiguous tensor of the host as a value, which keeps its memory alive. Bools pass as uint8."""
-    truth = tensor.dtype is torch.bool
-    plain = tensor.detach().view(torch.uint8) if truth else tensor.detach()
-    value = native.OrtValue.from_dlpack(plain.__dlpack__(), truth)
-    return ort.OrtValue(value)
+    """A contiguous tensor of the host as a value, which keeps its memory alive."""
+    plain = tensor.detach()
+    if BOOLS_PASS:
+        return ort.OrtValue(native.OrtValue.from_dlpack(plain.__dlpack__()))
+    truth = plain.dtype is torch.bool
+    capsule = (plain.view(torch.uint8) if truth else plain).__dlpack__()
+    return ort.OrtValue(native.OrtValue.from_dlpack(capsule, truth))
 
 
 def torch_tensor(value: native.OrtValue, dtype: torch.dtype) -> torch.Tensor:
-    """A value in the memory of the host as a tensor, which keeps its memory alive. DLPack has uint8 where ``dtype`` is bool;
-    floats of eight bits, which ONNX Runtime does not give to it, are copied."""
+    """A value in the memory of the host as a tensor, which keeps its memory alive. DLPack may have uint8 where ``dtype`` is
+    bool; floats of eight bits, which ONNX Runtime does not give to it, are copied."""
     if dtype in FLOAT8:
         result = torch.empty(value.shape(), dtype=dtype)
         ctypes.memmove(result.data_ptr(), value.data_ptr(), result.nbytes)

@@ -44,8 +44,8 @@ def _cdist(k: Builder) -> None:
 
 
 def _cdist_backward(k: Builder) -> None:
-    gradient, left, right, distance = (k.args[n] for n in ("grad", "x1", "x2", "cdist"))
-    p = float(k.args["p"])
+    gradient, left, right, p, distance = k.args.values()  # torch 2.14 has another name for the first
+    p = float(p)
     dtype = opmath(k.outputs[0].dtype)
     rows = k.shape(right)[-2]
     with k.nest(k.outputs[0].shape) as i:

@@ -57,6 +57,20 @@ def triangular_solve(
     return solution, aten.clone.default(aten.expand.default(a, [*batch, *a.shape[-2:]]))
 
 
+@rule(aten.linalg_polar.default)
+def linalg_polar(x: Tensor) -> tuple[Tensor, Tensor]:
+    left, values, right = aten._linalg_svd.default(x, False, True)
+    scaled = aten.mul.Tensor(_mh(right), aten.unsqueeze.default(cast(values, x.dtype), -2))
+    return aten.matmul.default(left, right), aten.matmul.default(scaled, right)
+
+
+@rule(aten.linalg_matrix_sqrth.default)
+def linalg_matrix_sqrth(x: Tensor) -> Any:
+    values, vectors = aten._linalg_eigh.default(x)
+    roots = cast(aten.sqrt.default(values), x.dtype)
+    return aten.matmul.default(aten.mul.Tensor(vectors, aten.unsqueeze.default(roots, -2)), _mh(vectors))
+
+
 @rule(aten.linalg_pinv.atol_rtol_tensor)
 def pinv(x: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False) -> Any:
     """From the singular values (or eigenvalues), those below ``max(atol, rtol * largest)`` left out."""

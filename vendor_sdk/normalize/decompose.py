@@ -48,6 +48,8 @@ STATISTICS_SAVED = ("log_softmax", "log_softmax_backward", "nll_loss", "nll_loss
 backward graph gets for the price of a subtraction."""
 
 TORCHS_OWN_IS_WRONG = (
+    # puts one row where an index of no dimensions says that none is
+    aten.index_add.default,
     # reads an index of no dimensions on the host
     aten.take.default,
     # one off for integer results with fractional ends

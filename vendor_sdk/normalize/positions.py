@@ -35,6 +35,15 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> A
     return aten.reshape.default(placed, list(x.shape))
 
 
+@rule(aten.index_add.default)
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Any:
+    scaled = source if alpha == 1 else aten.mul.Tensor(source, alpha)
+    line = x if x.dim() else aten.reshape.default(x, [1])
+    places = [None] * (dim % line.dim()) + [aten.reshape.default(index, [-1])]
+    added = aten.index_put.default(line, places, scaled, True)
+    return added if x.dim() else aten.reshape.default(added, [])
+
+
 @rule(aten.masked_scatter_backward.default)
 def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) -> Any:
     """The k-th element taken by the mask goes to position k; what the mask leaves goes to a place cut off at the end."""

@@ -19,17 +19,41 @@ __all__ = ["Rule", "Rules", "aten", "broadcast_shapes", "cast", "computation_dty
 Rule = Callable[..., Any]
 F = TypeVar("F", bound=Rule)
 
-aten = torch.ops.aten
+
+class Lacking:
+    """An operator that the installed torch does not have, or no longer has, and its overloads: their rules are left out."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, overload: str) -> Lacking:
+        return Lacking(f"{self._name}.{overload}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"torch {torch.__version__} has no operator {self._name}")
+
+
+class _Operators:
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch.ops.aten, name, None) or Lacking(f"aten::{name}")
+        setattr(self, name, found)
+        return found
+
+
+aten = _Operators()
+"""``torch.ops.aten``, with what other versions of torch have."""
 
 
 class Rules(dict[OpOverload, Rule]):
     """A table filled by decorating functions."""
 
-    def rule(self, *overloads: OpOverload) -> Callable[[F], F]:
-        """Registers the decorated function for each of ``overloads``."""
+    def rule(self, *overloads: OpOverload | Lacking) -> Callable[[F], F]:
+        """Registers the decorated function for each of ``overloads`` that torch has."""
 
         def register(function: F) -> F:
             for overload in overloads:
+                if isinstance(overload, Lacking):
+                    continue
                 if overload in self:
                     raise AssertionError(f"two rules for {overload}")
                 self[overload] = function
