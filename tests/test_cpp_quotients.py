@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests import fusing
 from tests.toys import use_kind
@@ -149,7 +150,9 @@ def test_one_kernel_of_vectors(dims: tuple[int, ...], last: bool, tmp_path: Path
         for dim in dims:
             torch._dynamo.mark_dynamic(x, dim)
         found, exact = compiled(x, w, b), function(x.double(), w.double(), b.double())
-        assert found.stride() == exact.stride()
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:  # with fixed sizes torch 2.14 announces other strides
+            announced = function(fake.from_tensor(x), w, b)
+        assert found.stride() in (exact.stride(), announced.stride())
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
     (text,) = [path.read_text() for path in tmp_path.glob("*/10_emitted/*")]
     assert "per_lane" not in text

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,6 +30,8 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
     reason="triton is not installed: pip install 'triton>=3.6' (in the extra 'test')",
 )
+of_triton_3_6 = importlib.util.find_spec("triton") is not None and version("triton").startswith("3.6.")
+"""Whether machine code is of the assembler that the figures are of."""
 
 
 class Recorder(TritonEmitter):
@@ -543,6 +546,8 @@ class Counted:
     def launch(self, *arguments: Any) -> None:
         self.launched.append(arguments)
 
+    __call__ = launch  # other versions than Triton 3.6
+
 
 def counted(kind: launch.Kind) -> tuple[Counted, launch.Launcher]:
     function = Counted()
@@ -573,6 +578,7 @@ def test_a_launch_is_compiled_for_what_triton_specializes() -> None:
 
 
 @needs_triton
+@pytest.mark.skipif(not of_triton_3_6, reason="launchers of other versions of Triton are called")
 @pytest.mark.parametrize("hooked", [False, True])
 def test_a_launch_of_fixed_sizes_calls_few_functions_of_python(hooked: bool) -> None:
     function, launcher = counted("along")
@@ -898,7 +904,7 @@ def test_kernels_compile_for_gpus_that_are_not_here(
             assert 8 <= binary.registers <= 255
             assert binary.stack_bytes == 0 or name in TABLES
             assert binary.shared_bytes <= 48 * 1024
-        if name in VECTORS:
+        if name in VECTORS and of_triton_3_6:
             longest = max(binaries, key=lambda each: len(each.cubin))
             assert vectors(longest.cubin, tmp_path) == VECTORS[name]
 

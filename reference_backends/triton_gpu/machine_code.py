@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from packaging.version import Version
 
 from vendor_sdk import CompilerError
 
@@ -82,7 +83,9 @@ def compiled(
     import triton
     from triton.compiler import ASTSource
 
-    # Triton's binder notes an empty list for what is specialized for nothing, and for texts; the key of its cache has them.
+    # Triton's binder notes an empty list for what is specialized for nothing, and for constants, before 3.7 for texts alone; the
+    # key of its cache has them.
+    every = Version(triton.__version__) >= Version("3.7")
     kinds, constants, even = [], {}, {}
     for position, (parameter, argument) in enumerate(zip(function.params, arguments, strict=False)):
         if parameter.do_not_specialize:
@@ -90,12 +93,14 @@ def compiled(
         elif argument.one:
             kinds.append("constexpr")
             constants[(position,)] = 1
+            if every:
+                even[(position,)] = []
         else:
             kinds.append(argument.type)
             even[(position,)] = [["tt.divisibility", 16]] if argument.even else []
     for position, value in enumerate(values, len(kinds)):
         constants[(position,)] = value
-        if isinstance(value, str):
+        if every or isinstance(value, str):
             even[(position,)] = []
     names = function.arg_names
     signature = dict(zip(names, [*kinds, *("constexpr" for _ in values)], strict=True))

@@ -1,6 +1,6 @@
 """The only home of private torch names: a torch upgrade is this package's work.
 
-Each function says what it wraps; all were checked on torch 2.11 and 2.13. What Dynamo and AOTAutograd have is in ``dynamo.py``:
+Each function says what it wraps; all were checked on torch 2.11 to 2.14. What Dynamo and AOTAutograd have is in ``dynamo.py``:
 the two take nearly as long to import as torch, and much of the SDK does without.
 """
 
@@ -48,7 +48,7 @@ pytree = _pytree
 
 PROFILER = torch.autograd.profiler
 PROFILING = "_is_profiler_enabled"
-"""The attribute of ``PROFILER`` that says whether a profiler of torch runs, in any thread (torch 2.11 and 2.13)."""
+"""The attribute of ``PROFILER`` that says whether a profiler of torch runs, in any thread (torch 2.11 to 2.14)."""
 profiler_event = torch._C._profiler._RecordFunctionFast
 """``with profiler_event(name, (), arguments)``: an event of torch's profiler, with ``arguments`` (numbers and texts by name)
 where that was told to record shapes."""
@@ -104,7 +104,7 @@ def _is_symbolic(value: Any) -> bool:
 def is_composite(operator: OpOverload) -> bool:
     """Whether the dispatcher takes an operator apart for every backend (CompositeImplicitAutograd).
 
-    Wraps ``OpOverload._can_decompose`` (torch 2.11 and 2.13).
+    Wraps ``OpOverload._can_decompose`` (torch 2.11 to 2.14).
     """
     return operator._can_decompose()
 
@@ -171,7 +171,7 @@ def static_input_indices() -> frozenset[int]:
 
 def dim_names(fakes: Sequence[Any]) -> dict[str, str]:
     """Symbol of a size to the name of the ``torch.export.Dim`` that a user gave it (``ShapeEnv.source_name_to_debug_name``,
-    ``var_to_sources``; torch 2.11 and 2.13). Without those attributes there are no names."""
+    ``var_to_sources``; torch 2.11 to 2.14). Without those attributes there are no names."""
     mode = detect_fake_mode(fakes)
     env = getattr(mode, "shape_env", None)
     given, sources = getattr(env, "source_name_to_debug_name", None) or {}, getattr(env, "var_to_sources", None) or {}
@@ -295,7 +295,7 @@ def promote(values: Sequence[Any]) -> torch.dtype:
 def core_aten_table() -> dict[OpOverload, Callable[..., Any]]:
     """Torch's own core ATen decompositions, for graphs that were dispatched to their end (a fresh dict).
 
-    Wraps ``torch._decomp._core_aten_decompositions_post_autograd`` (torch 2.11 and 2.13).
+    Wraps ``torch._decomp._core_aten_decompositions_post_autograd`` (torch 2.11 to 2.14).
     """
     return _overloads(_core_aten_decompositions_post_autograd())
 
@@ -371,7 +371,7 @@ def samples(entry: Any, dtype: torch.dtype, requires_grad: bool) -> Iterator[Any
     """The samples of an entry of the operator database, on the CPU; each is made after the same seed of torch's generator,
     Python's and NumPy's.
 
-    ``entry.sample_inputs`` would look for the test that asks, in the source of every function on the stack (torch 2.11, 2.13).
+    ``entry.sample_inputs`` would look for the test that asks in the source of every function on the stack (torch 2.11 to 2.14).
     """
     seed = importlib.import_module("torch.testing._internal.common_utils").set_rng_seed
     seed(0)
@@ -551,7 +551,7 @@ ARTIFACTS = "vendor_sdk"
 def carry_artifacts(populate: Callable[[str, bytes], None]) -> bool:
     """Lets ``torch.compiler.load_cache_artifacts`` hand recorded artefacts to ``populate(name, content)``.
 
-    Wraps ``torch.compiler._cache.CacheArtifact`` and ``CacheArtifactFactory.register`` (torch 2.11 and 2.13). Returns whether
+    Wraps ``torch.compiler._cache.CacheArtifact`` and ``CacheArtifactFactory.register`` (torch 2.11 to 2.14). Returns whether
     this torch has them; without them artefacts stay on this machine.
     """
     try:

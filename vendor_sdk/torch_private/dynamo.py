@@ -31,7 +31,7 @@ def around_compilations(start: Callable[[Any], None], end: Callable[[Any], None]
     """Has Dynamo call ``start`` and ``end`` around each of its compilations, those of other backends too, until
     ``torch._dynamo.reset``. Asking again changes nothing.
 
-    Wraps ``torch._dynamo.callback_handler``, behind ``torch._dynamo.on_compile_start`` (torch 2.11 and 2.13).
+    Wraps ``torch._dynamo.callback_handler``, behind ``torch._dynamo.on_compile_start`` (torch 2.11 to 2.14).
     """
     if start not in callback_handler.start_callbacks:
         callback_handler.register_start_callback(start)
@@ -107,7 +107,7 @@ def _retarget(module: fx.GraphModule, before: Callable[..., Any], after: Callabl
 class StoredCode(OutputCode):
     """What a graph compiler under ``cached_aot_autograd`` leaves in AOTAutograd's cache: how to make its function again.
 
-    Wraps ``torch._inductor.output_code.OutputCode``, which AOTAutograd's cache asks for (torch 2.11 and 2.13).
+    Wraps ``torch._inductor.output_code.OutputCode``, which AOTAutograd's cache asks for (torch 2.11 to 2.14).
 
     Args:
         stored: picklable; ``restore(stored)`` makes the compiled function, in another process too.
@@ -184,7 +184,7 @@ def inside(run: Callable[..., Any]) -> Any:
     """What a graph compiler for inference returned, or ``restore``, of what ``aot_autograd`` made of it; where AOTAutograd put
     more around it than around every graph (for tensor subclasses, for arguments given twice), one of its functions.
 
-    Follows ``__wrapped__``, as ``aot_module_simplified`` does (torch 2.11 and 2.13).
+    Follows ``__wrapped__``, as ``aot_module_simplified`` does (torch 2.11 to 2.14).
     """
     function: Any = run
     while _is_layer(function):
@@ -270,7 +270,7 @@ def _short_keys() -> Iterator[None]:
 
 @functools.cache
 def _let_keys_be_short() -> None:
-    """Replaces ``torch._inductor.codecache.FxGraphHashDetails.__init__`` (torch 2.11 and 2.13), whose attributes are the key;
+    """Replaces ``torch._inductor.codecache.FxGraphHashDetails.__init__`` (torch 2.11 to 2.14), whose attributes are the key;
     outside ``_short_keys`` it does what it did."""
     whole = FxGraphHashDetails.__init__
 

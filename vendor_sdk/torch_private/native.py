@@ -1,6 +1,6 @@
 """What native code needs to know of torch beyond its Python interface.
 
-Checked on torch 2.11 and 2.13. The ``aoti_torch_*`` functions and ``torch_from_blob`` are torch's stable C interface, which
+Checked on torch 2.11 to 2.14. The ``aoti_torch_*`` functions and ``torch_from_blob`` are torch's stable C interface, which
 AOTInductor's compiled models use; ``THPVariable_Wrap`` is exported for C++ extensions. Where a ``torch.Tensor`` keeps its
 ``at::Tensor`` is found by looking.
 """
