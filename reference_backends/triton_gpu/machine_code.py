@@ -83,10 +83,12 @@ def compiled(
     import triton
     from triton.compiler import ASTSource
 
-    # Triton's binder notes an empty list for what is specialized for nothing, and for constants, before 3.7 for texts alone; the
-    # key of its cache has them.
+    # Triton's binder notes an empty list for what is specialized for nothing, and for constants, before 3.7 for texts alone; they
+    # are in the key of its cache.
     every = Version(triton.__version__) >= Version("3.7")
-    kinds, constants, even = [], {}, {}
+    kinds: list[str] = []
+    constants: dict[tuple[int], Any] = {}
+    even: dict[tuple[int], list[Any]] = {}
     for position, (parameter, argument) in enumerate(zip(function.params, arguments, strict=False)):
         if parameter.do_not_specialize:
             kinds.append(argument.type)
