@@ -494,17 +494,19 @@ def test_emitted_kernels_of_no_elements(function: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "files"),
+    ("function", "files", "macros"),
     [
-        (lambda x: x.topk(2)[0], ("base.h", "selection.cpp")),
-        (lambda x: torch.linalg.qr(x)[0], ("base.h", "linalg.cpp")),
-        (lambda x: x + 1, ()),
+        (lambda x: x.topk(2)[0], ("base.h", "selection.cpp"), {"TOPK": "", "TYPE": "float", "NAME": "float32"}),
+        (lambda x: x.masked_select(x > 0), ("base.h", "selection.cpp"), {"COUNT": "", "TYPE": "bool", "NAME": "bool"}),
+        (lambda x: torch.linalg.qr(x)[0], ("base.h", "linalg.cpp"), {}),
+        (lambda x: x + 1, (), {}),
     ],
 )
 def test_written_libraries_compile_before_their_first_call(
-    function: Callable[..., torch.Tensor], files: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    function: Callable[..., torch.Tensor], files: tuple[str, ...], macros: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[tuple[str, ...]] = []
-    monkeypatch.setattr(Written, "start", lambda self: begun.append(self.files))
+    begun: list[Written] = []
+    monkeypatch.setattr(Written, "start", begun.append)
     vendor_sdk.compile_graph(vendor_sdk.trace(function, (torch.rand(4, 4),)), backend="cpp_cpu")
-    assert set(begun) == ({files} if files else set())
+    assert {each.files for each in begun} == ({files} if files else set())
+    assert macros in [*(each.macros for each in begun), {}]

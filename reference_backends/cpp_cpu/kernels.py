@@ -6,6 +6,7 @@ Each takes the prim's arguments and returns its results, contiguous.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import torch
 
 from reference_backends.cpp_cpu import attention, compiler, grouped, linalg, resample
+from reference_backends.cpp_cpu.table import CTYPES
 from reference_backends.cpp_cpu.written import Written
-from vendor_sdk import Kernel
+from vendor_sdk import FLOAT8, Kernel, NodeContext, TensorInfo
 
 Tensor = torch.Tensor
 
@@ -43,7 +45,29 @@ def _baddbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float =
 # Selection
 
 
-_selection = Written("base.h", "selection.cpp")
+FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+    "sort": ("sort",),
+    "topk": ("topk",),
+    **dict.fromkeys(("kthvalue", "median", "nanmedian"), ("select",)),
+    "mode": ("mode",),
+    "searchsorted": ("search",),
+    "nonzero": ("count", "nonzero"),
+    "masked_select": ("masked",),
+    "bincount": ("bincount",),
+}
+"""Prim to functions of ``selection.cpp`` for elements of its first operand's type."""
+
+
+@functools.cache
+def _library(function: str, dtype: torch.dtype) -> Written:
+    name = str(dtype).removeprefix("torch.")
+    return Written("base.h", "selection.cpp", **{function.upper(): "", "TYPE": CTYPES[dtype], "NAME": name})
+
+
+def _selection(function: str, dtype: torch.dtype, *arguments: Tensor | int | None) -> int:
+    return compiler.call(_library(function, dtype)(), function, dtype, *arguments)
+
+
 _sampling = Written("base.h", "philox.h", "sampling.cpp")
 
 
@@ -63,7 +87,7 @@ def _pair(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
 def _sort(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
     x, dim, outer, n, inner = _lines(x, dim)
     values, indices = _pair(x, x.shape)
-    compiler.call(_selection(), "sort", x.dtype, x, values, indices, outer, n, inner, int(descending))
+    _selection("sort", x.dtype, x, values, indices, outer, n, inner, int(descending))
     return values, indices
 
 
@@ -73,7 +97,7 @@ def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool =
         raise RuntimeError("selected index k out of range")
     values, indices = _pair(x, (*x.shape[:dim], k, *x.shape[dim + 1 :]) if x.dim() else x.shape)
     if values.numel():
-        compiler.call(_selection(), "topk", x.dtype, x, values, indices, outer, n, inner, k, int(largest))
+        _selection("topk", x.dtype, x, values, indices, outer, n, inner, k, int(largest))
     return values, indices
 
 
@@ -90,7 +114,7 @@ def _ranked(x: Tensor, rank: int, dim: int, keepdim: bool, skip_nan: bool) -> tu
     if values.numel():
         if n == 0 or rank >= n:
             raise IndexError("selection from a dimension with too few elements")
-        compiler.call(_selection(), "select", x.dtype, x, values, indices, outer, n, inner, rank, int(skip_nan))
+        _selection("select", x.dtype, x, values, indices, outer, n, inner, rank, int(skip_nan))
     return values, indices
 
 
@@ -114,7 +138,7 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tens
     if values.numel():
         if n == 0:
             raise IndexError("mode of a dimension of size 0")
-        compiler.call(_selection(), "mode", x.dtype, x, values, indices, outer, n, inner)
+        _selection("mode", x.dtype, x, values, indices, outer, n, inner)
     return values, indices
 
 
@@ -128,20 +152,8 @@ def _search(sequence: Tensor, values: Tensor, order: Tensor | None, right: bool,
     out = torch.empty(values.shape, dtype=torch.int64)
     if out.numel():
         count = out.numel() // rows
-        compiler.call(
-            _selection(),
-            "search",
-            dtype,
-            sequence,
-            query,
-            None if order is None else order.contiguous(),
-            out,
-            rows,
-            n,
-            count,
-            int(shared),
-            int(right),
-        )
+        places = None if order is None else order.contiguous()
+        _selection("search", dtype, sequence, query, places, out, rows, n, count, int(shared), int(right))
     return out.to(torch.int32) if out_int32 else out
 
 
@@ -157,23 +169,19 @@ def _searchsorted(
     return _search(sequence, values, sorter, right or side == "right", out_int32)
 
 
-def _bucketize(values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    return _search(boundaries, values, None, right, out_int32)
-
-
 def _nonzero(x: Tensor) -> Tensor:
     x = x.contiguous()
-    found = compiler.call(_selection(), "count", x.dtype, x, x.numel())
+    found = _selection("count", x.dtype, x, x.numel())
     out = torch.empty((found, x.dim()), dtype=torch.int64)
     shape = torch.tensor(x.shape, dtype=torch.int64)
-    compiler.call(_selection(), "nonzero", x.dtype, x, out, shape, x.dim(), x.numel())
+    _selection("nonzero", x.dtype, x, out, shape, x.dim(), x.numel())
     return out
 
 
 def _masked_select(x: Tensor, mask: Tensor) -> Tensor:
     x, mask = (t.contiguous() for t in torch.broadcast_tensors(x, mask))  # type: ignore[no-untyped-call]
-    out = torch.empty((compiler.call(_selection(), "count", torch.bool, mask, mask.numel()),), dtype=x.dtype)
-    compiler.call(_selection(), "masked", x.dtype, x, mask, out, x.numel())
+    out = torch.empty((_selection("count", torch.bool, mask, mask.numel()),), dtype=x.dtype)
+    _selection("masked", x.dtype, x, mask, out, x.numel())
     return out
 
 
@@ -183,7 +191,7 @@ def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> T
     counts = torch.zeros(size if weights is None else 0, dtype=torch.int64)
     sums = torch.zeros(0 if weights is None else size, dtype=torch.float64)
     wide = None if weights is None else weights.to(torch.float64).contiguous()
-    if compiler.call(_selection(), "bincount", x.dtype, x, wide, counts, sums, x.numel()):
+    if _selection("bincount", x.dtype, x, wide, counts, sums, x.numel()):
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if weights is None:
         return counts
@@ -358,12 +366,23 @@ KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
 }
 """Prim to kernel; the presence of a key is the capability."""
 
-LIBRARIES: Mapping[str, Written] = {
-    **dict.fromkeys(("sort", "topk", "kthvalue", "median", "nanmedian", "mode", "searchsorted"), _selection),
-    **dict.fromkeys(("nonzero", "masked_select", "bincount"), _selection),
+_LIBRARIES: Mapping[str, Written] = {
     **dict.fromkeys(("poisson", "_standard_gamma", "binomial", "multinomial", "randperm"), _sampling),
     **dict.fromkeys(("segment_reduce", "_segment_reduce_backward"), _segments),
     **dict.fromkeys(linalg.KERNELS, linalg.LIBRARY),
     **resample.LIBRARIES,
 }
-"""Prim to the library that its kernel calls."""
+"""Prim to the library that its kernel calls, whatever the types."""
+
+
+def libraries(node: NodeContext) -> list[Written]:
+    """What the kernel of a node calls."""
+    if node.prim in _LIBRARIES:
+        return [_LIBRARIES[node.prim]]
+    dtypes = [each.dtype for each in node.args if isinstance(each, TensorInfo)]
+    if node.prim == "searchsorted":  # Operands of different dtypes are compared in their common one.
+        dtypes = [functools.reduce(torch.promote_types, dtypes[:2])]
+    calls = [(function, dtypes[0]) for function in FUNCTIONS.get(node.prim, ())]
+    if node.prim == "masked_select":
+        calls.append(("count", torch.bool))
+    return [_library(function, dtype) for function, dtype in calls if dtype in CTYPES and dtype not in FLOAT8]

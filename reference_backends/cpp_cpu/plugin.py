@@ -10,7 +10,7 @@ import torch
 
 from reference_backends.cpp_cpu import attention, compiler, grouped, machine, program
 from reference_backends.cpp_cpu.emitter import CppEmitter
-from reference_backends.cpp_cpu.kernels import COMPLEX, KERNELS, LIBRARIES
+from reference_backends.cpp_cpu.kernels import COMPLEX, KERNELS, libraries
 from vendor_sdk import (
     STORED,
     Backend,
@@ -88,8 +88,8 @@ def supports(node: NodeContext) -> Supported | Decline:
         return Decline("resampled in floating point only")
     if node.prim == "_embedding_bag_backward" and node.args[9]:
         return Decline("a sparse gradient")
-    if node.prim in LIBRARIES:
-        LIBRARIES[node.prim].start()
+    for library in libraries(node):
+        library.start()
     if node.prim in grouped.COMPOSITES:
         grouped.prepare(node.outputs[0].dtype)
     declined = attention.declined(node)

@@ -144,29 +144,44 @@ template <class T> static int32_t bincount(const T *in, const double *weights, i
   return OK;
 }
 
-#define FOR_TYPE(T, name)                                                                                                          \
-  extern "C" void sort_##name(const T *a, T *v, int64_t *i, int64_t o, int64_t n, int64_t s, int64_t d) { sort_lines(a, v, i, o, n, s, d); } \
-  extern "C" void topk_##name(const T *a, T *v, int64_t *i, int64_t o, int64_t n, int64_t s, int64_t k, int64_t l) { topk_lines(a, v, i, o, n, s, k, l); } \
-  extern "C" void select_##name(const T *a, T *v, int64_t *i, int64_t o, int64_t n, int64_t s, int64_t k, int64_t z) { select_lines(a, v, i, o, n, s, k, z); } \
-  extern "C" void mode_##name(const T *a, T *v, int64_t *i, int64_t o, int64_t n, int64_t s) { mode_lines(a, v, i, o, n, s); }      \
-  extern "C" void search_##name(const T *q, const T *v, const int64_t *r, int64_t *out, int64_t rows, int64_t n, int64_t c, int64_t sh, int64_t ri) { search_rows(q, v, r, out, rows, n, c, sh, ri); } \
-  extern "C" int64_t count_##name(const T *a, int64_t n) { return count_nonzero(a, n); }                                            \
-  extern "C" void nonzero_##name(const T *a, int64_t *out, const int64_t *shape, int64_t rank, int64_t n) { nonzero_rows(a, out, shape, rank, n); } \
-  extern "C" void masked_##name(const T *a, const bool *m, T *out, int64_t n) { masked_select(a, m, out, n); }
-#define FOR_INT(T, name) \
-  extern "C" int32_t bincount_##name(const T *a, const double *w, int64_t *c, double *s, int64_t n) { return bincount(a, w, c, s, n); }
-FOR_TYPE(float, float32)
-FOR_TYPE(double, float64)
-FOR_TYPE(bf16, bfloat16)
-FOR_TYPE(f16, float16)
-FOR_TYPE(int64_t, int64)
-FOR_TYPE(int32_t, int32)
-FOR_TYPE(int16_t, int16)
-FOR_TYPE(int8_t, int8)
-FOR_TYPE(uint8_t, uint8)
-FOR_TYPE(bool, bool)
-FOR_INT(int64_t, int64)
-FOR_INT(int32_t, int32)
-FOR_INT(int16_t, int16)
-FOR_INT(int8_t, int8)
-FOR_INT(uint8_t, uint8)
+// One of these functions for elements of one type, `TYPE`, which is called `NAME`: all of them together take seconds to compile.
+#define JOINED_(function, name) function##_##name
+#define JOINED(function, name) JOINED_(function, name)
+#define EXPORTED(result, function) extern "C" result JOINED(function, NAME)
+#ifdef SORT
+EXPORTED(void, sort)(const TYPE *a, TYPE *v, int64_t *i, int64_t o, int64_t n, int64_t s, int64_t d) {
+  sort_lines(a, v, i, o, n, s, d);
+}
+#endif
+#ifdef TOPK
+EXPORTED(void, topk)(const TYPE *a, TYPE *v, int64_t *i, int64_t o, int64_t n, int64_t s, int64_t k, int64_t l) {
+  topk_lines(a, v, i, o, n, s, k, l);
+}
+#endif
+#ifdef SELECT
+EXPORTED(void, select)(const TYPE *a, TYPE *v, int64_t *i, int64_t o, int64_t n, int64_t s, int64_t k, int64_t z) {
+  select_lines(a, v, i, o, n, s, k, z);
+}
+#endif
+#ifdef MODE
+EXPORTED(void, mode)(const TYPE *a, TYPE *v, int64_t *i, int64_t o, int64_t n, int64_t s) { mode_lines(a, v, i, o, n, s); }
+#endif
+#ifdef SEARCH
+EXPORTED(void, search)(const TYPE *q, const TYPE *v, const int64_t *r, int64_t *out, int64_t rows, int64_t n, int64_t c, int64_t sh, int64_t ri) {
+  search_rows(q, v, r, out, rows, n, c, sh, ri);
+}
+#endif
+#ifdef COUNT
+EXPORTED(int64_t, count)(const TYPE *a, int64_t n) { return count_nonzero(a, n); }
+#endif
+#ifdef NONZERO
+EXPORTED(void, nonzero)(const TYPE *a, int64_t *out, const int64_t *shape, int64_t rank, int64_t n) {
+  nonzero_rows(a, out, shape, rank, n);
+}
+#endif
+#ifdef MASKED
+EXPORTED(void, masked)(const TYPE *a, const bool *m, TYPE *out, int64_t n) { masked_select(a, m, out, n); }
+#endif
+#ifdef BINCOUNT
+EXPORTED(int32_t, bincount)(const TYPE *a, const double *w, int64_t *c, double *s, int64_t n) { return bincount(a, w, c, s, n); }
+#endif

@@ -14,14 +14,16 @@ class Written:
 
     Args:
         files: their names, in order.
+        macros: what they find defined.
     """
 
-    def __init__(self, *files: str) -> None:
-        self.files = files
+    def __init__(self, *files: str, **macros: str) -> None:
+        self.files, self.macros = files, macros
 
     @cached_property
     def source(self) -> str:
-        return "".join(map(library, self.files))
+        defined = (f"#define {name} {value}\n" for name, value in self.macros.items())
+        return "".join([*defined, *map(library, self.files)])
 
     def start(self) -> None:
         """Begins to compile it, unless it is in the cache."""

@@ -83,8 +83,8 @@ def compiled(
     import triton
     from triton.compiler import ASTSource
 
-    # Triton's binder notes an empty list for what is specialized for nothing, and for constants, before 3.7 for texts alone; they
-    # are in the key of its cache.
+    # Triton's binder notes an empty list for what is specialized for nothing, and for constants (before 3.7: for texts alone);
+    # they are in the key of its cache.
     every = Version(triton.__version__) >= Version("3.7")
     kinds: list[str] = []
     constants: dict[tuple[int], Any] = {}

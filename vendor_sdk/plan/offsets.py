@@ -311,7 +311,8 @@ def pack(
 
 @dataclass(frozen=True)
 class _Front:
-    """What ``Below`` is for one item: bytes that are taken while it lives, the first byte that it may have, and the end."""
+    """What ``Below`` is for one item: spans of bytes that are taken while it lives, in order and apart, the first byte that it may
+    have, and the end."""
 
     taken: Sequence[tuple[int, int]]
     base: int
@@ -321,7 +322,12 @@ class _Front:
 def _front(item: Item, below: Below | None) -> _Front:
     if below is None:
         return _Front((), 0, 0)
-    taken = [(fixed.begin, fixed.end) for fixed in below.fixed if fixed.last >= item.first]
+    taken: list[tuple[int, int]] = []
+    for begin, end in sorted((fixed.begin, fixed.end) for fixed in below.fixed if fixed.last >= item.first):
+        if taken and begin <= taken[-1][1]:
+            taken[-1] = taken[-1][0], max(end, taken[-1][1])
+        else:
+            taken.append((begin, end))
     return _Front(taken, below.room.free_from(item.last), below.end)
 
 
