@@ -506,7 +506,7 @@ def test_written_libraries_compile_before_their_first_call(
     function: Callable[..., torch.Tensor], files: tuple[str, ...], macros: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[Written] = []
-    monkeypatch.setattr(Written, "start", begun.append)
+    monkeypatch.setattr(Written, "start", lambda self: begun.append(self))
     vendor_sdk.compile_graph(vendor_sdk.trace(function, (torch.rand(4, 4),)), backend="cpp_cpu")
     assert {each.files for each in begun} == ({files} if files else set())
     assert macros in [*(each.macros for each in begun), {}]

@@ -311,8 +311,8 @@ def pack(
 
 @dataclass(frozen=True)
 class _Front:
-    """What ``Below`` is for one item: spans of bytes that are taken while it lives, in order and apart, the first byte that it may
-    have, and the end."""
+    """What ``Below`` is for one item: spans of bytes that are taken while it lives, in order and apart, the first byte that it
+    may have, and the end."""
 
     taken: Sequence[tuple[int, int]]
     base: int
