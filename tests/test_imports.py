@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 STAGES = ("capture", "normalize", "partition", "schedule", "plan", "codegen", "run")
 LAYERS = (
-    ("errors", "torch_private"),
+    ("errors",),
+    ("torch_checked",),
+    ("torch_private",),
     ("prims",),
     ("ir",),
     ("contract",),
@@ -294,3 +296,14 @@ assert vendor_sdk.explain(lambda x: x + x, x, backend="lone", show=False).graphs
 main(["list"], standalone_mode=False)
 """
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=120, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("torch._guards", "TracingContext"), ("torch._inductor.output_code", "OutputCode")]
+)
+def test_a_torch_that_lacks_a_private_name_is_named(module: str, name: str) -> None:
+    program = f"import {module} as module; del module.{name}\nimport vendor_sdk.dynamo\nvendor_sdk.dynamo.cpp_cpu"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "TorchVersionError: vendor-sdk: torch 2." in ended.stderr
+    assert f"why: ImportError: cannot import name '{name}'" in ended.stderr
+    assert "fix: take torch 2." in ended.stderr

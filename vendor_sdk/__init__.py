@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         MachineError,
         OptionError,
         PluginLoadError,
+        TorchVersionError,
         UnsupportedPrimError,
         VendorSDKError,
         VersionMismatchError,
@@ -131,8 +132,8 @@ _HOMES = {
     "vendor_sdk.native.linker": "Linker",
     "vendor_sdk.errors": (
         "BackendNameCollisionError BackendNotFoundError CaptureError CompilerError ContractError DeviceError "
-        "DeviceMemoryError GraphError KernelError LoweringError MachineError OptionError PluginLoadError UnsupportedPrimError "
-        "VendorSDKError VersionMismatchError WrongResultError"
+        "DeviceMemoryError GraphError KernelError LoweringError MachineError OptionError PluginLoadError TorchVersionError "
+        "UnsupportedPrimError VendorSDKError VersionMismatchError WrongResultError"
     ),
     "vendor_sdk.explanation": "Explanation Observed explain observe",
     "vendor_sdk.ir.loop": "LoopKernel",
@@ -260,6 +261,7 @@ __all__ = [
     "Target",
     "TensorInfo",
     "TorchDevice",
+    "TorchVersionError",
     "Ulp",
     "UnsupportedPrimError",
     "VendorSDKError",

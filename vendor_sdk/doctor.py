@@ -23,6 +23,7 @@ from typing import Literal
 from vendor_sdk import __version__
 from vendor_sdk.contract import cache, discovery, probe
 from vendor_sdk.errors import VendorSDKError
+from vendor_sdk.torch_checked import TORCH_CHECKED
 
 State = Literal["ok", "warning", "failed"]
 
@@ -39,8 +40,6 @@ VARIABLES = frozenset(
 """Environment variables that the SDK reads."""
 PREFIX = "VENDOR_SDK_"
 OLDEST_PYTHON = (3, 11)
-TORCH_CHECKED = ("2.11", "2.14")
-"""The oldest and the newest torch that ``torch_private`` was checked on."""
 SECONDS = 120
 FUNCTION = "int f(){return 0;}"
 """What a compiler is tried with, in C and in C++."""

@@ -67,6 +67,10 @@ class VersionMismatchError(ContractError):
     """A plugin asks for a contract or opset version this SDK does not speak."""
 
 
+class TorchVersionError(VendorSDKError):
+    """The installed torch lacks a name, private to it, that the SDK rests on."""
+
+
 class OptionError(VendorSDKError):
     """An unknown or ill-typed entry in ``torch.compile(..., options={...})``."""
 

@@ -14,35 +14,39 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import _core_aten_decompositions_post_autograd, core_aten_decompositions, decomposition_table
-from torch._dispatch.python import enable_python_dispatcher
-from torch._guards import TracingContext, detect_fake_mode, tracing
-from torch._higher_order_ops.invoke_subgraph import invoke_subgraph as invoke_subgraph
-from torch._higher_order_ops.while_loop import while_loop_op as while_loop_op
-from torch._ops import OpOverload as OpOverload
-from torch._prims.rng_prims import run_and_save_rng_state as run_and_save_rng_state
-from torch._prims.rng_prims import run_with_rng_state as run_with_rng_state
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    unset_fake_temporarily,
-)
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    GuardOnDataDependentSymNode,
-    ShapeEnv,
-    free_unbacked_symbols,
-    guard_or_false,
-    statically_known_true,
-)
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._sympy.printers import PythonPrinter
+
+from vendor_sdk.torch_checked import private_names
+
+with private_names():
+    from torch._decomp import _core_aten_decompositions_post_autograd, core_aten_decompositions, decomposition_table
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._guards import TracingContext, detect_fake_mode, tracing
+    from torch._higher_order_ops.invoke_subgraph import invoke_subgraph as invoke_subgraph
+    from torch._higher_order_ops.while_loop import while_loop_op as while_loop_op
+    from torch._ops import OpOverload as OpOverload
+    from torch._prims.rng_prims import run_and_save_rng_state as run_and_save_rng_state
+    from torch._prims.rng_prims import run_with_rng_state as run_with_rng_state
+    from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensor,
+        FakeTensorMode,
+        unset_fake_temporarily,
+    )
+    from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        GuardOnDataDependentSymNode,
+        ShapeEnv,
+        free_unbacked_symbols,
+        guard_or_false,
+        statically_known_true,
+    )
+    from torch.utils import _pytree
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._sympy.printers import PythonPrinter
 
 pytree = _pytree
 

@@ -11,20 +11,23 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo import utils as dynamo_utils
-from torch._dynamo.backends.common import aot_autograd as _aot_autograd
-from torch._dynamo.callback import callback_handler
-from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, FXGraphCacheMiss
-from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
-from torch._functorch.aot_autograd import aot_function as _aot_function
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext
-from torch._inductor import config as inductor_config
-from torch._inductor.codecache import FxGraphHashDetails
-from torch._inductor.output_code import OutputCode
 
+from vendor_sdk.torch_checked import private_names
 from vendor_sdk.torch_private import OpOverload, Table, real_tensors
+
+with private_names():
+    from torch._dynamo import utils as dynamo_utils
+    from torch._dynamo.backends.common import aot_autograd as _aot_autograd
+    from torch._dynamo.callback import callback_handler
+    from torch._functorch import config as functorch_config
+    from torch._functorch._aot_autograd.autograd_cache import BypassAOTAutogradCache, FXGraphCacheMiss
+    from torch._functorch._aot_autograd.schemas import SerializableAOTDispatchCompiler
+    from torch._functorch.aot_autograd import aot_function as _aot_function
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._guards import TracingContext
+    from torch._inductor import config as inductor_config
+    from torch._inductor.codecache import FxGraphHashDetails
+    from torch._inductor.output_code import OutputCode
 
 
 def around_compilations(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
