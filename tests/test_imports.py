@@ -302,7 +302,7 @@ main(["list"], standalone_mode=False)
     ("module", "name"), [("torch._guards", "TracingContext"), ("torch._inductor.output_code", "OutputCode")]
 )
 def test_a_torch_that_lacks_a_private_name_is_named(module: str, name: str) -> None:
-    program = f"import {module} as module; del module.{name}\nimport vendor_sdk.dynamo\nvendor_sdk.dynamo.cpp_cpu"
+    program = f"import {module} as module; del module.{name}\nimport vendor_sdk.torch_private.dynamo"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert "TorchVersionError: vendor-sdk: torch 2." in ended.stderr
     assert f"why: ImportError: cannot import name '{name}'" in ended.stderr
