@@ -65,7 +65,7 @@ $(INSTALLED): pyproject.toml constraints.txt Makefile
 	fi; \
 	echo "setting up $(VENV) with $$("$$python" --version)"; \
 	"$$python" -m venv $(VENV)
-	$(BIN)/python -m pip install --no-compile $(CONSTRAINTS) setuptools
+	$(BIN)/python -m pip install --no-compile $(CONSTRAINTS) 'setuptools>=77'
 	$(BIN)/python -m pip install --no-compile $(CONSTRAINTS) --no-build-isolation --editable '.[$(EXTRAS)]'
 	@touch $@
 

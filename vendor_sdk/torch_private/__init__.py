@@ -510,7 +510,7 @@ def symbol_hints(values: Sequence[Any]) -> dict[str, int]:
     for value in values:
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             for symbol in value.node.expr.free_symbols:
-                environment = value.node.shape_env
+                environment: Any = value.node.shape_env
                 known = getattr(environment, "backed_var_to_val", None) or environment.var_to_val
                 hints[str(symbol)] = int(known.get(symbol, 2))
     return hints
