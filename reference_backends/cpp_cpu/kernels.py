@@ -45,7 +45,7 @@ def _baddbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float =
 # Selection
 
 
-FUNCTIONS: Mapping[str, tuple[str, ...]] = {
+_FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "sort": ("sort",),
     "topk": ("topk",),
     **dict.fromkeys(("kthvalue", "median", "nanmedian"), ("select",)),
@@ -382,7 +382,7 @@ def libraries(node: NodeContext) -> list[Written]:
     dtypes = [each.dtype for each in node.args if isinstance(each, TensorInfo)]
     if node.prim == "searchsorted":  # Operands of different dtypes are compared in their common one.
         dtypes = [functools.reduce(torch.promote_types, dtypes[:2])]
-    calls = [(function, dtypes[0]) for function in FUNCTIONS.get(node.prim, ())]
+    calls = [(function, dtypes[0]) for function in _FUNCTIONS.get(node.prim, ())]
     if node.prim == "masked_select":
         calls.append(("count", torch.bool))
     return [_library(function, dtype) for function, dtype in calls if dtype in CTYPES and dtype not in FLOAT8]
