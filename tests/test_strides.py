@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from conformance.patterns import rope
 from tests import fusing
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.inplace import apart, may_overwrite, overwrite
+from vendor_sdk.ir.inplace import InPlace, apart, overwrite
 from vendor_sdk.ir.loop import Compute, Load, Nest, Range, Reduce, Store, walk
 from vendor_sdk.ir.loop_interpreter import interpret
 from vendor_sdk.ir.loop_verify import verify
@@ -165,9 +165,10 @@ def test_neighbours_work_in_place_together(name: str) -> None:
     lowered = found[-1]
     kernel, out = lowered.kernel, lowered.kernel.params[-1]
     assert sum(isinstance(s, Store) for s in walk(kernel.body)) == 4
-    (over,) = [p.name for p in kernel.params if p.role == "in" and may_overwrite(kernel, p.name, out.name)]
+    pairs = InPlace(kernel)
+    (over,) = [operand for operand in pairs.candidates(out.name) if pairs.allows(operand, out.name)]
     memory = {p.name: torch.rand(int(p.size.value or 0)).mul(9).to(p.dtype) for p in kernel.params}
-    changed = overwrite(kernel, over, out.name)
+    changed = overwrite(kernel, {over: out.name})
     inside = {**{name: each.clone() for name, each in memory.items()}, out.name: memory[over].clone()}
     interpret(kernel, [memory[p.name] for p in kernel.params], [])
     interpret(changed, [inside[p.name] for p in changed.params], [])

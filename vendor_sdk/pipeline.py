@@ -21,6 +21,7 @@ import functools
 import operator
 import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -654,10 +655,11 @@ def _watched(decided: Decided, session: Session, state: _State, calls: Launched,
 def _saved(graph: PrimGraph, shares: Aliases) -> dict[Slot, int]:
     """Results that a forward graph returns for its backward graph alone, and which input of that they are."""
     owners = [shares.of(value) if isinstance(value, fx.Node) else () for value in graph.outputs]
+    returned = Counter(slot for slots in owners for slot in slots)
     found: dict[Slot, int] = {}
     for index, output in graph.saved_outputs.items():
         slots = owners[output] if output < len(owners) else ()
-        if len(slots) == 1 and slots[0][0].op == "call_function" and sum(slots[0] in other for other in owners) == 1:
+        if len(slots) == 1 and slots[0][0].op == "call_function" and returned[slots[0]] == 1:
             found[slots[0]] = index
     return found
 

@@ -7,41 +7,66 @@ reads lies where it writes. Then no iteration reads what another one wrote, in w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import torch
 
 from vendor_sdk.ir.index import Int, stride, substitute, symbols, variable
 from vendor_sdk.ir.loop import Load, LoopKernel, Nest, Range, Reduce, Scan, Stmt, Store, walk
 
 
-def may_overwrite(kernel: LoopKernel, operand: str, result: str) -> bool:
-    """Whether the "out" param ``result`` of ``kernel`` may be the memory of its "in" param ``operand``."""
-    source, target = kernel.param(operand), kernel.param(result)
-    if source.role != "in" or target.role != "out" or source.dtype != target.dtype or source.size != target.size:
-        return False
-    readers = [n for n, nest in enumerate(kernel.body) if _touches(nest.body, operand)]
-    writers = [n for n, nest in enumerate(kernel.body) if _touches(nest.body, result)]
-    if len(readers) != 1 or not writers or writers[0] != readers[0]:
-        return False
-    sizes = {symbol.name for symbol in kernel.symbols}
-    return _Walk(operand, result, sizes).allows(kernel.body[readers[0]])
+class InPlace:
+    """Which results of ``kernel`` may be the memory of which operands. Each pair is judged by itself: accesses of others do not
+    count."""
+
+    def __init__(self, kernel: LoopKernel) -> None:
+        self._kernel = kernel
+        self._sizes = {symbol.name for symbol in kernel.symbols}
+        nests: dict[str, list[int]] = {}
+        for n, nest in enumerate(kernel.body):
+            for name in {s.param for s in walk(nest.body) if isinstance(s, Load | Store)}:
+                nests.setdefault(name, []).append(n)
+        self._alike: dict[str, tuple[int, torch.dtype, Int]] = {}
+        self._operands: dict[tuple[int, torch.dtype, Int], list[str]] = {}
+        for p in kernel.params:
+            touched = nests.get(p.name, [])
+            if p.role == "out" and touched:
+                self._alike[p.name] = touched[0], p.dtype, p.size
+            elif p.role == "in" and len(touched) == 1:
+                self._alike[p.name] = touched[0], p.dtype, p.size
+                self._operands.setdefault(self._alike[p.name], []).append(p.name)
+
+    def candidates(self, result: str) -> Sequence[str]:
+        """The "in" params, in order, of the dtype and size of the "out" param ``result`` that only the nest reads which is the
+        first to write it."""
+        return self._operands.get(self._alike[result], ()) if result in self._alike else ()
+
+    def allows(self, operand: str, result: str) -> bool:
+        """Whether the "out" param ``result`` may be the memory of ``operand``, one of its ``candidates``."""
+        nest = self._kernel.body[self._alike[result][0]]
+        return _Walk(operand, result, self._sizes).allows(nest)
 
 
-def overwrite(kernel: LoopKernel, operand: str, result: str) -> LoopKernel:
-    """``kernel`` without the param ``operand``: it reads its old content from ``result``, which becomes "inout"."""
+def overwrite(kernel: LoopKernel, over: Mapping[str, str]) -> LoopKernel:
+    """``kernel`` without the operands that ``over`` has: it reads the old content of each from the result that is named for it,
+    which becomes "inout"."""
+    results = set(over.values())
 
     def body(statements: Sequence[Stmt]) -> tuple[Stmt, ...]:
         return tuple(map(statement, statements))
 
     def statement(s: Stmt) -> Stmt:
         if isinstance(s, Load):
-            return dataclasses.replace(s, param=result) if s.param == operand else s
+            return dataclasses.replace(s, param=over[s.param]) if s.param in over else s
         if isinstance(s, Reduce | Nest):
             return dataclasses.replace(s, body=body(s.body))
         if isinstance(s, Scan):
             return dataclasses.replace(s, body=body(s.body), then=body(s.then))
         return s
 
-    params = tuple(dataclasses.replace(p, role="inout") if p.name == result else p for p in kernel.params if p.name != operand)
+    params = tuple(
+        dataclasses.replace(p, role="inout") if p.name in results else p for p in kernel.params if p.name not in over
+    )
     nests = [nest for nest in body(kernel.body) if isinstance(nest, Nest) and not _copies_itself(nest)]
     return dataclasses.replace(kernel, params=params, body=tuple(nests))
 
@@ -56,10 +81,6 @@ def _copies_itself(nest: Nest) -> bool:
         and isinstance(store, Store)
         and (load.param, load.index, load.to, load.mask) == (store.param, store.index, store.value, store.mask)
     )
-
-
-def _touches(body: Sequence[Stmt], param: str) -> bool:
-    return any(isinstance(s, Load | Store) and s.param == param for s in walk(tuple(body)))
 
 
 class _Walk:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from vendor_sdk import torch_private
-from vendor_sdk.ir.inplace import may_overwrite, overwrite
+from vendor_sdk.ir.inplace import InPlace, overwrite
 from vendor_sdk.ir.loop import LoopKernel
 from vendor_sdk.ir.memory import Slot
 from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
@@ -71,50 +71,61 @@ def work_in_place(
     }
     goals = {slot: goal for slot, goal in _goals(graph, shares).items() if goal not in escaping | shown and allocated(slot[0])}
     taken: dict[Slot, Slot] = {}
+    given: set[Slot] = set()  # whose memory is taken
     rewritten: dict[fx.Node, Rewritten] = {}
 
-    def owner_of(source: fx.Node, slot: Slot, step: int, inputs: Sequence[fx.Node]) -> Slot | None:
-        """The operand whose memory a result may have, as far as others are concerned."""
-        owners = shares.of(source)
-        if len(owners) != 1 or last[owners[0]] != step or owners[0] in taken.values() or owners[0] in escaping:
-            return None
-        (owner,) = owners
-        if sum(owner in shares.of(other) for other in inputs) != 1 or not _whole(source, owner):
-            return None
+    def dying(inputs: Sequence[fx.Node], step: int) -> list[tuple[fx.Node, Slot]]:
+        """The operands of a step that nobody else has after it, and whose memory each of them is."""
+        counts = Counter(owner for source in inputs for owner in shares.of(source))
+        return [
+            (source, owners[0])
+            for source in inputs
+            if len(owners := shares.of(source)) == 1
+            and last[owners[0]] == step
+            and counts[owners[0]] == 1
+            and owners[0] not in escaping
+            and owners[0] not in given
+            and _whole(source, owners[0])
+        ]
+
+    def may_have(slot: Slot, owner: Slot) -> bool:
+        """Whether a result may have the memory of a dying operand, as far as others are concerned."""
         if slot in goals:
-            return owner if owner == goals[slot] else None
+            return owner == goals[slot]
         if owner in of_others:
-            return None if slot in escaping or owner in shown else owner
-        if not allocated(owner[0]) or owner[0].op != "call_function" or (slot in escaping and owner in shown):
-            return None
-        return owner
+            return slot not in escaping and owner not in shown
+        return allocated(owner[0]) and owner[0].op == "call_function" and not (slot in escaping and owner in shown)
 
     for step, node in enumerate(steps.order):
         for index, tensor in enumerate(results(node) if allocated(node) else ()):
             goal = goals.get((node, index)) if tensor is not None else None
             if goal is not None and last.get(goal, -1) < step:
                 taken[node, index] = goal  # nobody reads there any more
+                given.add(goal)
         if node not in kernels:
             continue
         kernel, inputs = kernels[node]
-        inputs = list(inputs)
+        name = {source: p.name for source, p in zip(inputs, kernel.params[: len(inputs)], strict=True)}
+        free = {name[source]: owner for source, owner in dying(inputs, step)}
+        if not free:
+            continue
+        pairs, over = InPlace(kernel), dict[str, str]()
         filled = [index for index, tensor in enumerate(results(node)) if tensor is not None]
-        for position, index in enumerate(filled):
+        for index, result in zip(filled, kernel.params[len(inputs) :], strict=True):
             slot = (node, index)
-            result = kernel.params[len(inputs) + position]
-            for source in list(inputs) if slot not in taken and slot not in own else ():
-                owner = owner_of(source, slot, step, inputs)
-                operand = kernel.params[inputs.index(source)]
-                if owner is not None and may_overwrite(kernel, operand.name, result.name):
-                    kernel = overwrite(kernel, operand.name, result.name)
-                    inputs.remove(source)
-                    taken[slot] = owner
+            for operand in pairs.candidates(result.name) if slot not in taken and slot not in own else ():
+                if operand in free and may_have(slot, free[operand]) and pairs.allows(operand, result.name):
+                    over[operand] = result.name
+                    owner = taken[slot] = free.pop(operand)
+                    given.add(owner)
                     if owner in of_others:
                         of_others.add(slot)
                     if owner in shown:
                         shown.add(slot)
-                    rewritten[node] = Rewritten(kernel, tuple(inputs))
                     break
+        if over:
+            left = tuple(source for source in inputs if name[source] not in over)
+            rewritten[node] = Rewritten(overwrite(kernel, over), left)
     return taken, rewritten
 
 

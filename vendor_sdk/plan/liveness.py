@@ -121,19 +121,16 @@ class Aliases:
         return known
 
     def _find(self, node: fx.Node) -> tuple[Slot, ...]:
-        chain = []
+        view: fx.Node | None = None
         while node.op == "call_function" and self.shows(node):
-            chain.append(node)
-            source = node.args[0]
-            assert isinstance(source, fx.Node)
-            node = source
+            view, node = node, node.args[0]  # type: ignore[assignment]
         if node.op == "placeholder":
             return ((node, 0),)
-        found: tuple[Slot, ...] = tuple((node, i) for i, tensor in enumerate(results(node)) if tensor is not None)
-        for view in reversed(chain):
-            if view.target is operator.getitem and view.args[0] is node:
-                found = tuple(slot for slot in found if slot[1] == view.args[1])
-        return found
+        if view is not None and view.target is operator.getitem:
+            index = view.args[1]
+            assert isinstance(index, int)
+            return ((node, index),) if isinstance(node.meta["val"][index], torch.Tensor) else ()
+        return tuple((node, i) for i, tensor in enumerate(results(node)) if tensor is not None)
 
 
 def results(node: fx.Node) -> list[torch.Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import fx
 
@@ -83,6 +83,7 @@ def _replace(
     inner = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     operands: dict[str, fx.Node] = {}
+    calls: list[fx.Node] = []
 
     def copy(node: fx.Node) -> fx.Node:
         if node in copies:
@@ -92,8 +93,9 @@ def _replace(
             for source in node.all_input_nodes:
                 copy(source)
             copies[node] = inner.node_copy(node, copies.__getitem__)
+            calls.append(copies[node])
         else:
-            with inner.inserting_before(next((n for n in inner.nodes if n.op != "placeholder"), None)):
+            with inner.inserting_before(calls[0] if calls else None):
                 copies[node] = inner.placeholder(node.name)
             copies[node].meta = {"val": node.meta["val"], **_lies(node)}
             operands[copies[node].name] = stored.get(node, node)
@@ -114,7 +116,10 @@ def _replace(
     # Placeholders were made in the order they were met; the call passes them in that order.
     part = PrimGraph(fx.GraphModule(graph.module, inner), backward=graph.backward)
     arguments = tuple(operands[placeholder.name] for placeholder in part.placeholders)
-    loops = tuple(_loops(group, results, copies) for group in groups)
+    places: dict[fx.Node, list[int]] = {}
+    for k, value in enumerate(results):
+        places.setdefault(result_of(value)[0], []).append(k)
+    loops = tuple(_loops(group, places, copies) for group in groups)
     fused = Fused(name, part, loops)
     with graph.graph.inserting_before(members[-1]):
         call = graph.graph.call_function(fused, arguments)
@@ -151,7 +156,7 @@ def _short(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name).strip("_")
 
 
-def _loops(group: Group, results: list[fx.Node], copies: Mapping[fx.Node, fx.Node]) -> Loops:
+def _loops(group: Group, results: Mapping[fx.Node, Sequence[int]], copies: Mapping[fx.Node, fx.Node]) -> Loops:
     rows = {name: f"x{k}" for k, name in enumerate(group.rows)}
     columns = {name: f"y{k}" for k, name in enumerate(group.columns)}
     sizes = {**group.rows, **group.columns}
@@ -163,7 +168,7 @@ def _loops(group: Group, results: list[fx.Node], copies: Mapping[fx.Node, fx.Nod
     return Loops(
         tuple(Range(rows[name], size) for name, size in group.rows.items()),
         tuple(Range(columns[name], size) for name, size in group.columns.items()),
-        tuple((k, place(result_of(v)[0])) for k, v in enumerate(results) if result_of(v)[0] in group.members),
+        tuple(sorted((k, place(node)) for node in group.members for k in results.get(node, ()))),
         tuple(
             Total(
                 copies[node].name,

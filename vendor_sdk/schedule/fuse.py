@@ -427,7 +427,10 @@ class _Pass:
             return "out of fuel"
         if not self.reach.may_join(group.unit, sources):
             return "something between them runs elsewhere"
-        elsewhere = any(user is not node and user not in self.owner for m in group.members for user in m.users)
+
+        def elsewhere() -> bool:
+            return any(user is not node and user not in self.owner for m in group.members for user in m.users)
+
         pads = node.target is torch.ops.aten.constant_pad_nd.default
         joined = fit(group, known, self.base, shared_elsewhere=elsewhere, pads=pads)
         if isinstance(joined, str):
@@ -449,10 +452,9 @@ class _Pass:
     def _room(self, group: Group, node: fx.Node, summary: Summary, joined: Joined) -> str:
         if group.statements + summary.statements > self.limits.statements:
             return f"more than {self.limits.statements} statements"
-        buffers = {*group.inputs, *(r.node for r in summary.reads if self.base[r.node] not in group.members)}
-        # A member with a reader elsewhere is a result, now or when that reader's turn comes.
-        results = sum(any(u is not node and self.owner.get(u) is not group for u in m.users) for m in group.members)
-        if len(buffers) + results + len(tensors_of(node.meta["val"])) > self.limits.buffers:
+        more = len({r.node for r in summary.reads}) + len(tensors_of(node.meta["val"]))
+        # Counted in full only where it may matter: groups are long, and this is asked for each of their members.
+        if len(group.inputs) + len(group.members) + more > self.limits.buffers and self._overflows(group, node, summary):
             return f"more than {self.limits.buffers} buffers"
         needs_inner = summary.steps or group.shape == "rows"
         if needs_inner and not self.rows and (joined.where == "element" or joined.reduced is not None):
@@ -463,6 +465,13 @@ class _Pass:
         if joined.reduced is not None and self.limits.total_width and (width or 0) > self.limits.total_width:
             return f"totals of rows longer than {self.limits.total_width}"
         return ""
+
+    def _overflows(self, group: Group, node: fx.Node, summary: Summary) -> bool:
+        """Whether a group and one more member would have more operands and results than a kernel may."""
+        operands = {*group.inputs, *(r.node for r in summary.reads if self.base[r.node] not in group.members)}
+        # A member with a reader elsewhere is a result, now or when that reader's turn comes.
+        results = sum(any(u is not node and self.owner.get(u) is not group for u in m.users) for m in group.members)
+        return len(operands) + results + len(tensors_of(node.meta["val"])) > self.limits.buffers
 
     def _add(self, group: Group, node: fx.Node, summary: Summary, joined: Joined) -> None:
         group.members[node] = moved(summary.variables, joined.values)

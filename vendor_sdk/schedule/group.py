@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -97,13 +97,18 @@ def loops_of(summary: Summary) -> tuple[dict[str, Int], dict[str, Int]]:
 
 
 def fit(
-    group: Group, summary: Summary, base: Mapping[fx.Node, fx.Node], *, shared_elsewhere: bool, pads: bool = False
+    group: Group,
+    summary: Summary,
+    base: Mapping[fx.Node, fx.Node],
+    *,
+    shared_elsewhere: Callable[[], bool],
+    pads: bool = False,
 ) -> Joined | str:
     """How a prim joins a group that computes, or reads, something that the prim reads; or why it does not.
 
     Args:
         base: value to the node that computes it.
-        shared_elsewhere: whether elements of the group are needed apart from the prim.
+        shared_elsewhere: says whether elements of the group are needed apart from the prim; asked where that matters.
         pads: whether the prim is a constant wherever it reads nothing.
     """
     anchors = _anchors(group, summary, base)
@@ -230,7 +235,9 @@ def _by_position(group: Group, summary: Summary, read: Index, place: Index, own:
     return None
 
 
-def _fit_reduction(group: Group, summary: Summary, anchors: list[tuple[Index, Index]], shared_elsewhere: bool) -> Joined | str:
+def _fit_reduction(
+    group: Group, summary: Summary, anchors: list[tuple[Index, Index]], shared_elsewhere: Callable[[], bool]
+) -> Joined | str:
     own = {name for v in (*summary.variables, *summary.reduced) if (name := plain(v))}
     across = {name for v in summary.reduced if (name := plain(v))}
     if group.shape == "contraction":
@@ -244,7 +251,7 @@ def _fit_reduction(group: Group, summary: Summary, anchors: list[tuple[Index, In
                 and _covers(group, summary, values)
                 and _leading(group, values, across)
             )
-            if total and shared_elsewhere and _steps(summary):
+            if total and _steps(summary) and shared_elsewhere():
                 assert values is not None
                 columns = {n: s for n, s in group.rows.items() if n not in names([values[a] for a in across])}
                 rows = {n: s for n, s in group.rows.items() if n not in columns}

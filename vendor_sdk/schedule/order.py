@@ -118,12 +118,13 @@ class _Values:
         would only take memory. Inputs that are written to, or whose memory others get, have readers where they were."""
         changing = {self.graph.placeholders[index] for index in (*self.graph.writes, *self.graph.donated_inputs)}
         step = {node: k for k, node in enumerate(sequence)}
-        waits: set[fx.Node] = set()
-        for node in sequence:
-            root = self.root[node]
-            sources = {self.root[read] for read in root.all_input_nodes}
-            if root.op == "call_function" and all(s.op == "placeholder" and s not in changing for s in sources):
-                waits.add(node)
+        early = {
+            root
+            for root in {self.root[node] for node in sequence}
+            if root.op == "call_function"
+            and all((s := self.root[read]).op == "placeholder" and s not in changing for read in root.all_input_nodes)
+        }
+        waits = {node for node in sequence if self.root[node] in early}
         at = dict(step)
         for node in reversed(sequence):
             if node in waits:
