@@ -1,6 +1,7 @@
 """Fused kernels of a GPU backend beside eager PyTorch, Inductor and a copy, in one process.
 
     python -m benchmarks.gpu [--rows 16384] [--columns 4096] [--dtype bfloat16] [--only 'softmax*'] [--peers eager,inductor]
+                             [--dynamic]
 
 Each pattern's outputs are compared with float64 before anything is timed. In each round all contestants, and a copy of as many
 bytes as the pattern's main tensor, run one after the other in random order, timed by events of the device. A figure is the
@@ -29,6 +30,7 @@ import torch
 from benchmarks.accuracy import Judge, checked
 from benchmarks.gpu_patterns import PATTERNS, Maker
 from benchmarks.program import Mode, Program, caller
+from benchmarks.sections.dynamic import SUFFIX
 
 CALLS = 9
 """Of a sample, which is their median."""
@@ -60,8 +62,12 @@ def covers_for(call: Callable[[], Any], cover: Callable[[], Any]) -> int:
     return min(max(2, math.ceil(2 * host / max(seconds(cover, cover, 2), 1e-6))), MOST)
 
 
-def contest(program: Program, backend: str, peers: list[str], rounds: int) -> dict[str, Any]:
-    """Fractions of the copy's rate, by contestant, or what was wrong."""
+def contest(program: Program, names: Sequence[str], rounds: int) -> dict[str, Any]:
+    """Fractions of the copy's rate, by contestant, or what was wrong.
+
+    Args:
+        names: "eager" and backends, followed by ``SUFFIX`` where sizes are symbols.
+    """
     main = max(program.tensors(), key=lambda t: t.nbytes)
     source = torch.empty(main.nbytes // 4, device="cuda")
     target = torch.empty_like(source)
@@ -69,11 +75,12 @@ def contest(program: Program, backend: str, peers: list[str], rounds: int) -> di
     calls: dict[str, Callable[[], Any]] = {"copy": lambda: target.copy_(source)}
     result: dict[str, Any] = {}
     least = 0
-    for name in ("eager", *(p for p in peers if p != "eager"), backend):
+    for name in ("eager", *(name for name in names if name != "eager")):
         torch._dynamo.reset()
         own = program.own()
         try:
-            function = own.function if name == "eager" else torch.compile(own.function, backend=name, dynamic=False)
+            backend, dynamic = name.removesuffix(SUFFIX), name.endswith(SUFFIX)
+            function = own.function if name == "eager" else torch.compile(own.function, backend=backend, dynamic=dynamic)
             call = caller(own, function)
             outputs = checked(call)
             least = least or program.least_bytes(outputs)
@@ -81,7 +88,7 @@ def contest(program: Program, backend: str, peers: list[str], rounds: int) -> di
             del outputs
             if verdict.wrong:
                 result[name] = f"wrong: {verdict.wrong}"
-            elif name == "eager" and "eager" not in peers:
+            elif name not in names:
                 continue
             else:
                 calls[name] = call
@@ -211,6 +218,7 @@ def _driver() -> str:
 @click.option("--dtype", default="bfloat16")
 @click.option("--only", default=["*"], multiple=True, help="Names or globs.")
 @click.option("--peers", default="eager,inductor")
+@click.option("--dynamic", is_flag=True, help="Whatever compiles also takes part with sizes that are symbols.")
 @click.option("--rounds", default=5)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the result there.")
 @click.option("--page", "page_of", type=click.Path(path_type=Path), help="Measure nothing; print the page of this result.")
@@ -221,6 +229,7 @@ def main(
     dtype: str,
     only: tuple[str, ...],
     peers: str,
+    dynamic: bool,
     rounds: int,
     json_path: Path | None,
     page_of: Path | None,
@@ -233,14 +242,14 @@ def main(
         raise click.ClickException("no CUDA device: this benchmark times kernels on one")
     patterns = chosen(PATTERNS, only)
     table: dict[str, dict[str, Any]] = {}
-    others = [p for p in peers.split(",") if p]
-    names = [*others, backend]
+    ways = ("", SUFFIX) if dynamic else ("",)
+    names = [p + way for p in (*filter(None, peers.split(",")), backend) for way in (ways if p != "eager" else ("",))]
     for width in columns:
         height = max(1, rows * columns[0] // width)
         for name, build in patterns.items():
             program = build(Maker(height, width, getattr(torch, dtype)))
             with torch.set_grad_enabled(program.mode is not Mode.INFERENCE):
-                row = table[f"{name} {height}x{width}"] = contest(program, backend, others, rounds)
+                row = table[f"{name} {height}x{width}"] = contest(program, names, rounds)
             cells = "  ".join(f"{n} {cell(row.get(n, '-'))}" for n in names)
             print(f"{name:34} {f'{height}x{width}':>14} {row['copy GB/s']} GB/s  {cells}", flush=True)
             del program

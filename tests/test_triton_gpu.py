@@ -19,7 +19,8 @@ import torch
 import vendor_sdk
 from reference_backends.triton_gpu import launch, plugin
 from reference_backends.triton_gpu.analysis import late
-from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, divided, functions
+from reference_backends.triton_gpu.divide import divided
+from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, functions
 from vendor_sdk import ALL, STORED, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
 from vendor_sdk.lower.group import chunks_apart
 from vendor_sdk.prims.opset import OPSET
@@ -688,7 +689,7 @@ def test_every_emitted_prim_is_right(interpreted: Callable[..., dict[str, Any]],
 
 @needs_triton
 def test_symbols_are_passed_exactly(interpreted: Callable[..., dict[str, Any]]) -> None:
-    sizes = ("sizes", "sizes around tiles", "beyond 32 bits", "no rows", "nothing to add", "kinds of rows")
+    sizes = ("sizes", "sizes around tiles", "divided by sizes", "beyond 32 bits", "no rows", "nothing to add", "kinds of rows")
     numbers = ("float", "index out of range", "rounded quotients", "rounded gelu")
     assert interpreted("symbolic")["symbolic"] == dict.fromkeys((*sizes, *numbers), "")
 
@@ -898,7 +899,7 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     for (kernel, _), made in zip(kernels, TritonEmitter(target=target).compile(kernels), strict=True):
         assert isinstance(made, Elsewhere)
         binaries = made.binaries
-        assert [b.name for b in binaries] == [f"{kernel.name}_{n}" for n in range(len(functions(divided(kernel))))]
+        assert [b.name for b in binaries] == [f"{kernel.name}_{n}" for n in range(len(functions(divided(kernel).kernel)))]
         for binary in binaries:
             assert binary.cubin.startswith(b"\x7fELF")
             assert 8 <= binary.registers <= 255

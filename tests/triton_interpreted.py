@@ -32,7 +32,7 @@ import vendor_sdk.aot
 import vendor_sdk.pipeline
 from conformance.judge import expected_result, judge
 from conformance.program import build
-from reference_backends.triton_gpu import emitter, launch, plugin
+from reference_backends.triton_gpu import divide, launch, plugin
 from tests import triton_attention, triton_products
 from vendor_sdk import (
     OPSET,
@@ -402,6 +402,38 @@ def sizes_around_tiles(name: str) -> str:
     return ""
 
 
+def divided_by_sizes(name: str) -> str:
+    """Loops whose lengths are symbols, divided or not as these tell: of columns, of all elements, of halves of rows, and a norm's
+    gradients, whose chunks are as many as rows allow."""
+    cases: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
+        (lambda x: x.sum(0), [(600, 5), (3, 5), (1100, 131), (5, 600), (0, 5), (5, 0)]),
+        (lambda x: (x - x.mean(0)) * 2, [(600, 5), (7, 65), (2, 3)]),
+        (lambda x: torch.linalg.vector_norm(x), [(90, 100), (3, 5), (1, 4096), (0, 3)]),
+        (lambda x: x.unflatten(1, (-1, 70)).sum((0, 2)), [(600, 140), (3, 210)]),
+        (lambda x: torch.cat([-x.chunk(2, 1)[1], x.chunk(2, 1)[0]], 1), [(5, 64), (3, 7), (4, 2)]),
+        (_norm_gradients, [(70, 48), (300, 40), (3, 33), (16, 5)]),
+    ]
+    backend = functools.partial(vendor_sdk.aot.compile_dynamo, backend=name)
+    wrong = []
+    for number, (function, shapes) in enumerate(cases):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend=backend, dynamic=True)
+        for shape in shapes:
+            x = torch.randn(shape)
+            try:
+                torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-4)
+            except AssertionError as error:
+                wrong.append(f"{number}: {shape}: {error}")
+    return "\n".join(wrong)
+
+
+def _norm_gradients(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    weight = x[0] + 1
+    gradient, mean, rstd = x * 3, x.mean(1, keepdim=True), (x.var(1, keepdim=True, correction=0) + 1e-5).rsqrt()
+    args = (gradient, x, [x.shape[1]], mean, rstd, weight, weight, [True, True, True])
+    return torch.ops.aten.native_layer_norm_backward(*args)  # type: ignore[no-any-return]
+
+
 def float_symbol(name: str) -> str:
     """A float64 number that no float32 equals, and an integer beyond 32 bits, arrive as they are."""
     emitter = plugin.emitter({})
@@ -549,7 +581,7 @@ def rounded_gelu(name: str) -> str:
 def long_early() -> Iterator[None]:
     """Rows are long from 1,024 elements on: the interpreter combines pairs one by one."""
     with contextlib.ExitStack() as stack:
-        for module, constant, value in ((launch, "ELEMENTS", 256), (launch, "LONGEST", 1024), (emitter, "LONGEST", 1024)):
+        for module, constant, value in ((launch, "ELEMENTS", 256), (launch, "LONGEST", 1024), (divide, "LONGEST", 1024)):
             stack.enter_context(mock.patch.object(module, constant, value))
         yield
 
@@ -691,6 +723,7 @@ SYMBOLIC = {
     "beyond 32 bits": beyond_32_bits,
     "sizes": sizes,
     "sizes around tiles": sizes_around_tiles,
+    "divided by sizes": divided_by_sizes,
     "float": float_symbol,
     "index out of range": out_of_range,
     "no rows": no_rows,

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from vendor_sdk.ir import contraction, index, loop
     from vendor_sdk.ir.loop import LoopKernel
     from vendor_sdk.ir.primgraph import PrimGraph
-    from vendor_sdk.lower import online, split
+    from vendor_sdk.lower import hoist, online, split
     from vendor_sdk.model_file import export
     from vendor_sdk.native.linker import Linker
     from vendor_sdk.pipeline import compile_graph, trace
@@ -165,6 +165,7 @@ _MODULES = {
     "index": "vendor_sdk.ir.index",
     "loop": "vendor_sdk.ir.loop",
     "program": "vendor_sdk.contract.program",
+    "hoist": "vendor_sdk.lower.hoist",
     "online": "vendor_sdk.lower.online",
     "split": "vendor_sdk.lower.split",
 }
@@ -283,6 +284,7 @@ __all__ = [
     "extend",
     "flat",
     "float_bits",
+    "hoist",
     "hookimpl",
     "index",
     "kept_factor",

@@ -22,7 +22,7 @@ import torch
 from reference_backends.triton_gpu.launch import LONGEST, Begun, Fixed, Several
 from reference_backends.triton_gpu.machine import Machine, machine
 from reference_backends.triton_gpu.machine_code import Argument, pointer
-from vendor_sdk import CompilerError, LoopKernel, cache_dir, index
+from vendor_sdk import CompilerError, LoopKernel, cache_dir, hoist, index
 
 OLDEST = (8, 0)
 """Compute capability below which bfloat16 arithmetic does not exist."""
@@ -100,13 +100,14 @@ def elsewhere(module: ModuleType, kernel: LoopKernel, gpu: Machine) -> list[Begu
     Args:
         module: of the kernel's text.
     """
-    from reference_backends.triton_gpu.emitter import divided, functions
+    from reference_backends.triton_gpu.divide import divided
+    from reference_backends.triton_gpu.emitter import functions
     from reference_backends.triton_gpu.nest import NestText
 
     launch = getattr(module, kernel.name)
     if isinstance(launch, Fixed | Several):
         return launch.ahead([param.dtype for param in kernel.params], len(kernel.symbols), gpu)
-    kernel = divided(kernel)
+    kernel = hoist.hoist(divided(kernel).kernel).kernel
     given = [pointer(p.dtype) for p in (*kernel.params, *kernel.scratch)]
     given += [Argument("*i64") for s in kernel.symbols if s.role == "seed"]
     given += [Argument("i32" if s.role == "size" else "i64") for s in kernel.symbols if s.role != "seed"]

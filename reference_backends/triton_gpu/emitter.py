@@ -11,26 +11,16 @@ from typing import Any
 
 import torch
 
-from reference_backends.triton_gpu import compiler, native, products, team
-from reference_backends.triton_gpu.analysis import (
-    inner_loops,
-    keeps_rows,
-    length_of,
-    manner,
-    reads_around,
-    several_results,
-    walks_across,
-)
+from reference_backends.triton_gpu import compiler, native, products
 from reference_backends.triton_gpu.contraction import ProductText, template
-from reference_backends.triton_gpu.copies import copied
+from reference_backends.triton_gpu.divide import divided, rows
 from reference_backends.triton_gpu.functions import arguments_text, symbol_name
-from reference_backends.triton_gpu.launch import LONGEST, SHORT_TURN, SQUARE, Fixed, Kind, Several, maps, parts, rows_at_once
+from reference_backends.triton_gpu.launch import Fixed, Several, rows_at_once
 from reference_backends.triton_gpu.machine import TARGETS, machine
 from reference_backends.triton_gpu.machine_code import Binary, binary, resources
 from reference_backends.triton_gpu.nest import NestText
 from reference_backends.triton_gpu.statements import Writer
 from reference_backends.triton_gpu.table import OPS, TYPES
-from reference_backends.triton_gpu.tiles import VECTOR_BYTES
 from reference_backends.triton_gpu.together import TogetherText, independent
 from vendor_sdk import (
     Emitter,
@@ -41,10 +31,9 @@ from vendor_sdk import (
     NodeContext,
     Program,
     Support,
+    hoist,
     index,
-    loop,
     online,
-    split,
 )
 
 HEADER = """\
@@ -71,60 +60,6 @@ NESTS = 32
 """Loops of a foreach step in one launch."""
 PART = 64
 """Iterations in a part of a loop: a line of halves."""
-FEW = 8
-"""Rows of a length that only the call knows which are divided as if they were long: so many programs alone would take long."""
-UNKNOWN = (1 << 22) - 1
-"""Iterations that they are taken for: many, of no whole tiles."""
-
-
-def rows(nest: loop.Nest) -> tuple[list[index.Int], int, int]:
-    """Lengths of a nest's inner loops, the longest that is known, and the longest of which a tile holds all."""
-    lengths = list(dict.fromkeys(map(length_of, inner_loops(nest))))
-    # Where a loop walks across memory, a tile holds the rows that lie along its lines: short columns fit.
-    limit = SQUARE if walks_across(nest) else LONGEST * (2 if keeps_rows(nest) else 1)
-    return lengths, max((size.value for size in lengths if size.value is not None), default=0), limit
-
-
-def divided(kernel: LoopKernel) -> LoopKernel:
-    """The kernel with as few passes over memory as rows too long for a tile need, and with enough programs: few long loops are
-    divided among more."""
-    for position in reversed(range(len(kernel.body))):
-        if template(kernel.body[position]) is not None:
-            continue
-        lengths, longest, limit = rows(kernel.body[position])
-        if longest > min(limit, LONGEST):
-            once = online.online(kernel, position)
-            # A row of exponentials that fits into one program takes each of them once there.
-            alone = longest <= limit and once.body[position] != kernel.body[position]
-            together = None if alone else team.team(once, position)
-            if together is not None:
-                kernel = together
-                continue
-            kernel = once if longest > limit else kernel
-        nest = kernel.body[position]
-        count = index.product([r.size for r in nest.ranges]).value
-        across = walks_across(nest)
-        known = [size.value for size in lengths if size.value]
-        few = count is not None and (count <= FEW or across)
-        sizes = {s.name for s in kernel.symbols}
-        if few and len(known) < len(lengths) and all(index.symbols(n).keys() <= sizes and n.value != 0 for n in lengths):
-            known, longest = [size.value or UNKNOWN for size in lengths], UNKNOWN
-        if count and known and len(known) == len(lengths):
-            kind: Kind = "whole" if longest <= LONGEST and not across else manner(nest)
-            innermost = nest.ranges[-1].size.value if nest.ranges else None
-            vectors = innermost is not None and innermost % (VECTOR_BYTES // torch.bfloat16.itemsize) == 0
-            number = parts(count, known, kind, vectors=vectors, small=several_results(nest))
-            if number > 1:
-                if across:
-                    apart = not reads_around(nest)
-                    kernel = split.split(kernel, position, number, apart=apart, turn=SHORT_TURN, maps=maps(known))
-                else:
-                    kernel = split.split(kernel, position, number)
-                continue
-        kernel = copied(kernel, position)
-    return kernel
-
-
 Function = NestText | ProductText | TogetherText
 
 
@@ -168,25 +103,34 @@ def launch_text(kernel: LoopKernel, function: Function) -> str:
 
 def kernel_text(kernel: LoopKernel) -> str:
     """The functions of a kernel's nests, and one of the kernel's name that launches them."""
-    kernel = divided(kernel)
+    numbers = [symbol_name(s) for s in kernel.symbols]
+    parts = divided(kernel)
+    hoisted = hoist.hoist(parts.kernel)
+    kernel = hoisted.kernel
     host = Writer()
     alone: list[str] = []
     for s in kernel.symbols:
         if s.dtype == torch.float64:
             host(f"arg_{s.name} = float_bits(arg_{s.name})")
+    for name, size in hoisted.sizes.items():
+        host(f"{name} = {index.to_python(size)}")
     for p in kernel.scratch:
         host(f"{p.name} = torch.empty({index.to_python(p.size)}, dtype={p.dtype}, device={kernel.params[-1].name}.device)")
     texts = []
     launched = functions(kernel)
-    for found in launched:
+    for when, found in zip(parts.when, launched, strict=False):
         texts += [nest.text() for _, nest in found]
+        if when is not None:
+            host(f"if {index.to_python(hoisted.named(when.parts))} {'>' if when.several else '<='} 1:")
+        host.depth += when is not None
         if len(found) == 1:
             host(launch_text(kernel, found[0][1]))
             alone.append(f"launch_{found[0][1].name}.fixed({found[0][1].sizes_text()})")
-            continue
-        for condition, nest in found:
-            host(f"if {condition}:" if condition else "else:")
-            host(f"    {launch_text(kernel, nest)}")
+        else:
+            for condition, nest in found:
+                host(f"if {condition}:" if condition else "else:")
+                host(f"    {launch_text(kernel, nest)}")
+        host.depth -= when is not None
     # A module is loaded once for equal texts, and its launchers keep what Triton compiled: texts must differ where dtypes do.
     buffers = [f'{p.name}: "{TYPES[p.dtype]}"' for p in kernel.params]
     if alone and len(alone) == len(launched) and all(s.role == "seed" for s in kernel.symbols):
@@ -194,7 +138,7 @@ def kernel_text(kernel: LoopKernel) -> str:
         several = f"Several(({', '.join(alone)},), ({scratch}))"
         texts.append(f"{kernel.name} = {alone[0] if len(alone) == 1 and not scratch else several}  # {', '.join(buffers)}\n")
     else:
-        taken = ", ".join([*buffers, *map(symbol_name, kernel.symbols)])
+        taken = ", ".join([*buffers, *numbers])
         texts.append("\n".join([f"def {kernel.name}({taken}):", *(host.lines or ["    pass"])]) + "\n")
     return "\n\n".join(texts)
 

@@ -95,6 +95,8 @@ NARROW: dict[Kind, int] = {"across": 8, "deep": 8, "short": 16, "spread": 16}
 loops too, or only stores."""
 LINE = 128
 """Bytes to which buffers that share memory are aligned."""
+MAP = ELEMENTS // ACROSS
+"""Iterations of a loop that only stores and walks across memory in one program: a tile."""
 SQUARE = 64
 """Edge of a tile that reads lines along one axis and writes them along the other."""
 
@@ -227,7 +229,7 @@ def parts_across(count: int, length: int, step: int, *, whole: bool) -> int:
 def maps(lengths: Sequence[int]) -> int:
     """The same for loops that only store and walk across memory: what a program writes is one tile, then it ends, so that no
     program's reads wait for its own writes."""
-    return -(-max(lengths) // (ELEMENTS // ACROSS))
+    return -(-max(lengths) // MAP)
 
 
 def _below(n: int) -> int:

@@ -486,32 +486,34 @@ def product(values: Iterable[Int | int]) -> Int:
     return result
 
 
-def _rebuild(expression: Int, leaf: Callable[[Symbol], Int]) -> Int:
+def rebuild(expression: Int, change: Callable[[Atom], Int | None]) -> Int:
+    """``expression`` with what ``change`` says of its atoms, outer ones first, where that is not None; simplified again."""
     result = wrap(expression.constant)
     for atom, coefficient in expression.terms:
         term = ONE
         for factor in atom.factors:
-            term = term * _rebuild_factor(factor, leaf)
+            changed = change(factor)
+            term = term * (_rebuild_factor(factor, change) if changed is None else changed)
         result = result + term * coefficient
     return result
 
 
-def _rebuild_factor(atom: Atom, leaf: Callable[[Symbol], Int]) -> Int:
+def _rebuild_factor(atom: Atom, change: Callable[[Atom], Int | None]) -> Int:
     if isinstance(atom, Symbol):
-        return leaf(atom)
+        return wrap_atom(atom)
     if isinstance(atom, Div):
-        return floordiv(_rebuild(atom.key[0], leaf), _rebuild(atom.key[1], leaf))
+        return floordiv(rebuild(atom.key[0], change), rebuild(atom.key[1], change))
     if isinstance(atom, Mod):
-        return mod(_rebuild(atom.key[0], leaf), _rebuild(atom.key[1], leaf))
+        return mod(rebuild(atom.key[0], change), rebuild(atom.key[1], change))
     kind, left, right = atom.key
-    return _extreme(kind, _rebuild(left, leaf), _rebuild(right, leaf))
+    return _extreme(kind, rebuild(left, change), rebuild(right, change))
 
 
 def substitute(expression: Int, values: Mapping[str, Int | int]) -> Int:
     """``expression`` with symbols replaced by name, simplified again."""
     if not expression.terms:
         return expression
-    return _rebuild(expression, lambda s: wrap(values[s.name]) if s.name in values else wrap_atom(s))
+    return rebuild(expression, lambda s: wrap(values[s.name]) if isinstance(s, Symbol) and s.name in values else None)
 
 
 def symbols(expression: Int) -> dict[str, Symbol]:

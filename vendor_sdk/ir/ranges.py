@@ -65,28 +65,28 @@ def substitute(
     body: Sequence[Stmt], values: dict[str, Int], plus: Callable[[Int], Int] = lambda e: ix.ZERO
 ) -> tuple[Stmt, ...]:
     """``body`` with symbols of its index expressions replaced, and ``plus`` of the old expression added to each."""
+    return changed(body, lambda e: ix.substitute(e, values) + plus(e), values=True)
 
-    def change(expression: Int) -> Int:
-        return ix.substitute(expression, dict(values)) + plus(expression)
+
+def changed(body: Sequence[Stmt], change: Callable[[Int], Int], *, values: bool = False) -> tuple[Stmt, ...]:
+    """``body`` with ``change`` of its places in memory and of the sizes of its loops; with ``values``, of the expressions too
+    whose values it computes with."""
+
+    def inner(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+        return changed(body, change, values=values)
 
     def ranges(old: tuple[Range, ...]) -> tuple[Range, ...]:
         return tuple(Range(r.var, change(r.size)) for r in old)
 
     result: list[Stmt] = []
     for stmt in body:
-        if isinstance(stmt, Load | Store | Index):
+        if isinstance(stmt, Load | Store) or (values and isinstance(stmt, Index)):
             result.append(replace(stmt, index=change(stmt.index)))
         elif isinstance(stmt, Nest | Reduce):
-            result.append(replace(stmt, ranges=ranges(stmt.ranges), body=substitute(stmt.body, values, plus)))
+            result.append(replace(stmt, ranges=ranges(stmt.ranges), body=inner(stmt.body)))
         elif isinstance(stmt, Scan):
-            result.append(
-                replace(
-                    stmt,
-                    range=Range(stmt.range.var, change(stmt.range.size)),
-                    body=substitute(stmt.body, values, plus),
-                    then=substitute(stmt.then, values, plus),
-                )
-            )
+            (along,) = ranges((stmt.range,))
+            result.append(replace(stmt, range=along, body=inner(stmt.body), then=inner(stmt.then)))
         else:
             result.append(stmt)
     return tuple(result)

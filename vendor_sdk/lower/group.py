@@ -120,6 +120,10 @@ FEW_ROWS = 8
 """Of a chunk at least, however many chunks an emitter wants: partial results are written and read again."""
 
 
+WIDE = 4096
+"""Columns that rows are taken for of which only the call knows the length."""
+
+
 class GroupBuilder(Builder):
     """Builds the kernel of a fused group; the group's subgraph is what its nodes belong to."""
 
@@ -206,10 +210,10 @@ class GroupBuilder(Builder):
         widths = [self._width(node) for node in self._totals]
         narrow = all(width == 1 for width in widths)
         most = limits.narrow_chunk if narrow else limits.chunk
-        apart = limits.chunk_apart and not narrow and bool(count.value)
-        widest = max(max(width.value or 1, 1) for width in widths)
-        if apart and count.value:
-            chunks = ix.wrap(chunks_apart(count.value, limits.chunks, limits.chunks_at_once, widest))
+        apart = limits.chunk_apart and not narrow and count != 0
+        if apart:
+            widest = max(WIDE if width.value is None else width.value for width in widths)
+            chunks = chunks_apart(count, limits.chunks, limits.chunks_at_once, max(widest, 1))
             chunk = (count + (chunks - 1)) // chunks
         else:
             chunk, chunks = _chunks(count, most, limits.chunks)
@@ -418,10 +422,10 @@ def _chunks(count: Int, most: int, fewest: int) -> tuple[Int, Int]:
     return ix.wrap(size), ix.wrap(-(-count.value // size))
 
 
-def chunks_apart(count: int, fewest: int, at_once: Callable[[int], int] | None, width: int) -> int:
+def chunks_apart(count: Int, fewest: int, at_once: Callable[[int], int] | None, width: int) -> Int:
     """How many chunks of rows that lie apart: as many as run at once, if they have ``FEW_ROWS``; at least ``2 * fewest`` where
     so many run at once; a multiple of ``LINE``."""
-    chunks = max(2 * fewest, count // FEW_ROWS)
+    chunks = ix.maximum(count // FEW_ROWS, 2 * fewest)
     if at_once is not None:
-        chunks = min(chunks, at_once(width))
-    return max(min(chunks, count) // LINE, 1) * LINE
+        chunks = ix.minimum(chunks, at_once(width))
+    return ix.maximum(ix.minimum(chunks, count) // LINE, 1) * LINE
