@@ -20,7 +20,7 @@ from reference_backends.triton_gpu.analysis import (
 )
 from reference_backends.triton_gpu.contraction import template
 from reference_backends.triton_gpu.copies import copied
-from reference_backends.triton_gpu.launch import ACROSS, AT_ONCE, ELEMENTS, LONGEST, MAP, SHORT_TURN, SQUARE, Kind, maps, parts
+from reference_backends.triton_gpu.launch import ACROSS, AT_ONCE, LONGEST, MAP, SHORT_TURN, SQUARE, Kind, maps, parts
 from reference_backends.triton_gpu.tiles import VECTOR_BYTES
 from vendor_sdk import LoopKernel, index, loop, online, split
 
@@ -105,7 +105,9 @@ def open_parts(kernel: LoopKernel, nest: loop.Nest) -> index.Int | None:
         most = 2 * AT_ONCE // index.maximum((iterations + (ACROSS - 1)) // ACROSS, 1)
     else:
         return None
-    number = index.minimum(most, longest_of(nest) // (SHORTEST if across else ELEMENTS))
+    # Rows that are a tile as a whole are not divided.
+    longest = longest_of(nest)
+    number = index.minimum(most, longest // SHORTEST if across else (longest - 1) // (LONGEST // 2))
     return index.maximum(number if vectors or not across else number // split.LINE * split.LINE, 1)
 
 

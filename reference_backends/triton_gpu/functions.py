@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from reference_backends.triton_gpu.tiles import VECTOR_BYTES
 from vendor_sdk import LoopKernel, index, loop
 
 
@@ -27,12 +28,28 @@ def given(kernel: LoopKernel) -> list[str]:
     return [*buffers, *numbers]
 
 
-def numbers_text(kernel: LoopKernel) -> list[str]:
-    """Lines that begin a function: its numbers in the types they are computed with."""
+def divisors(kernel: LoopKernel) -> list[str]:
+    """Constants of a function, each of which divides one of its sizes: the elements of a vector, or 1. (Triton itself tells
+    multiples of 16 from others; rows of multiples of eight halves begin with a vector, too.)"""
+    return [f"{s.name}_by" for s in kernel.symbols if s.role == "size"]
+
+
+def vector(kernel: LoopKernel) -> int:
+    """Elements that a thread reads at once: bytes, where a buffer has them, or halves."""
+    return VECTOR_BYTES // min(2, *(p.dtype.itemsize for p in (*kernel.params, *kernel.scratch)))
+
+
+def numbers_text(kernel: LoopKernel, *, divided: bool = False) -> list[str]:
+    """Lines that begin a function: its numbers in the types they are computed with.
+
+    Args:
+        divided: whether the function has the constants ``divisors``.
+    """
     lines = []
     for s in kernel.symbols:
         if s.role == "size":
-            lines.append(f"{s.name} = tl.cast({s.name}, INDEX)")
+            known = f"{s.name} // {s.name}_by * {s.name}_by" if divided else s.name
+            lines.append(f"{s.name} = tl.cast({known}, INDEX)")
         elif s.role == "seed":
             lines.append(f"arg_{s.name} = tl.load(arg_{s.name})")
         elif s.dtype == torch.float64:
@@ -43,15 +60,23 @@ def numbers_text(kernel: LoopKernel) -> list[str]:
 
 
 def function_text(
-    kernel: LoopKernel, name: str, statements: Sequence[loop.Stmt], lines: Sequence[str], constants: Sequence[str]
+    kernel: LoopKernel,
+    name: str,
+    statements: Sequence[loop.Stmt],
+    lines: Sequence[str],
+    constants: Sequence[str],
+    *,
+    divided: bool = False,
 ) -> str:
     """A function of the kernel's buffers and numbers, and of ``constants``.
 
     Args:
         statements: what it computes.
         lines: the text of it, indented.
+        divided: whether it has the constants ``divisors``, before others.
     """
-    fixed = ", ".join(f'"{symbol_name(s)}"' for s in kernel.symbols if s.role != "size")
+    fixed = ", ".join(f'"{symbol_name(s)}"' for s in kernel.symbols if s.role != "size" or divided)
+    constants = [*(divisors(kernel) if divided else ()), *constants]
     asserts = any(isinstance(s, loop.Compute) and s.op == "wrap_index" for s in loop.walk(tuple(statements)))
     options = [f"do_not_specialize=[{fixed}]"] if fixed else []
     options += ["debug=True"] if asserts else []

@@ -14,7 +14,8 @@ def text(expression: index.Int) -> str:
 
 
 def value(expression: index.Int) -> str:
-    """As ``text``, of an expression that is a value itself: in int64, since the dtype of indices may be int32."""
+    """As ``text``, of an expression that is a value itself: in int64, since the dtype of indices may be int32. Powers of two
+    divide by bits, of which the compiler may know the lowest: what neighbours have in common is computed once."""
     if _is_place(expression) or not expression.terms:
         return f"tl.cast({text(expression)}, tl.int64)"
     return _sum(expression, _wide)
@@ -81,6 +82,9 @@ def _of_two(atom: index.Atom, text: Callable[[index.Int], str]) -> str:
     if isinstance(atom, index.Extreme):
         return f"base.{'smaller' if atom.key[0] == 'min' else 'larger'}({text(left)}, {text(right)})"
     whole = isinstance(atom, index.Div)
+    if text is value and index.nonnegative(left) and right.value is not None and right.value.bit_count() == 1:
+        bits = right.value.bit_length() - 1 if whole else right.value - 1
+        return f"(({text(left)}) {'>>' if whole else '&'} {bits})"
     if index.nonnegative(left) and index.nonnegative(right):
         return f"(({text(left)}) {'//' if whole else '%'} ({text(right)}))"
     return f"base.{'floor_div' if whole else 'floor_mod'}({text(left)}, {text(right)})"

@@ -269,11 +269,23 @@ class Launcher:
         thread: elements of a tile in one thread.
         told: positions of the buffers by which programs of the kind ``team`` tell each other what they found.
         waits: how often they wait for that.
+        sizes: positions of the numbers whose divisors are constants of the function: ``vector``, or 1.
     """
 
-    def __init__(self, kernel: Any, kind: Kind, thread: int, told: Sequence[int] = (), waits: int = 0) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        kind: Kind,
+        thread: int,
+        told: Sequence[int] = (),
+        waits: int = 0,
+        *,
+        sizes: Sequence[int] = (),
+        vector: int = 1,
+    ) -> None:
         import triton
 
+        self.sizes, self.vector = sizes, vector
         self.kernel, self.kind, self.thread, self.told, self.waits = kernel, kind, thread, told, waits
         self.driver, self.settings = triton.runtime.driver, triton.knobs.runtime
         self.planned = functools.lru_cache(PLANS)(self._planned)
@@ -289,7 +301,8 @@ class Launcher:
         plan, known = self.planned(leads, count, lengths, largest)
         if not plan.programs:
             return
-        arguments = (*numbers, *plan.values)
+        divisors = [1 if numbers[position] % self.vector else self.vector for position in self.sizes]
+        arguments = (*numbers, *divisors, *plan.values)
         if self.settings.interpret:
             for _ in range(self.waits):
                 self.tell(plan, buffers, arguments)
@@ -299,7 +312,9 @@ class Launcher:
         device = driver.get_current_device()
         pointers = [buffer.data_ptr() for buffer in buffers]
         key = (device, *[p & 15 == 0 for p in pointers])
-        if numbers:
+        if divisors:
+            key += (*divisors, *[-(2**31) <= n < 2**31 for n in numbers])
+        elif numbers:
             key += tuple([(n == 1, n & 15 == 0, -(2**31) <= n < 2**31) for n in numbers])
         compiled = known.get(key)
         if compiled is None:
@@ -355,7 +370,8 @@ class Launcher:
         return begun
 
     def _begun(self, plan: Plan, arguments: Sequence[Argument], target: Any) -> Begun:
-        return Begun(functools.partial(compiled, self.kernel, arguments, plan.values, plan.settings, target))
+        values = (*(1 for _ in self.sizes), *plan.values)
+        return Begun(functools.partial(compiled, self.kernel, arguments, values, plan.settings, target))
 
     def loaded(self, plan: Plan, arguments: Sequence[Argument], begun: Begun | None) -> Sequence[int] | None:
         """What C needs to launch a function on the current device: its handle, programs, threads of a program and bytes of

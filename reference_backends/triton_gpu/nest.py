@@ -33,7 +33,7 @@ from reference_backends.triton_gpu.analysis import (
     weights,
     written_out,
 )
-from reference_backends.triton_gpu.functions import argument_names, function_text, most_elements, numbers_text
+from reference_backends.triton_gpu.functions import argument_names, function_text, most_elements, numbers_text, vector
 from reference_backends.triton_gpu.launch import LEAST, ONE_ROW, PIECES, PLAIN, POINTS, THREAD, VECTOR, WARPS, Kind
 from reference_backends.triton_gpu.loops import Loops
 from reference_backends.triton_gpu.reuse import policies
@@ -189,18 +189,20 @@ class NestText(Loops):
     # The function and its launch
 
     def text(self) -> str:
-        for line in numbers_text(self.kernel):
+        for line in numbers_text(self.kernel, divided=True):
             self.out(line)
         self.open()
         if self.full_apart():
             self.in_full_programs()
         self.body(self.nest.body)
         self.store_kept()
-        function = function_text(self.kernel, self.name, self.nest.body, self.out.lines, self.constants())
+        function = function_text(self.kernel, self.name, self.nest.body, self.out.lines, self.constants(), divided=True)
         text = "\n".join([*self.functions, function])
-        names = argument_names(self.kernel)[0]
-        told = f", {tuple(names.index(name) for name in self.told)}, {self.waits}" if self.told else ""
-        return f'{text}launch_{self.name} = Launcher({self.name}, "{self.kind}", {self.thread}{told})\n'
+        names, numbers = argument_names(self.kernel)
+        more = f", {tuple(names.index(name) for name in self.told)}, {self.waits}" if self.told else ""
+        if sizes := tuple(numbers.index(s.name) for s in self.kernel.symbols if s.role == "size"):
+            more += f", sizes={sizes}, vector={vector(self.kernel)}"
+        return f'{text}launch_{self.name} = Launcher({self.name}, "{self.kind}", {self.thread}{more})\n'
 
     def full_apart(self) -> bool:
         """Whether programs of which all iterations count have a text of their own: a mask that ends anywhere would cut their
