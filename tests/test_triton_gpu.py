@@ -323,9 +323,9 @@ def test_threads_hold_more_of_a_row_where_registers_suffice(
 @pytest.mark.parametrize(("width", "rows"), [(768, 1584), (1024, 1056), (4096, 264), (5000, 264), (8192, 132)])
 def test_rows_with_totals_are_as_many_as_run_at_once(width: int, rows: int) -> None:
     assert launch.rows_at_once(width) == rows
-    chunks = chunks_apart(1 << 20, 128, launch.rows_at_once, width)
+    chunks = chunks_apart(index.wrap(1 << 20), 128, launch.rows_at_once, index.wrap(width))
     assert chunks == rows // 16 * 16
-    assert chunks_apart(300, 128, launch.rows_at_once, width) == min(rows, 256) // 16 * 16
+    assert chunks_apart(index.wrap(300), 128, launch.rows_at_once, index.wrap(width)) == min(rows, 256) // 16 * 16
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(5000, 13421), (4097, 16380), (1023, 65600), (768, 8192), (7, 1 << 20)])

@@ -403,8 +403,8 @@ def sizes_around_tiles(name: str) -> str:
 
 
 def divided_by_sizes(name: str) -> str:
-    """Loops whose lengths are symbols, divided or not as these tell: of columns, of all elements, of halves of rows, and a norm's
-    gradients, whose chunks are as many as rows allow."""
+    """Loops whose lengths are symbols, divided or not as these tell: of columns, of all elements, of halves of rows, of a
+    norm, whose gradients have as many chunks as rows allow."""
     cases: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
         (lambda x: x.sum(0), [(600, 5), (3, 5), (1100, 131), (5, 600), (0, 5), (5, 0)]),
         (lambda x: (x - x.mean(0)) * 2, [(600, 5), (7, 65), (2, 3)]),

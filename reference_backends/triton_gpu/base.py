@@ -98,6 +98,24 @@ def floor_mod(a, b):
 
 
 @triton.jit
+def quotient(a, b, bits: tl.constexpr, apart: tl.constexpr):
+    """Of ``a + b`` and a power of two, of which ``b`` is a multiple if ``apart`` says so: rounded down."""
+    if apart:
+        return (a >> bits) + (b >> bits)
+    else:
+        return (a + b) >> bits
+
+
+@triton.jit
+def remainder(a, b, bits: tl.constexpr, apart: tl.constexpr):
+    """As ``quotient``; never negative."""
+    if apart:
+        return a & ((1 << bits) - 1)
+    else:
+        return (a + b) & ((1 << bits) - 1)
+
+
+@triton.jit
 def smaller(a, b):
     return tl.where(a < b, a, b)
 

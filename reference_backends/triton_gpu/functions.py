@@ -34,9 +34,13 @@ def divisors(kernel: LoopKernel) -> list[str]:
     return [f"{s.name}_by" for s in kernel.symbols if s.role == "size"]
 
 
-def vector(kernel: LoopKernel) -> int:
-    """Elements that a thread reads at once: bytes, where a buffer has them, or halves."""
-    return VECTOR_BYTES // min(2, *(p.dtype.itemsize for p in (*kernel.params, *kernel.scratch)))
+def divided_text(kernel: LoopKernel) -> str:
+    """Text of what a launch has to know of them: where among the numbers the sizes are, and how many elements a thread reads at
+    once: bytes, where a buffer has them, or halves."""
+    numbers = argument_names(kernel)[1]
+    sizes = tuple(numbers.index(s.name) for s in kernel.symbols if s.role == "size")
+    vector = VECTOR_BYTES // min(2, *(p.dtype.itemsize for p in (*kernel.params, *kernel.scratch)))
+    return f", sizes={sizes}, vector={vector}" if sizes else ""
 
 
 def numbers_text(kernel: LoopKernel, *, divided: bool = False) -> list[str]:

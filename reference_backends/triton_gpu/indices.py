@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from vendor_sdk import index
 
@@ -13,12 +13,16 @@ def text(expression: index.Int) -> str:
     return _sum(expression, _atom)
 
 
-def value(expression: index.Int) -> str:
+def value(expression: index.Int, sizes: Container[str] = ()) -> str:
     """As ``text``, of an expression that is a value itself: in int64, since the dtype of indices may be int32. Powers of two
-    divide by bits, of which the compiler may know the lowest: what neighbours have in common is computed once."""
+    divide by bits, of which the compiler may know the lowest: what neighbours have in common is computed once.
+
+    Args:
+        sizes: symbols that the function knows a divisor of (``functions.divisors``).
+    """
     if _is_place(expression) or not expression.terms:
         return f"tl.cast({text(expression)}, tl.int64)"
-    return _sum(expression, _wide)
+    return _sum(expression, lambda atom: _wide(atom, sizes))
 
 
 def _sum(expression: index.Int, atom_text: Callable[[index.Atom], str]) -> str:
@@ -61,12 +65,33 @@ def _in_32_bits(*numbers: int | None) -> bool:
     return all(number is not None and -(2**31) <= number < 2**31 for number in numbers)
 
 
-def _wide(atom: index.Atom) -> str:
+def _wide(atom: index.Atom, sizes: Container[str]) -> str:
     if _is_small(atom):
         return f"tl.cast({_atom(atom)}, tl.int64)"
     if isinstance(atom, index.Product):
-        return " * ".join(map(_wide, atom.key))
-    return _of_two(atom, value)
+        return " * ".join(_wide(factor, sizes) for factor in atom.key)
+    divisor = atom.key[-1].value
+    if isinstance(atom, index.Div | index.Mod) and divisor is not None and divisor > 1 and divisor.bit_count() == 1:
+        return _of_bits(atom, divisor, sizes)
+    return _of_two(atom, lambda each: value(each, sizes))
+
+
+def _of_bits(atom: index.Atom, divisor: int, sizes: Container[str]) -> str:
+    """A quotient, or a remainder, of a power of two. Rows that are multiples of it may be divided apart from what is inside."""
+    left: index.Int = atom.key[0]
+    bits, whole = divisor.bit_length() - 1, isinstance(atom, index.Div)
+    known = {
+        each: factor.name
+        for each, _ in left.terms
+        for factor in each.factors
+        if isinstance(factor, index.Symbol) and factor.name in sizes
+    }
+    far = index.Int(tuple(term for term in left.terms if term[0] in known), 0)
+    near = left - far
+    if not known or not near.terms:
+        return f"(({value(left, sizes)}) {f'>> {bits}' if whole else f'& {divisor - 1}'})"
+    apart = " & ".join(f"({name}_by % {divisor} == 0)" for name in dict.fromkeys(known.values()))
+    return f"base.{'quotient' if whole else 'remainder'}({value(near, sizes)}, {value(far, sizes)}, {bits}, {apart})"
 
 
 def _atom(atom: index.Atom) -> str:
@@ -82,9 +107,6 @@ def _of_two(atom: index.Atom, text: Callable[[index.Int], str]) -> str:
     if isinstance(atom, index.Extreme):
         return f"base.{'smaller' if atom.key[0] == 'min' else 'larger'}({text(left)}, {text(right)})"
     whole = isinstance(atom, index.Div)
-    if text is value and index.nonnegative(left) and right.value is not None and right.value.bit_count() == 1:
-        bits = right.value.bit_length() - 1 if whole else right.value - 1
-        return f"(({text(left)}) {'>>' if whole else '&'} {bits})"
     if index.nonnegative(left) and index.nonnegative(right):
         return f"(({text(left)}) {'//' if whole else '%'} ({text(right)}))"
     return f"base.{'floor_div' if whole else 'floor_mod'}({text(left)}, {text(right)})"

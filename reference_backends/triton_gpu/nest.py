@@ -33,7 +33,7 @@ from reference_backends.triton_gpu.analysis import (
     weights,
     written_out,
 )
-from reference_backends.triton_gpu.functions import argument_names, function_text, most_elements, numbers_text, vector
+from reference_backends.triton_gpu.functions import argument_names, divided_text, function_text, most_elements, numbers_text
 from reference_backends.triton_gpu.launch import LEAST, ONE_ROW, PIECES, PLAIN, POINTS, THREAD, VECTOR, WARPS, Kind
 from reference_backends.triton_gpu.loops import Loops
 from reference_backends.triton_gpu.reuse import policies
@@ -76,6 +76,7 @@ class NestText(Loops):
 
     def __init__(self, kernel: LoopKernel, name: str, nest: loop.Nest, *, whole: bool) -> None:
         super().__init__(kernel)
+        self.divided = {s.name for s in kernel.symbols if s.role == "size"}
         self.rounded, self.weights = only_rounded(nest.body), weights(nest.body)
         self.above_one = above_one(nest.body)
         turned = transposed(nest)
@@ -198,10 +199,9 @@ class NestText(Loops):
         self.store_kept()
         function = function_text(self.kernel, self.name, self.nest.body, self.out.lines, self.constants(), divided=True)
         text = "\n".join([*self.functions, function])
-        names, numbers = argument_names(self.kernel)
-        more = f", {tuple(names.index(name) for name in self.told)}, {self.waits}" if self.told else ""
-        if sizes := tuple(numbers.index(s.name) for s in self.kernel.symbols if s.role == "size"):
-            more += f", sizes={sizes}, vector={vector(self.kernel)}"
+        names = argument_names(self.kernel)[0]
+        told = f", {tuple(names.index(name) for name in self.told)}, {self.waits}" if self.told else ""
+        more = told + divided_text(self.kernel)
         return f'{text}launch_{self.name} = Launcher({self.name}, "{self.kind}", {self.thread}{more})\n'
 
     def full_apart(self) -> bool:

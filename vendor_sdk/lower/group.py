@@ -7,6 +7,7 @@ how many run at once.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -121,7 +122,7 @@ FEW_ROWS = 8
 
 
 WIDE = 4096
-"""Columns that rows are taken for of which only the call knows the length."""
+"""Columns of rows by which those are measured of which only the call knows the length."""
 
 
 class GroupBuilder(Builder):
@@ -212,8 +213,7 @@ class GroupBuilder(Builder):
         most = limits.narrow_chunk if narrow else limits.chunk
         apart = limits.chunk_apart and not narrow and count != 0
         if apart:
-            widest = max(WIDE if width.value is None else width.value for width in widths)
-            chunks = chunks_apart(count, limits.chunks, limits.chunks_at_once, max(widest, 1))
+            chunks = chunks_apart(count, limits.chunks, limits.chunks_at_once, functools.reduce(ix.maximum, widths))
             chunk = (count + (chunks - 1)) // chunks
         else:
             chunk, chunks = _chunks(count, most, limits.chunks)
@@ -422,10 +422,13 @@ def _chunks(count: Int, most: int, fewest: int) -> tuple[Int, Int]:
     return ix.wrap(size), ix.wrap(-(-count.value // size))
 
 
-def chunks_apart(count: Int, fewest: int, at_once: Callable[[int], int] | None, width: int) -> Int:
+def chunks_apart(count: Int, fewest: int, at_once: Callable[[int], int] | None, width: Int) -> Int:
     """How many chunks of rows that lie apart: as many as run at once, if they have ``FEW_ROWS``; at least ``2 * fewest`` where
     so many run at once; a multiple of ``LINE``."""
     chunks = ix.maximum(count // FEW_ROWS, 2 * fewest)
-    if at_once is not None:
-        chunks = ix.minimum(chunks, at_once(width))
+    if at_once is not None and width.value is not None:
+        chunks = ix.minimum(chunks, at_once(max(width.value, 1)))
+    elif at_once is not None:
+        # As many elements at once as of rows of ``WIDE``.
+        chunks = ix.minimum(chunks, ix.maximum(at_once(WIDE) * WIDE // ix.maximum(width, 1), fewest))
     return ix.maximum(ix.minimum(chunks, count) // LINE, 1) * LINE
