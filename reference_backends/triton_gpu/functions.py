@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from reference_backends.triton_gpu.tiles import VECTOR_BYTES
 from vendor_sdk import LoopKernel, index, loop
 
 
@@ -29,18 +28,16 @@ def given(kernel: LoopKernel) -> list[str]:
 
 
 def divisors(kernel: LoopKernel) -> list[str]:
-    """Constants of a function, each of which divides one of its sizes: the elements of a vector, or 1. (Triton itself tells
-    multiples of 16 from others; rows of multiples of eight halves begin with a vector, too.)"""
+    """Constants of a function, each of which divides one of its sizes: ``launch.VECTOR``, or 1. (Triton itself tells multiples
+    of 16 from others; rows of multiples of eight halves begin with a vector, too.)"""
     return [f"{s.name}_by" for s in kernel.symbols if s.role == "size"]
 
 
 def divided_text(kernel: LoopKernel) -> str:
-    """Text of what a launch has to know of them: where among the numbers the sizes are, and how many elements a thread reads at
-    once: bytes, where a buffer has them, or halves."""
+    """Text of what a launch has to know of them: where among the numbers the sizes are."""
     numbers = argument_names(kernel)[1]
     sizes = tuple(numbers.index(s.name) for s in kernel.symbols if s.role == "size")
-    vector = VECTOR_BYTES // min(2, *(p.dtype.itemsize for p in (*kernel.params, *kernel.scratch)))
-    return f", sizes={sizes}, vector={vector}" if sizes else ""
+    return f", sizes={sizes}" if sizes else ""
 
 
 def numbers_text(kernel: LoopKernel, *, divided: bool = False) -> list[str]:

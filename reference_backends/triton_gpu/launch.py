@@ -269,24 +269,16 @@ class Launcher:
         thread: elements of a tile in one thread.
         told: positions of the buffers by which programs of the kind ``team`` tell each other what they found.
         waits: how often they wait for that.
-        sizes: positions of the numbers whose divisors are constants of the function: ``vector``, or 1.
+        sizes: positions of the numbers whose divisors are constants of the function: ``VECTOR``, or 1.
     """
 
     def __init__(
-        self,
-        kernel: Any,
-        kind: Kind,
-        thread: int,
-        told: Sequence[int] = (),
-        waits: int = 0,
-        *,
-        sizes: Sequence[int] = (),
-        vector: int = 1,
+        self, kernel: Any, kind: Kind, thread: int, told: Sequence[int] = (), waits: int = 0, *, sizes: Sequence[int] = ()
     ) -> None:
         import triton
 
-        self.sizes, self.vector = sizes, vector
         self.kernel, self.kind, self.thread, self.told, self.waits = kernel, kind, thread, told, waits
+        self.sizes = sizes
         self.driver, self.settings = triton.runtime.driver, triton.knobs.runtime
         self.planned = functools.lru_cache(PLANS)(self._planned)
         self.compiled: dict[Any, dict[tuple[Any, ...], _Compiled]] = {}
@@ -301,7 +293,7 @@ class Launcher:
         plan, known = self.planned(leads, count, lengths, largest)
         if not plan.programs:
             return
-        divisors = [1 if numbers[position] % self.vector else self.vector for position in self.sizes]
+        divisors = [1 if numbers[position] % VECTOR else VECTOR for position in self.sizes]
         arguments = (*numbers, *divisors, *plan.values)
         if self.settings.interpret:
             for _ in range(self.waits):
