@@ -36,6 +36,7 @@ CALLS = 9
 """Of a sample, which is their median."""
 MOST = 200
 """Copies before a call, at most."""
+DYNAMIC = "Where it says *dynamic*, all sizes are symbols (`torch.compile(dynamic=True)`)."
 
 
 def seconds(call: Callable[[], Any], cover: Callable[[], Any], covers: int) -> float:
@@ -164,6 +165,7 @@ def page(result: dict[str, Any]) -> str:
         f"{result['device']}, driver {result['driver']}, torch {result['torch']}, Triton {result['triton']}, {result['date']};",
         f"{result['dtype']}; medians of {result['rounds']} rounds. A figure is the bytes that must move over their time, as a",
         "fraction of what a copy reached in the same round (`benchmarks/gpu.py` says how).",
+        *([DYNAMIC] if any(name.endswith(SUFFIX) for name in names) else []),
         "",
         "Geometric means by shape:",
         "",

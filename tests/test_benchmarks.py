@@ -585,11 +585,12 @@ def test_extra_names_what_the_peers_need() -> None:
         assert all(module in extra for module in peer.requires)
 
 
-def test_the_gpu_page_is_that_of_its_result() -> None:
+@pytest.mark.parametrize(("name", "result"), [("performance_gpu", "h200"), ("performance_gpu_dynamic", "dynamic_h200")])
+def test_the_gpu_page_is_that_of_its_result(name: str, result: str) -> None:
     from benchmarks.gpu import page
 
-    result = json.loads((ROOT / "benchmarks" / "results" / "gpu" / "h200.json").read_text())
-    assert (ROOT / "docs" / "performance_gpu.md").read_text() == page(result)
+    measured = json.loads((ROOT / "benchmarks" / "results" / "gpu" / f"{result}.json").read_text())
+    assert (ROOT / "docs" / f"{name}.md").read_text() == page(measured)
 
 
 @pytest.mark.parametrize("name", sorted(PATTERNS))

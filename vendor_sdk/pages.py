@@ -169,6 +169,10 @@ gives the kernel in which the inner loops of nest `at` are divided into `parts`:
 whose results are scratch, and one that combines them. `split.long_loops(nest)` are the loops that may be divided. `emit` and
 `compile` are given the same kernel, and must divide it alike.
 
+**Sizes of sizes.** Where sizes are symbols, places may hold quotients of them (half a row). `hoist.hoist(kernel)` gives the
+kernel with a size more for each, `kernel`, and what the host computes these of, `sizes`, by name. Launches then take them
+behind the kernel's own symbols.
+
 **Seeds.** Random numbers follow from a symbol of role "seed", a number of the call like others (`Scalar` reads it). With
 `Emitter.seeds_in_memory` it arrives as a tensor of one int64 on the device in place of the number, for devices that replay
 recorded launches.
