@@ -117,9 +117,9 @@ def work(run: Callable[[], Any]) -> Counter[str]:
 
 
 CASES: dict[str, tuple[int, Callable[[int], Callable[[], Any]]]] = {
-    "layers": (12, lambda count: trained(Layers, count)),
+    "layers": (10, lambda count: trained(Layers, count)),
     "chain": (12, lambda count: trained(Chain, count)),
-    "recurrent": (4, lambda count: trained(Recurrent, count)),
+    "recurrent": (3, lambda count: trained(Recurrent, count)),
     "dense": (7, lambda count: trained(Dense, count)),
     "optimizer": (10, stepped),
 }

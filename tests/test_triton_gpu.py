@@ -17,10 +17,12 @@ import pytest
 import torch
 
 import vendor_sdk
-from reference_backends.triton_gpu import launch, plugin
+from reference_backends.triton_gpu import indices, launch, plugin
 from reference_backends.triton_gpu.analysis import late
 from reference_backends.triton_gpu.divide import divided
 from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, functions
+from tests import lowered
+from tests.test_hoist import halves
 from vendor_sdk import ALL, STORED, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
 from vendor_sdk.lower.group import chunks_apart
 from vendor_sdk.prims.opset import OPSET
@@ -431,6 +433,35 @@ def test_long_loops_of_few_iterations_are_divided(emitted: Callable[..., list[tu
     ((kernel, text),) = emitted(lambda a: a.sum(), torch.ones(1 << 22))
     assert len(kernel.body) == 1
     assert text.count("@triton.jit") == 2
+
+
+def test_long_loops_of_lengths_that_the_call_tells_are_divided_by_the_call() -> None:
+    kernel = lowered.call(torch.ops.aten.sum.dim_IntList, [torch.ones(600, 5), [0]], dynamic=True).lowered.kernel
+    text = TritonEmitter().emit(kernel)
+    # The parts, their sum, and the loop as it stands, each of them for rows that fit into a tile and for others.
+    assert text.count("@triton.jit") == 6
+    assert (text.count("    if d0 > 1:"), text.count("    if d0 <= 1:")) == (2, 1)
+    assert text.count("    else:") == 3
+
+
+def test_what_follows_from_sizes_alone_is_computed_by_the_host() -> None:
+    text = TritonEmitter().emit(halves())
+    device, host = text.split("\ndef halves(")
+    assert "d0 = ((s0 + 1) // 2)" in host
+    rounded = {"s0 // s0_by * s0_by", "s1 // s1_by * s1_by", "d0 // d0_by * d0_by"}
+    values = {line for line in device.splitlines() if "//" in line and not any(each in line for each in rounded)}
+    assert all("tl.int64" in line for line in values)  # the quotient that is stored
+
+
+def test_random_numbers_of_four_neighbours_come_of_one_counter() -> None:
+    """Of rows whose length is a multiple of four, whoever knows it."""
+    row, column = index.variable("i0", index.symbol("s1", 0)), index.variable("i1", index.symbol("s0", 0))
+    text = indices.value((row * index.symbol("s0", 0) + column) // 4, {"s0", "s1"})
+    near, far = "tl.cast(i1, tl.int64)", "tl.cast(i0, tl.int64) * tl.cast(s0, tl.int64)"
+    assert text == f"base.quotient({near}, {far}, 2, (s0_by % 4 == 0))"
+    text = indices.value((row * index.symbol("s0", 0) + column) % 4, {"s0", "s1"})
+    assert text == f"base.remainder({near}, {far}, 2, (s0_by % 4 == 0))"
+    assert indices.value((row * 7 + column) // 4, {"s0"}).endswith(" >> 2)")
 
 
 def test_steps_of_many_parameters_share_launches(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
