@@ -452,9 +452,9 @@ class _Pass:
     def _room(self, group: Group, node: fx.Node, summary: Summary, joined: Joined) -> str:
         if group.statements + summary.statements > self.limits.statements:
             return f"more than {self.limits.statements} statements"
-        more = len({r.node for r in summary.reads}) + len(tensors_of(node.meta["val"]))
         # Counted in full only where it may matter: groups are long, and this is asked for each of their members.
-        if len(group.inputs) + len(group.members) + more > self.limits.buffers and self._overflows(group, node, summary):
+        most = len(group.inputs) + len(group.members) + len(summary.reads) + len(tensors_of(node.meta["val"]))
+        if most > self.limits.buffers and self._overflows(group, node, summary):
             return f"more than {self.limits.buffers} buffers"
         needs_inner = summary.steps or group.shape == "rows"
         if needs_inner and not self.rows and (joined.where == "element" or joined.reduced is not None):
@@ -509,7 +509,8 @@ class _Pass:
             return "something between them runs elsewhere"
         if home.statements + other.statements > self.limits.statements:
             return f"more than {self.limits.statements} statements"
-        if len({*home.inputs, *other.inputs}) + results(home) + results(other) > self.limits.buffers:
+        most = sum(len(group.inputs) + len(group.members) for group in (home, other))
+        if most > self.limits.buffers < len({*home.inputs, *other.inputs}) + results(home) + results(other):
             return f"more than {self.limits.buffers} buffers"
         place = home.members[node]
         own = {name: i for v, i in zip(summary.variables, place, strict=True) if (name := plain(v))}
