@@ -453,6 +453,20 @@ def test_what_follows_from_sizes_alone_is_computed_by_the_host() -> None:
     assert all("tl.int64" in line for line in values)  # the quotient that is stored
 
 
+@pytest.mark.parametrize(
+    ("target", "args", "several"),
+    [
+        (torch.ops.aten.amax.default, [torch.ones(40, 60), [1]], 1),  # not of how many rows
+        (torch.ops.aten.sin.default, [torch.ones(40, 60)], 2),
+        (torch.ops.aten.amax.default, [torch.ones(40, 60), [0]], 1),
+    ],
+)
+def test_functions_are_told_divisors_of_the_sizes_that_vectors_follow_from(target: Any, args: list[Any], several: int) -> None:
+    text = TritonEmitter().emit(lowered.call(target, args, dynamic=True).lowered.kernel)
+    last = [line for line in text.splitlines() if line.startswith("def ") and "tl.constexpr" in line][-1]
+    assert last.count("_by: tl.constexpr") == several
+
+
 def test_random_numbers_of_four_neighbours_come_of_one_counter() -> None:
     """Of rows whose length is a multiple of four, whoever knows it."""
     row, column = index.variable("i0", index.symbol("s1", 0)), index.variable("i1", index.symbol("s0", 0))

@@ -10,8 +10,8 @@ from typing import Literal
 
 import torch
 
-from reference_backends.triton_gpu.launch import DEEP, TURN
-from vendor_sdk import index, loop, online, split
+from reference_backends.triton_gpu.launch import DEEP, TURN, VECTOR
+from vendor_sdk import LoopKernel, index, loop, online, split
 
 SHORT = 32
 """Iterations up to which an inner loop runs one after the other, so that the block's lanes lie along the nest."""
@@ -55,6 +55,31 @@ def tiled(s: loop.Stmt) -> bool:
 def inner_loops(nest: loop.Nest) -> list[Loop]:
     """The inner loops that become tiles."""
     return [s for s in loop.walk(nest.body) if isinstance(s, Loop) and tiled(s)]
+
+
+def divides(atom: index.Atom) -> bool:
+    """Whether it is a quotient or a remainder of a power of two."""
+    divisor = atom.key[-1].value if isinstance(atom, index.Div | index.Mod) else None
+    return divisor is not None and divisor > 1 and divisor.bit_count() == 1
+
+
+def sizes_told(kernel: LoopKernel, nest: loop.Nest) -> list[str]:
+    """The sizes of which a nest's function gets a divisor as a constant (``NAME_by``): ``launch.VECTOR``, or 1. Triton itself
+    tells multiples of 16 from others; rows of multiples of eight halves begin with a vector, too.
+
+    They are those that places of neighbours follow from, and those where loops end that walk along these: any of them may be a
+    multiple or not, and the function is compiled for each such case that comes.
+    """
+    along = not plain(nest.body) and not walks_across(nest)  # Else neighbours are iterations of the nest.
+    found = {name for r in nest.ranges[1 if along else 0 :] for name in index.symbols(r.size)}
+    for s in loop.walk(nest.body):
+        if isinstance(s, loop.Load | loop.Store | loop.Index):
+            # Of other numbers, those that powers of two divide.
+            near = (atom for atom, c in s.index.terms if c % VECTOR and (not isinstance(s, loop.Index) or divides(atom)))
+            found |= {name for atom in near for name in index.symbols(index.wrap_atom(atom))}
+        elif isinstance(s, Loop) and plain(body_of(s)) and along:
+            found |= {name for r in ranges_of(s) for name in index.symbols(r.size)}
+    return [s.name for s in kernel.symbols if s.role == "size" and s.name in found]
 
 
 def heard(body: Sequence[loop.Stmt]) -> dict[str, list[str]]:

@@ -27,29 +27,24 @@ def given(kernel: LoopKernel) -> list[str]:
     return [*buffers, *numbers]
 
 
-def divisors(kernel: LoopKernel) -> list[str]:
-    """Constants of a function, each of which divides one of its sizes: ``launch.VECTOR``, or 1. (Triton itself tells multiples
-    of 16 from others; rows of multiples of eight halves begin with a vector, too.)"""
-    return [f"{s.name}_by" for s in kernel.symbols if s.role == "size"]
-
-
-def divided_text(kernel: LoopKernel) -> str:
-    """Text of what a launch has to know of them: where among the numbers the sizes are."""
+def told_text(kernel: LoopKernel, sizes: Sequence[str]) -> str:
+    """Text of what a launch has to know of them: where among the numbers they are."""
+    if not any(s.role == "size" for s in kernel.symbols):
+        return ""
     numbers = argument_names(kernel)[1]
-    sizes = tuple(numbers.index(s.name) for s in kernel.symbols if s.role == "size")
-    return f", sizes={sizes}" if sizes else ""
+    return f", sizes={tuple(map(numbers.index, sizes))}"
 
 
-def numbers_text(kernel: LoopKernel, *, divided: bool = False) -> list[str]:
+def numbers_text(kernel: LoopKernel, sizes: Sequence[str] = ()) -> list[str]:
     """Lines that begin a function: its numbers in the types they are computed with.
 
     Args:
-        divided: whether the function has the constants ``divisors``.
+        sizes: those of which it has a divisor (``analysis.sizes_told``).
     """
     lines = []
     for s in kernel.symbols:
         if s.role == "size":
-            known = f"{s.name} // {s.name}_by * {s.name}_by" if divided else s.name
+            known = f"{s.name} // {s.name}_by * {s.name}_by" if s.name in sizes else s.name
             lines.append(f"{s.name} = tl.cast({known}, INDEX)")
         elif s.role == "seed":
             lines.append(f"arg_{s.name} = tl.load(arg_{s.name})")
@@ -66,18 +61,17 @@ def function_text(
     statements: Sequence[loop.Stmt],
     lines: Sequence[str],
     constants: Sequence[str],
-    *,
-    divided: bool = False,
+    sizes: Sequence[str] | None = None,
 ) -> str:
     """A function of the kernel's buffers and numbers, and of ``constants``.
 
     Args:
         statements: what it computes.
         lines: the text of it, indented.
-        divided: whether it has the constants ``divisors``, before others.
+        sizes: those of which it has a divisor, before other constants (``analysis.sizes_told``); None: Triton finds out.
     """
-    fixed = ", ".join(f'"{symbol_name(s)}"' for s in kernel.symbols if s.role != "size" or divided)
-    constants = [*(divisors(kernel) if divided else ()), *constants]
+    fixed = ", ".join(f'"{symbol_name(s)}"' for s in kernel.symbols if s.role != "size" or sizes is not None)
+    constants = [*(f"{name}_by" for name in sizes or ()), *constants]
     asserts = any(isinstance(s, loop.Compute) and s.op == "wrap_index" for s in loop.walk(tuple(statements)))
     options = [f"do_not_specialize=[{fixed}]"] if fixed else []
     options += ["debug=True"] if asserts else []

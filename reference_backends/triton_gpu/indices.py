@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 
+from reference_backends.triton_gpu.analysis import divides
 from vendor_sdk import index
 
 
@@ -18,7 +19,7 @@ def value(expression: index.Int, sizes: Container[str] = ()) -> str:
     divide by bits, of which the compiler may know the lowest: what neighbours have in common is computed once.
 
     Args:
-        sizes: symbols that the function knows a divisor of (``functions.divisors``).
+        sizes: symbols that the function knows a divisor of (``analysis.sizes_told``).
     """
     if _is_place(expression) or not expression.terms:
         return f"tl.cast({text(expression)}, tl.int64)"
@@ -70,9 +71,8 @@ def _wide(atom: index.Atom, sizes: Container[str]) -> str:
         return f"tl.cast({_atom(atom)}, tl.int64)"
     if isinstance(atom, index.Product):
         return " * ".join(_wide(factor, sizes) for factor in atom.key)
-    divisor = atom.key[-1].value
-    if isinstance(atom, index.Div | index.Mod) and divisor is not None and divisor > 1 and divisor.bit_count() == 1:
-        return _of_bits(atom, divisor, sizes)
+    if divides(atom):
+        return _of_bits(atom, atom.key[-1].value, sizes)
     return _of_two(atom, lambda each: value(each, sizes))
 
 

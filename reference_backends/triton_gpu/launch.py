@@ -269,11 +269,19 @@ class Launcher:
         thread: elements of a tile in one thread.
         told: positions of the buffers by which programs of the kind ``team`` tell each other what they found.
         waits: how often they wait for that.
-        sizes: positions of the numbers whose divisors are constants of the function: ``VECTOR``, or 1.
+        sizes: positions of the numbers whose divisors are constants of the function, ``VECTOR`` or 1; None: it has none, and
+            Triton finds out about its numbers.
     """
 
     def __init__(
-        self, kernel: Any, kind: Kind, thread: int, told: Sequence[int] = (), waits: int = 0, *, sizes: Sequence[int] = ()
+        self,
+        kernel: Any,
+        kind: Kind,
+        thread: int,
+        told: Sequence[int] = (),
+        waits: int = 0,
+        *,
+        sizes: Sequence[int] | None = None,
     ) -> None:
         import triton
 
@@ -293,7 +301,7 @@ class Launcher:
         plan, known = self.planned(leads, count, lengths, largest)
         if not plan.programs:
             return
-        divisors = [1 if numbers[position] % VECTOR else VECTOR for position in self.sizes]
+        divisors = [1 if numbers[position] % VECTOR else VECTOR for position in self.sizes or ()]
         arguments = (*numbers, *divisors, *plan.values)
         if self.settings.interpret:
             for _ in range(self.waits):
@@ -304,7 +312,7 @@ class Launcher:
         device = driver.get_current_device()
         pointers = [buffer.data_ptr() for buffer in buffers]
         key = (device, *[p & 15 == 0 for p in pointers])
-        if divisors:
+        if self.sizes is not None:
             key += (*divisors, *[-(2**31) <= n < 2**31 for n in numbers])
         elif numbers:
             key += tuple([(n == 1, n & 15 == 0, -(2**31) <= n < 2**31) for n in numbers])
@@ -362,7 +370,7 @@ class Launcher:
         return begun
 
     def _begun(self, plan: Plan, arguments: Sequence[Argument], target: Any) -> Begun:
-        values = (*(1 for _ in self.sizes), *plan.values)
+        values = (*(1 for _ in self.sizes or ()), *plan.values)
         return Begun(functools.partial(compiled, self.kernel, arguments, values, plan.settings, target))
 
     def loaded(self, plan: Plan, arguments: Sequence[Argument], begun: Begun | None) -> Sequence[int] | None:

@@ -26,6 +26,7 @@ from reference_backends.triton_gpu.analysis import (
     only_rounded,
     plain,
     ranges_of,
+    sizes_told,
     step,
     tiled,
     transposed,
@@ -33,7 +34,7 @@ from reference_backends.triton_gpu.analysis import (
     weights,
     written_out,
 )
-from reference_backends.triton_gpu.functions import argument_names, divided_text, function_text, most_elements, numbers_text
+from reference_backends.triton_gpu.functions import argument_names, function_text, most_elements, numbers_text, told_text
 from reference_backends.triton_gpu.launch import LEAST, ONE_ROW, PIECES, PLAIN, POINTS, THREAD, VECTOR, WARPS, Kind
 from reference_backends.triton_gpu.loops import Loops
 from reference_backends.triton_gpu.reuse import policies
@@ -76,13 +77,13 @@ class NestText(Loops):
 
     def __init__(self, kernel: LoopKernel, name: str, nest: loop.Nest, *, whole: bool) -> None:
         super().__init__(kernel)
-        self.divided = {s.name for s in kernel.symbols if s.role == "size"}
         self.rounded, self.weights = only_rounded(nest.body), weights(nest.body)
         self.above_one = above_one(nest.body)
         turned = transposed(nest)
         self.spread = turned is not None
         """Whether programs divide the iterations of the one tile too."""
         self.name, self.nest = name, turned or nest
+        self.told_sizes = sizes_told(kernel, self.nest)
         ranges = self.nest.ranges
         apart = len(ranges) > 1 and (ranges[-1].size.value or WIDE) >= WIDE and (self.spread or walks_across(self.nest))
         self.lead, self.ranges = (ranges[:-1], ranges[-1:]) if apart else ((), ranges)
@@ -190,18 +191,18 @@ class NestText(Loops):
     # The function and its launch
 
     def text(self) -> str:
-        for line in numbers_text(self.kernel, divided=True):
+        for line in numbers_text(self.kernel, self.told_sizes):
             self.out(line)
         self.open()
         if self.full_apart():
             self.in_full_programs()
         self.body(self.nest.body)
         self.store_kept()
-        function = function_text(self.kernel, self.name, self.nest.body, self.out.lines, self.constants(), divided=True)
+        function = function_text(self.kernel, self.name, self.nest.body, self.out.lines, self.constants(), self.told_sizes)
         text = "\n".join([*self.functions, function])
         names = argument_names(self.kernel)[0]
         told = f", {tuple(names.index(name) for name in self.told)}, {self.waits}" if self.told else ""
-        more = told + divided_text(self.kernel)
+        more = told + told_text(self.kernel, self.told_sizes)
         return f'{text}launch_{self.name} = Launcher({self.name}, "{self.kind}", {self.thread}{more})\n'
 
     def full_apart(self) -> bool:

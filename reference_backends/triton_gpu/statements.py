@@ -44,7 +44,7 @@ class Writer:
 class Statements:
     """Text of a kernel's statements. A value of the loop IR is a block of its name."""
 
-    divided: Collection[str] = ()
+    told_sizes: Sequence[str] = ()
     """Sizes of which the function knows a divisor."""
 
     def __init__(self, kernel: LoopKernel) -> None:
@@ -185,7 +185,7 @@ class Statements:
             self.once(s.to, f"arg_{s.symbol}", s.dtype, NONE)
         elif isinstance(s, loop.Index):
             placed = index.substitute(s.index, self.places)
-            self.once(s.to, indices.value(placed, self.divided), torch.int64, self.varies(index.symbols(placed)))
+            self.once(s.to, indices.value(placed, self.told_sizes), torch.int64, self.varies(index.symbols(placed)))
         else:
             assert isinstance(s, loop.Compute), f"{s} needs an op that the table does not have"
             self.compute(s)

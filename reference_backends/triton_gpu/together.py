@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from reference_backends.triton_gpu.functions import divided_text, function_text, most_elements, numbers_text
+from reference_backends.triton_gpu.functions import function_text, most_elements, numbers_text, told_text
 from reference_backends.triton_gpu.launch import FEWEST, Kind, tile
 from reference_backends.triton_gpu.nest import NestText
 from reference_backends.triton_gpu.statements import Writer
@@ -43,7 +43,8 @@ class TogetherText:
 
     def text(self) -> str:
         out = Writer()
-        for line in numbers_text(self.kernel, divided=True):
+        sizes = list(dict.fromkeys(name for nest in self.nests for name in nest.told_sizes))
+        for line in numbers_text(self.kernel, sizes):
             out(line)
         out("start = tl.cast(tl.program_id(0), INDEX) * XBLOCK")
         branch = "if"
@@ -63,8 +64,8 @@ class TogetherText:
         called = [line for nest in self.nests for line in nest.functions]
         statements = [s for nest in self.nests for s in nest.nest.body]
         names = ["INDEX", "XBLOCK", "XBLOCK_FULL"]
-        text = "\n".join([*called, function_text(self.kernel, self.name, statements, out.lines, names, divided=True)])
-        more = divided_text(self.kernel)
+        text = "\n".join([*called, function_text(self.kernel, self.name, statements, out.lines, names, sizes)])
+        more = told_text(self.kernel, sizes)
         return f'{text}launch_{self.name} = Launcher({self.name}, "{self.kind}", {self.thread}{more})\n'
 
     def sizes_text(self) -> str:
