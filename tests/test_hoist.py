@@ -112,6 +112,23 @@ def test_places_and_loops_divide_no_sizes() -> None:
     assert value.index == ix.variable("i2", ix.symbol("d0", 0)) + S // 7
 
 
+def test_what_may_divide_by_zero_stays_where_it_is_not_run() -> None:
+    """A loop of no iterations never asks for it; the host would."""
+
+    def reading(place: Int) -> LoopKernel:
+        row = ix.variable("i0", T)
+        body = Load("v0", "in0", row + place, torch.float32), Store("out0", row, "v0")
+        params = Param("in0", torch.float32, S * 9, "in"), Param("out0", torch.float32, T, "out")
+        return LoopKernel("reading", params, (Symbol("s0"), Symbol("s1")), (Nest((Range("i0", T),), body),))
+
+    for unsafe in (S * 3 // T, S * 3 % T, ix.minimum(S // T, 3), S * 3 // (T // 2 + S)):
+        kernel = reading(unsafe)
+        assert not any(ix.symbols(size).keys() >= {"s0", "s1"} for size in hoist.hoist(kernel).sizes.values())
+        verify(hoist.hoist(kernel).kernel)
+    for safe in (S * 3 // (T + 1), S * 3 // ix.maximum(T, 1), ix.minimum(S // 2, T)):
+        assert [*hoist.hoist(reading(safe)).sizes.values()] == [safe]
+
+
 def test_names_are_new_and_one_for_each() -> None:
     kernel = call(aten.cat.default, [[torch.randn(4, 6), torch.randn(4, 6)], 1], dynamic=True).lowered.kernel
     assert hoist.hoist(kernel).sizes == {}

@@ -101,7 +101,7 @@ def open_parts(kernel: LoopKernel, nest: loop.Nest) -> index.Int | None:
         known = [n.value or UNKNOWN for n in lengths]
         most = index.wrap(parts(max(count, 1), known, manner(nest), vectors=vectors, small=several_results(nest)))
     elif count is None and across and index.symbols(iterations).keys() <= sizes:
-        vectors = True  # As the case is that matters: nothing tells.
+        vectors = True  # Of rows of odd length, which nothing tells here, parts begin anywhere.
         most = 2 * AT_ONCE // index.maximum((iterations + (ACROSS - 1)) // ACROSS, 1)
     else:
         return None

@@ -33,7 +33,8 @@ class Hoisted:
 
 def hoist(kernel: LoopKernel) -> Hoisted:
     """The kernel with a "size" symbol for each quotient, remainder, least or greatest of sizes that its loops and places in
-    memory have. Only of these: places fit into the dtype of indices, other numbers may not."""
+    memory have. Only of these: places fit into the dtype of indices, other numbers may not. And none that may divide by zero: a
+    loop of no iterations never asks for it."""
     sizes = {s.name for s in kernel.symbols if s.role == "size"}
     taken = {s.name for s in kernel.symbols} | {p.name for p in (*kernel.params, *kernel.scratch)}
     taken |= {name for stmt in walk(kernel.body) for name in (*makes(stmt), *loop_variables(stmt))}
@@ -41,7 +42,8 @@ def hoist(kernel: LoopKernel) -> Hoisted:
     found: dict[Atom, str] = {}
 
     def change(atom: Atom) -> Int | None:
-        if not isinstance(atom, Div | Mod | Extreme) or not ix.symbols(ix.wrap_atom(atom)).keys() <= sizes:
+        follows = isinstance(atom, Div | Mod | Extreme) and ix.symbols(ix.wrap_atom(atom)).keys() <= sizes
+        if not follows or not _is_defined(atom):
             return None
         if atom not in found:
             found[atom] = next(names)
@@ -62,6 +64,14 @@ def hoist(kernel: LoopKernel) -> Hoisted:
         scratch=resized(kernel.scratch),
     )
     return replace(hoisted, kernel=changed)
+
+
+def _is_defined(atom: Atom) -> bool:
+    """Whether all divisors are certainly positive."""
+    if isinstance(atom, Div | Mod) and not ix.nonnegative(atom.key[-1] - 1):
+        return False
+    parts = (part for part in atom.key if isinstance(part, Int)) if isinstance(atom, Div | Mod | Extreme) else ()
+    return all(_is_defined(factor) for part in parts for each, _ in part.terms for factor in each.factors)
 
 
 def _symbol(atom: Atom, name: str | None) -> Int | None:
