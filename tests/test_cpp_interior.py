@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from reference_backends.cpp_cpu.emitter import CppEmitter
-from reference_backends.cpp_cpu.interior import interior
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.loop import Compute, Const, Index, Load, Stmt, Store
+from vendor_sdk.lower.interior import interior
 from vendor_sdk.pipeline import recording
 from vendor_sdk.run.compiled import CompiledGraph
 

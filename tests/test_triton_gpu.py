@@ -23,7 +23,7 @@ from reference_backends.triton_gpu.divide import divided
 from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, functions
 from tests import lowered
 from tests.test_hoist import halves
-from vendor_sdk import ALL, STORED, Backend, Launch, LoopKernel, TorchDevice, hookimpl, index, loop
+from vendor_sdk import ALL, STORED, Backend, Launch, LoopKernel, TorchDevice, hoist, hookimpl, index, loop
 from vendor_sdk.lower.group import chunks_apart
 from vendor_sdk.prims.opset import OPSET
 
@@ -225,6 +225,35 @@ def test_columns_are_divided_among_as_many_programs_as_run_at_once(
     assert launch.parts(columns, [rows], "across", vectors=True) == parts
     ((_, text),) = emitted(lambda a: a.sum(0), torch.empty(rows, columns))
     assert f'_0, "{kind}"' in text
+
+
+@pytest.mark.parametrize(("columns", "most", "loops"), [(4096, 17, 2), (1023, 64, 4)])
+def test_columns_of_as_many_rows_as_a_call_has_have_masks_in_their_last_tiles_only(columns: int, most: int, loops: int) -> None:
+    """They are in as many parts as columns of known length are, begin with vectors, and do not stay in caches."""
+    rows = index.symbol("s0", 0)
+    place = index.variable("i1", rows) * columns + index.variable("i0", index.wrap(columns))
+    total = loop.Reduce(
+        (loop.Range("i1", rows),),
+        (loop.Load("v0", "in0", place, torch.bfloat16), loop.Compute("v1", "convert", ("v0",), torch.float32)),
+        (loop.Accumulator(("a0",), "sum", ("v1",), torch.float32),),
+    )
+    store = loop.Store("out0", index.variable("i0", index.wrap(columns)), "a0")
+    params = (
+        loop.Param("in0", torch.bfloat16, rows * columns, "in"),
+        loop.Param("out0", torch.float32, index.wrap(columns), "out"),
+    )
+    nest = loop.Nest((loop.Range("i0", index.wrap(columns)),), (total, store))
+    text = TritonEmitter().emit(LoopKernel("columns", params, (loop.Symbol("s0"),), (nest,)))
+    assert f"min((s0 // 256), {most})" in text
+    (function,) = (each for each in text.split("@triton.jit") if "def columns_0(" in each)
+    assert ("if (x_start > 0)" in function) == (loops == 4)
+    bounds = re.findall(r"for start_\d+ in range\((.*), (.*), R0\):", function)
+    loads = re.findall(r"tl.load\(in0.*\)", function)
+    assert len(bounds) == len(loads) == loops
+    for k in range(0, loops, 2):
+        assert bounds[k][1] == bounds[k + 1][0]
+        assert ("r_0_mask" in loads[k], "r_0_mask" in loads[k + 1]) == (False, True)
+    assert all("evict_first" in load for load in loads)
 
 
 def test_two_totals_of_wide_rows_are_one_kernel_of_small_tiles(
@@ -734,7 +763,16 @@ def test_every_emitted_prim_is_right(interpreted: Callable[..., dict[str, Any]],
 
 @needs_triton
 def test_symbols_are_passed_exactly(interpreted: Callable[..., dict[str, Any]]) -> None:
-    sizes = ("sizes", "sizes around tiles", "divided by sizes", "beyond 32 bits", "no rows", "nothing to add", "kinds of rows")
+    sizes = (
+        "sizes",
+        "sizes around tiles",
+        "divided by sizes",
+        "more rows",
+        "beyond 32 bits",
+        "no rows",
+        "nothing to add",
+        "kinds of rows",
+    )
     numbers = ("float", "index out of range", "rounded quotients", "rounded gelu")
     assert interpreted("symbolic")["symbolic"] == dict.fromkeys((*sizes, *numbers), "")
 
@@ -944,7 +982,9 @@ def test_kernels_compile_for_gpus_that_are_not_here(
     for (kernel, _), made in zip(kernels, TritonEmitter(target=target).compile(kernels), strict=True):
         assert isinstance(made, Elsewhere)
         binaries = made.binaries
-        assert [b.name for b in binaries] == [f"{kernel.name}_{n}" for n in range(len(functions(divided(kernel).kernel)))]
+        assert [b.name for b in binaries] == [
+            f"{kernel.name}_{n}" for n in range(len(functions(hoist.hoist(divided(kernel).kernel), divided(kernel).when)))
+        ]
         for binary in binaries:
             assert binary.cubin.startswith(b"\x7fELF")
             assert 8 <= binary.registers <= 255

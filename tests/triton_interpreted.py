@@ -408,7 +408,8 @@ def divided_by_sizes(name: str) -> str:
     cases: list[tuple[Callable[..., Any], list[tuple[int, ...]]]] = [
         (lambda x: x.sum(0), [(600, 5), (3, 5), (1100, 131), (5, 600), (0, 5), (5, 0)]),
         (lambda x: (x - x.mean(0)) * 2, [(600, 5), (7, 65), (2, 3)]),
-        (lambda x: torch.linalg.vector_norm(x), [(90, 100), (3, 5), (1, 4096), (0, 3)]),
+        (lambda x: torch.linalg.vector_norm(x), [(90, 100), (200, 333), (3, 5), (1, 4096), (0, 3)]),
+        (lambda x: x.amax(), [(190, 173), (128, 192), (3, 5)]),
         (lambda x: x.unflatten(1, (-1, 70)).sum((0, 2)), [(600, 140), (3, 210)]),
         (lambda x: torch.cat([-x.chunk(2, 1)[1], x.chunk(2, 1)[0]], 1), [(5, 64), (3, 7), (4, 2)]),
         (_norm_gradients, [(70, 48), (300, 40), (3, 33), (16, 5)]),
@@ -424,6 +425,24 @@ def divided_by_sizes(name: str) -> str:
                 torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-4)
             except AssertionError as error:
                 wrong.append(f"{number}: {shape}: {error}")
+    return "\n".join(wrong)
+
+
+def more_rows(name: str) -> str:
+    """Columns of a known number, some of which begin inside of vectors, in parts of as many rows as the call tells."""
+    backend = functools.partial(vendor_sdk.aot.compile_dynamo, backend=name)
+    wrong = []
+    for function in (lambda x: x.sum(0), lambda x: x.amax(0), lambda x: (x * x).mean((0, 1))):
+        for columns in (9, 16):
+            torch._dynamo.reset()
+            compiled = torch.compile(function, backend=backend)
+            for rows in (4100, 8192, 511, 512, 70, 2):
+                x = torch.randn(rows, columns)
+                torch._dynamo.mark_dynamic(x, 0)
+                try:
+                    torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-3)
+                except AssertionError as error:
+                    wrong.append(f"{rows}x{columns}: {error}")
     return "\n".join(wrong)
 
 
@@ -724,6 +743,7 @@ SYMBOLIC = {
     "sizes": sizes,
     "sizes around tiles": sizes_around_tiles,
     "divided by sizes": divided_by_sizes,
+    "more rows": more_rows,
     "float": float_symbol,
     "index out of range": out_of_range,
     "no rows": no_rows,

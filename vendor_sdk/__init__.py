@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from vendor_sdk.ir import contraction, index, loop
     from vendor_sdk.ir.loop import LoopKernel
     from vendor_sdk.ir.primgraph import PrimGraph
-    from vendor_sdk.lower import hoist, online, split
+    from vendor_sdk.lower import hoist, interior, online, split
     from vendor_sdk.model_file import export
     from vendor_sdk.native.linker import Linker
     from vendor_sdk.pipeline import compile_graph, trace
@@ -166,6 +166,7 @@ _MODULES = {
     "loop": "vendor_sdk.ir.loop",
     "program": "vendor_sdk.contract.program",
     "hoist": "vendor_sdk.lower.hoist",
+    "interior": "vendor_sdk.lower.interior",
     "online": "vendor_sdk.lower.online",
     "split": "vendor_sdk.lower.split",
 }
@@ -287,6 +288,7 @@ __all__ = [
     "hoist",
     "hookimpl",
     "index",
+    "interior",
     "kept_factor",
     "load",
     "loop",

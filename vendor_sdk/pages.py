@@ -173,6 +173,10 @@ whose results are scratch, and one that combines them. `split.long_loops(nest)` 
 kernel with a size more for each, `kernel`, and what the host computes these of, `sizes`, by name. Launches then take them
 behind the kernel's own symbols.
 
+**Edges.** Where sizes are symbols, loads in a loop may be masked because the last ones would reach over an edge.
+`interior.interior(body, variable, varying)` gives the body without those masks and what holds there: until which iteration
+follows from `edges`. `names` says how accumulators call what the body no longer makes.
+
 **Seeds.** Random numbers follow from a symbol of role "seed", a number of the call like others (`Scalar` reads it). With
 `Emitter.seeds_in_memory` it arrives as a tensor of one int64 on the device in place of the number, for devices that replay
 recorded launches.

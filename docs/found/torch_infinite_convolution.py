@@ -1,7 +1,7 @@
-"""torch's bfloat16 convolutions on the CPU give NaN for an infinite input in the last of an odd number of channels.
+"""torch's bfloat16 convolutions of an odd number of channels on the CPU give NaN for an infinite input.
 
-The result is infinite. Seen on processors with AVX512_BF16 only. Found by the case `convolution[bfloat16]`, with infinities
-among the inputs.
+In the last channel it makes NaN of infinite results with AVX512_BF16; in the first one, with AMX, of finite results beside
+them. Other processors have neither. Found by the case `convolution[bfloat16]`, with infinities among the inputs.
 """
 
 import sys
@@ -19,11 +19,14 @@ def here() -> bool:
 def wrong() -> str:
     """What is wrong, "" where nothing is."""
     torch.manual_seed(0)
-    x, w = torch.randn(2, 3, 11, 13).bfloat16(), torch.randn(5, 3, 3, 3).bfloat16()
-    x[1, 2, 5, 5] = float("-inf")
-    found, exact = F.conv2d(x, w, padding=1), F.conv2d(x.double(), w.double(), padding=1)
-    lost = int((found.isnan() & exact.isinf()).sum())
-    return f"{lost} NaN where results are infinite" if lost else ""
+    w = torch.randn(5, 3, 3, 3).bfloat16()
+    lost = 0
+    for channel in range(3):
+        x = torch.randn(2, 3, 11, 13).bfloat16()
+        x[1, channel, 5, 5] = float("-inf")
+        found, exact = F.conv2d(x, w, padding=1), F.conv2d(x.double(), w.double(), padding=1)
+        lost += int((found.isnan() & ~exact.isnan()).sum())
+    return f"{lost} NaN where results are finite or infinite" if lost else ""
 
 
 if __name__ == "__main__":

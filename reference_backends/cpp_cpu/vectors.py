@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from reference_backends.cpp_cpu.analysis import Leaf, gathers, hoist, in_turn, scatters
-from reference_backends.cpp_cpu.interior import interior
 from reference_backends.cpp_cpu.statements import HALVES, Statements
 from reference_backends.cpp_cpu.table import CTYPES, OPS, combined
-from vendor_sdk import index, loop
+from vendor_sdk import index, interior, loop
 
 LANE = "lane"
 MANY = 96
@@ -82,14 +81,14 @@ class Vectors(Statements):
 
     def interior(self, r: loop.Range, inside: Sequence[loop.Stmt], start: str, end: str) -> str:
         """Writes the loop up to where loads reach over an edge, if they do; where it ends."""
-        found = interior(inside, r.var, self.varying)
+        found = interior.interior(inside, r.var, self.varying)
         if found is None:
             return start
         to = self.fresh("inner")
         self.out(f"int64_t {to} = {end};")
         for edge in found.edges:
             first = index.to_c(index.substitute(edge.expression, {r.var: 0}) - index.symbol(edge.bound))
-            self.out(f"{to} = min_int({to}, -floor_div({first}, {edge.step}));")
+            self.out(f"{to} = min_int({to}, -floor_div({first}, {index.to_c(edge.step)}));")
         # The rest begins with a whole vector, unless there is none.
         self.out(f"if ({to} < {end}) {to} = {start} + max_int({to} - {start}, 0) / LANES * LANES;")
         self.out(f"run_steps<1>({start}, {to}, {self.step(r, found.body, {})});")

@@ -324,3 +324,17 @@ def step(expression: index.Int, variable: str) -> int | None:
 def names_in(body: Sequence[loop.Stmt]) -> set[str]:
     """The loop variables and values that statements, and those inside them, make."""
     return {name for s in loop.walk(tuple(body)) for name in (*loop.loop_variables(s), *loop.makes(s))}
+
+
+def apart(body: Sequence[loop.Stmt], variable: str) -> tuple[list[loop.Stmt], list[loop.Stmt], set[str]]:
+    """Numbers in a body that do not change with ``variable``; the rest; and names of the values that change."""
+    before: list[loop.Stmt] = []
+    inside: list[loop.Stmt] = []
+    varying = {variable, *names_in(body)}
+    for s in body:
+        if isinstance(s, loop.Const | loop.Index) and not varying & set(loop.reads(s)):
+            before.append(s)
+            varying.discard(s.to)
+        else:
+            inside.append(s)
+    return before, inside, varying

@@ -107,13 +107,15 @@ def elsewhere(module: ModuleType, kernel: LoopKernel, gpu: Machine) -> list[Begu
     launch = getattr(module, kernel.name)
     if isinstance(launch, Fixed | Several):
         return launch.ahead([param.dtype for param in kernel.params], len(kernel.symbols), gpu)
-    kernel = hoist.hoist(divided(kernel).kernel).kernel
+    parts = divided(kernel)
+    hoisted = hoist.hoist(parts.kernel)
+    kernel = hoisted.kernel
     given = [pointer(p.dtype) for p in (*kernel.params, *kernel.scratch)]
     given += [Argument("*i64") for s in kernel.symbols if s.role == "seed"]
     given += [Argument("i32" if s.role == "size" else "i64") for s in kernel.symbols if s.role != "seed"]
     largest = max((_guess(p.size) for p in (*kernel.params, *kernel.scratch)), default=0)
     begun = []
-    for nest in (nest for found in functions(kernel) for _, nest in found):
+    for nest in (nest for found in functions(hoisted, parts.when) for _, nest in found):
         leads, count, lengths = nest.sizes()
         longest = LONGEST if isinstance(nest, NestText) and nest.whole else LARGE
         known = tuple(longest if n.value is None else n.value for n in lengths)

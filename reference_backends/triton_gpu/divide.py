@@ -20,13 +20,25 @@ from reference_backends.triton_gpu.analysis import (
 )
 from reference_backends.triton_gpu.contraction import template
 from reference_backends.triton_gpu.copies import copied
-from reference_backends.triton_gpu.launch import ACROSS, AT_ONCE, LONGEST, MAP, SHORT_TURN, SQUARE, Kind, maps, parts
+from reference_backends.triton_gpu.launch import (
+    ACROSS,
+    AT_ONCE,
+    LONG,
+    LONG_PART,
+    LONGEST,
+    MAP,
+    SHORT_TURN,
+    SQUARE,
+    Kind,
+    maps,
+    parts,
+)
 from reference_backends.triton_gpu.tiles import VECTOR_BYTES
 from vendor_sdk import LoopKernel, index, loop, online, split
 
 FEW = 8
 """Rows of a length that only the call knows which are divided: so many programs alone would take long."""
-UNKNOWN = (1 << 22) - 1
+UNKNOWN = (1 << 25) - 1
 """Iterations that they are taken for to say into how many parts at most: many, of no whole tiles."""
 SHORTEST = 8 * SHORT_TURN
 """Iterations of a part of a loop that walks across memory, of a length that only the call knows, at least."""
@@ -65,10 +77,12 @@ def divided(kernel: LoopKernel) -> Divided:
         nest, nests = kernel.body[position], len(kernel.body)
         if template(nest) is not None:
             continue
-        number = open_parts(kernel, nest)
-        found = kernel if number is None else in_parts(kernel, position, number)
+        number, step = open_parts(kernel, nest) or (None, 1)
+        divisor = None if number is None else step * index.maximum(number, 1)
+        found = kernel if divisor is None else in_parts(kernel, position, divisor)
         more = len(found.body) - nests
-        if number is not None and more:
+        if number is not None and divisor is not None and more:
+            number = divisor if step == 1 else step * number
             behind = position + more + 1
             kernel = replace(found, body=(*found.body[:behind], nest, *found.body[behind:]))
             when[position : position + 1] = [*[When(number, several=True)] * (more + 1), When(number, several=False)]
@@ -82,13 +96,14 @@ def in_parts(kernel: LoopKernel, position: int, number: index.Int) -> LoopKernel
     """The kernel with a nest's inner loops in as many parts, where they can be divided."""
     nest = kernel.body[position]
     if not walks_across(nest):
-        return split.split(kernel, position, number)
+        return split.split(kernel, position, number, turn=LONG[manner(nest)][0])
     tiles = (longest_of(nest) + (MAP - 1)) // MAP
     return split.split(kernel, position, number, apart=not reads_around(nest), turn=SHORT_TURN, maps=tiles)
 
 
-def open_parts(kernel: LoopKernel, nest: loop.Nest) -> index.Int | None:
-    """Into how many parts the inner loops of a nest are divided, of the call's sizes; None where these do not tell."""
+def open_parts(kernel: LoopKernel, nest: loop.Nest) -> tuple[index.Int, int] | None:
+    """Into how many parts the inner loops of a nest are divided, of the call's sizes, as a multiple of a number; up to one part
+    where they are not. None where sizes do not tell."""
     lengths, _, _ = rows(nest)
     sizes = {s.name for s in kernel.symbols if s.role == "size"}
     told = all(index.symbols(n).keys() <= sizes and n.value != 0 for n in lengths)
@@ -97,18 +112,24 @@ def open_parts(kernel: LoopKernel, nest: loop.Nest) -> index.Int | None:
     iterations = index.product([r.size for r in nest.ranges])
     across, count = walks_across(nest), iterations.value
     vectors = begins_alike(nest)
+    step = 1 if vectors or not across or count is None else split.LINE
     if count is not None and (count <= FEW or across):
-        known = [n.value or UNKNOWN for n in lengths]
+        known = [n.value or (UNKNOWN if step == 1 else 2 * step * LONG_PART) for n in lengths]
         most = index.wrap(parts(max(count, 1), known, manner(nest), vectors=vectors, small=several_results(nest)))
     elif count is None and across and index.symbols(iterations).keys() <= sizes:
-        vectors = True  # Of rows of odd length, which nothing tells here, parts begin anywhere.
+        # Of rows of odd length, which nothing tells here, parts begin anywhere.
         most = 2 * AT_ONCE // index.maximum((iterations + (ACROSS - 1)) // ACROSS, 1)
     else:
         return None
     # Rows that are a tile as a whole are not divided.
     longest = longest_of(nest)
-    number = index.minimum(most, longest // SHORTEST if across else (longest - 1) // (LONGEST // 2))
-    return index.maximum(number if vectors or not across else number // split.LINE * split.LINE, 1)
+    if across:
+        tiles = longest // SHORTEST
+    else:
+        block = LONG[manner(nest)][0]
+        tiles = (longest + block - 1) // block * index.minimum(longest // (LONGEST + 1), 1)
+    number = index.minimum(most, tiles) // step
+    return number if step == 1 else index.maximum(number, longest // (step * LONG_PART)), step
 
 
 def longest_of(nest: loop.Nest) -> index.Int:

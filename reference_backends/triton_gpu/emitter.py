@@ -5,6 +5,7 @@ Nests are in ``nest.py``, those that are matrix products in ``contraction.py``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from reference_backends.triton_gpu import compiler, native, products
 from reference_backends.triton_gpu.contraction import ProductText, template
-from reference_backends.triton_gpu.divide import divided, rows
+from reference_backends.triton_gpu.divide import When, divided, rows
 from reference_backends.triton_gpu.functions import arguments_text, symbol_name
 from reference_backends.triton_gpu.launch import Fixed, Several, rows_at_once
 from reference_backends.triton_gpu.machine import TARGETS, machine
@@ -33,6 +34,7 @@ from vendor_sdk import (
     Support,
     hoist,
     index,
+    loop,
     online,
 )
 
@@ -63,9 +65,21 @@ PART = 64
 Function = NestText | ProductText | TogetherText
 
 
-def functions(kernel: LoopKernel) -> list[list[tuple[str, Function]]]:
-    """The functions of a kernel, each of one nest in variants, or of all together."""
-    found: list[list[tuple[str, Function]]] = [[*variants(kernel, position)] for position in range(len(kernel.body))]
+def functions(hoisted: hoist.Hoisted, when: Sequence[When | None]) -> list[list[tuple[str, Function]]]:
+    """The functions of a kernel, each of one nest in variants, or of all together.
+
+    Args:
+        when: for each nest when it runs.
+    """
+    kernel = hoisted.kernel
+    found: list[list[tuple[str, Function]]] = []
+    for position, own in enumerate(when):
+        others = [
+            nest
+            for number, (nest, its) in enumerate(zip(kernel.body, when, strict=True))
+            if number != position and (own is None or its is None or own.parts != its.parts or own.several == its.several)
+        ]
+        found.append([*variants(hoisted, position, others)])
     nests = [function for each in found for _, function in each if isinstance(function, NestText)]
     if (
         1 < len(nests) == len(found) == sum(map(len, found))
@@ -76,23 +90,25 @@ def functions(kernel: LoopKernel) -> list[list[tuple[str, Function]]]:
     return found
 
 
-def variants(kernel: LoopKernel, position: int) -> list[tuple[str, NestText | ProductText]]:
+def variants(hoisted: hoist.Hoisted, position: int, others: Sequence[loop.Nest]) -> list[tuple[str, NestText | ProductText]]:
     """The functions of a nest, each with the host's condition for it (``""``: always), the last one's always being so.
 
     With rows of known length, that decides; else there is one function for rows that fit into a tile and one for others.
     """
+    kernel = hoisted.kernel
     nest = kernel.body[position]
+    text = functools.partial(NestText, kernel, derived=hoisted.sizes, others=others)
     name = f"{kernel.name}_{position}"
     product = template(nest)
     if product is not None:
         return [("", ProductText(kernel, name, product))]
     lengths, longest, limit = rows(nest)
     if not lengths or longest > limit or all(size.value is not None for size in lengths):
-        return [("", NestText(kernel, name, nest, whole=bool(lengths) and longest <= limit))]
+        return [("", text(name, nest, whole=bool(lengths) and longest <= limit))]
     condition = " and ".join(f"{index.to_python(size)} <= {limit}" for size in lengths if size.value is None)
     return [
-        (condition, NestText(kernel, f"{name}_whole", nest, whole=True)),
-        ("", NestText(kernel, name, online.online(kernel, position).body[position], whole=False)),
+        (condition, text(f"{name}_whole", nest, whole=True)),
+        ("", text(name, online.online(kernel, position).body[position], whole=False)),
     ]
 
 
@@ -117,7 +133,7 @@ def kernel_text(kernel: LoopKernel) -> str:
     for p in kernel.scratch:
         host(f"{p.name} = torch.empty({index.to_python(p.size)}, dtype={p.dtype}, device={kernel.params[-1].name}.device)")
     texts = []
-    launched = functions(kernel)
+    launched = functions(hoisted, parts.when)
     for when, found in zip(parts.when, launched, strict=False):
         texts += [nest.text() for _, nest in found]
         if when is not None:

@@ -118,7 +118,7 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
         # Where one edge is short (the pixels of a filter), the other has as much more: programs of few bytes take as long.
         edge = min(SQUARE, _power(longest))
         x = min(SQUARE * SQUARE // edge, _power(count))
-        return x, [min(SQUARE * SQUARE // x, _power(longest))], 8
+        return x, [min(SQUARE * SQUARE // x, _power(longest))], 16
     if kind in ("across", "deep"):
         x = min(ACROSS, _power(count))
         large = kind == "deep" or longest <= ACROSS or leads * -(-count // x) < AT_ONCE

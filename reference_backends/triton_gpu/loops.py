@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from reference_backends.triton_gpu.analysis import Loop, body_of, length_of, names_in, ranges_of, reads_steadily, tiled
+from reference_backends.triton_gpu.analysis import Loop, apart, body_of, length_of, names_in, ranges_of, reads_steadily, tiled
 from reference_backends.triton_gpu.statements import NONE, Axes, R, Statements, X
 from reference_backends.triton_gpu.table import SMALL, TYPES, combination, constant, convert, nothing, wide
 from reference_backends.triton_gpu.tiles import Tile, Vectors
-from vendor_sdk import LoopKernel, LoweringError, index, loop, split
+from vendor_sdk import LoopKernel, LoweringError, index, interior, loop, split
 
 GROUP = 8
 """Neighbouring elements whose sum of exponentials one thread keeps: a vector of halves."""
@@ -91,13 +92,14 @@ class Loops(Statements):
         """Where its last one ends."""
         return f"({self.expression(vectors.offset + size)[0]}) // {vectors.lanes} * {vectors.lanes}"
 
-    def enter(self, s: Loop, tile: Tile) -> dict[Any, str]:
-        """Opens the loop over tiles of an inner loop's iterations. Returns what was known before."""
+    def enter(self, s: Loop, tile: Tile, first: str = "0", end: str = "") -> dict[Any, str]:
+        """Opens the loop over tiles of an inner loop's iterations, from ``first`` to ``end`` (its own). Returns what was known
+        before."""
         before = self.known
         if self.piecewise(tile):
             self.known = dict(before)
             start = self.fresh("start")
-            self.out(f"for {start} in range(0, {self.uniform(tile.most or tile.size)}, {tile.block}):")
+            self.out(f"for {start} in range({first}, {end or self.uniform(tile.most or tile.size)}, {tile.block}):")
             self.out.depth += 1
             self.number(tile, start if tile.start == "0" else f"{tile.start} + {start}")
         self.tile = tile
@@ -160,16 +162,8 @@ class Loops(Statements):
             # Each lane of a block has a running result; the lanes are combined at the end.
             for a in accumulators:
                 self.start(a, f"[XBLOCK, {pieces[0].block}{f' // {GROUP}' if a.op == 'expsum' else ''}]")
-            before = self.enter(s, pieces[0])
-            self.body(s.body)
-            # Rows do not mix, and what lanes beyond the last one come to is stored nowhere.
-            mask = pieces[0].mask
-            for a in accumulators:
-                if a.op == "expsum":
-                    self.advance_powers(a, mask)
-                else:
-                    self.advance(a, "combine", mask)
-            self.leave(s, before)
+            begin = self.inside(s, pieces[0])
+            self.turns(s, accumulators, s.body, pieces[0], begin)
             operands.append([f"{to}_w" for a in accumulators for to in a.to])
         for tile in pieces if self.whole else pieces[1:]:
             before = self.enter(s, tile)
@@ -187,6 +181,64 @@ class Loops(Statements):
             last = first + len(a.to)
             self.reduce_lanes([a], [names[first:last] for names in operands], axes - R, even)
             first = last
+
+    def turns(
+        self,
+        s: loop.Reduce | loop.Nest,
+        accumulators: Sequence[loop.Accumulator],
+        body: Sequence[loop.Stmt],
+        tile: Tile,
+        first: str = "0",
+        end: str = "",
+    ) -> None:
+        """The loop over tiles, from ``first`` to ``end``."""
+        before = self.enter(s, tile, first, end)
+        self.body(body)
+        # Rows do not mix, and what lanes beyond the last one come to is stored nowhere.
+        for a in accumulators:
+            if a.op == "expsum":
+                self.advance_powers(a, tile.mask)
+            else:
+                self.advance(a, "combine", tile.mask)
+        self.leave(s, before)
+
+    def inside(self, s: loop.Reduce | loop.Nest, tile: Tile) -> str:
+        """Where a loop's length is a symbol and its loads are masked by edges: writes its tiles inside of them, without masks.
+        Returns where the rest begins."""
+        ranges = ranges_of(s)
+        if not isinstance(s, loop.Reduce) or len(ranges) != 1 or tile.size.value is not None or tile.most is not None:
+            return "0"
+        if any(not isinstance(each, loop.Load | loop.Compute | loop.Index | loop.Const) for each in s.body):
+            return "0"
+        variable = ranges[0].var
+        before, body, varying = apart(s.body, variable)
+        found = interior.interior(body, variable, varying)
+        if found is None or not {edge.bound for edge in found.edges} <= names_in(before):
+            return "0"
+        self.body(before)
+        end = self.fresh("inside")
+        self.out(f"{end} = {self.uniform(tile.size)}")
+        for edge in found.edges:
+            beginning, step = self.fresh("edge"), self.uniform(edge.step)
+            self.statement(loop.Index(beginning, index.substitute(edge.expression, {variable: index.ZERO})))
+            place, axes = self.same(beginning), self.axes[beginning] | self.axes[edge.bound]
+            text = f"tl.maximum({self.same(edge.bound)} - {place}, 0)"
+            if edge.step != 1:
+                text = f"tl.cdiv({text}, {step})"
+            if "x" in axes:
+                text = f"tl.min(tl.where({self.x_mask}, {text}, {end}))" if self.x_mask else f"tl.min({text})"
+            self.out(f"{end} = tl.minimum({end}, {text})")
+        self.out(f"{end} = tl.cast({end} // {tile.block} * {tile.block}, INDEX)")
+        masked = {
+            each.to: self.policies[id(each)] for each in s.body if isinstance(each, loop.Load) and id(each) in self.policies
+        }
+        self.policies = {
+            **self.policies,
+            **{id(each): masked[each.to] for each in found.body if isinstance(each, loop.Load) and each.to in masked},
+        }
+        accumulators = [replace(a, args=tuple(found.names.get(name, name) for name in a.args)) for a in s.accumulators]
+        self.turns(s, accumulators, found.body, replace(tile, mask=""), end=end)
+        return end
 
     def operands(self, a: loop.Accumulator, axes: Axes) -> list[str]:
         """What a tile is reduced or scanned from: the identity where iterations do not count."""

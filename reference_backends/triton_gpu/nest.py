@@ -9,7 +9,7 @@ time. Other inner loops run one iteration after the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reference_backends.triton_gpu import indices, team
@@ -73,9 +73,20 @@ class NestText(Loops):
     Args:
         name: of the function.
         whole: whether tiles hold all iterations of their loops.
+        derived: what the kernel's symbols are that follow from others.
+        others: nests that run in the same calls.
     """
 
-    def __init__(self, kernel: LoopKernel, name: str, nest: loop.Nest, *, whole: bool) -> None:
+    def __init__(
+        self,
+        kernel: LoopKernel,
+        name: str,
+        nest: loop.Nest,
+        *,
+        whole: bool,
+        derived: Mapping[str, index.Int],
+        others: Sequence[loop.Nest],
+    ) -> None:
         super().__init__(kernel)
         self.rounded, self.weights = only_rounded(nest.body), weights(nest.body)
         self.above_one = above_one(nest.body)
@@ -136,7 +147,7 @@ class NestText(Loops):
         ops = {s.op for each in self.inner for s in body_of(each) if isinstance(s, loop.Compute)}
         self.recomputes = even > 0 and self.kind == "row" and not ops & COSTLY
         if not self.whole and not self.spread:
-            self.policies = policies(kernel, self.nest)
+            self.policies = policies(kernel, self.nest, others, derived)
         writes = any(isinstance(each, loop.Store) for s in self.inner for each in body_of(s))
         self.thread = THREAD if writes and not (self.kind == "team" and team.holds_more(kernel, self.nest)) else 2 * THREAD
         if not self.inner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from reference_backends.triton_gpu.analysis import body_of, inner_loops, length_of, step
@@ -12,8 +13,18 @@ CACHED = 1 << 16
 """Bytes of a row's operands that one program reads again from its multiprocessor's cache: two programs have half of it."""
 
 
-def policies(kernel: LoopKernel, nest: loop.Nest) -> dict[int, Policy]:
+LARGE = 16381
+"""What a size counts for that only the call knows: a prime."""
+
+
+def policies(
+    kernel: LoopKernel, nest: loop.Nest, others: Sequence[loop.Nest], derived: Mapping[str, index.Int]
+) -> dict[int, Policy]:
     """Policies of loads, by identity, in a nest whose inner loops, if there are any, are taken a tile at a time.
+
+    Args:
+        others: nests that run in the same calls.
+        derived: what the kernel's symbols are that follow from others.
 
     Rows that a later loop reads again should stay, and so should tables that many iterations of the nest read. What is read
     once, in one long loop, need not push out what others will read, or write what they wrote sooner than must be.
@@ -22,7 +33,12 @@ def policies(kernel: LoopKernel, nest: loop.Nest) -> dict[int, Policy]:
     if not inner:
         return {id(s): "evict_last" for s in nest.body if isinstance(s, loop.Load) and _is_table(s, nest)}
     loads = [[s for s in body_of(each) if isinstance(s, loop.Load)] for each in inner]
-    found: dict[int, Policy] = {id(s): "evict_first" for each in loads for s in each if _streams(kernel, nest, s)}
+    typical = {s.name: LARGE for s in kernel.symbols if s.name not in derived}
+    for name, size in derived.items():
+        typical[name] = index.evaluate(size, typical)
+    found: dict[int, Policy] = {
+        id(s): "evict_first" for each in loads for s in each if _streams(kernel, nest, others, s, typical)
+    }
     rows = {r.var for r in nest.ranges}
     again: dict[int, loop.Load] = {}
     for number, each in enumerate(loads):
@@ -40,11 +56,13 @@ def _is_table(s: loop.Load, nest: loop.Nest) -> bool:
     return any(r.var not in index.symbols(s.index) for r in nest.ranges) and step(s.index, nest.ranges[-1].var) == 1
 
 
-def _streams(kernel: LoopKernel, nest: loop.Nest, s: loop.Load) -> bool:
-    """Whether a load reads each element of an operand once, and nothing else in the kernel reads it."""
+def _streams(kernel: LoopKernel, nest: loop.Nest, others: Sequence[loop.Nest], s: loop.Load, sizes: Mapping[str, int]) -> bool:
+    """Whether a load reads each element of an operand once with such ``sizes``, and nothing else that runs with it reads it."""
     param = kernel.param(s.param)
-    if param.role != "in" or sum(isinstance(each, loop.Load) and each.param == s.param for each in loop.walk(kernel.body)) != 1:
+    reads = sum(isinstance(each, loop.Load) and each.param == s.param for each in loop.walk((nest, *others)))
+    if param.role != "in" or reads != 1:
         return False
     around = next(each for each in inner_loops(nest) if any(other is s for other in body_of(each)))
-    count, size = index.product([*(r.size for r in nest.ranges), length_of(around)]).value, param.size.value
-    return count is not None and size is not None and size <= count < 2 * size
+    count = index.evaluate(index.product([*(r.size for r in nest.ranges), length_of(around)]), sizes)
+    size = index.evaluate(param.size, sizes)
+    return bool(size <= count < 2 * size)

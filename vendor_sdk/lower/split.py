@@ -84,8 +84,8 @@ def split(
 
     Args:
         apart: whether a part's iterations of a reduction lie as far apart as there are parts, instead of side by side.
-        turn: how many of them are taken at once: parts that are not equally long, of iterations that lie apart, have a multiple
-            of it, of which those past the end do not count, so that nothing else ends inside of a turn.
+        turn: how many of them are taken at once: parts that are not equally long have a multiple of it, of which those past the
+            end do not count, so that nothing else ends inside of a turn.
         maps: into how many parts loops are divided that reduce nothing; as others where it is not given.
     """
     nest = kernel.body[position]
@@ -215,7 +215,7 @@ class _Split:
         total = ix.product([r.size for r in ranges])
         size = (total + (parts - 1)) // parts
         if total != size * parts:
-            step = self.turn if apart else LINE
+            step = self.turn if apart else math.lcm(self.turn, LINE)
             size = (size + (step - 1)) // step * step
         part, inner = Range(self.fresh("p"), parts), Range(self.fresh("q"), size)
         p, q = (ix.variable(r.var, r.size) for r in (part, inner))

@@ -1,33 +1,38 @@
-"""The interior of a vector loop: the iterations before windows reach over the right edge of what they read.
+"""The interior of a loop: the iterations before its loads reach over an edge of what they read.
 
-Where sizes are numbers, most windows are known to end inside. Where they are symbols, a loop compares every window with the
+Where sizes are numbers, most windows are known to end inside. Where they are symbols, a loop compares every place with the
 edge, and its loads are masked. Conditions that rise along the loop and must stay below a number hold up to one iteration, which
-is found first: the loop ends there, without those masks, and the rest follows with all of them.
+an emitter's text finds first: the loop ends there, without those masks, and the rest follows with all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vendor_sdk import index, loop
+from vendor_sdk.ir import index, loop
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A condition that holds where ``expression``, which grows by ``step`` an iteration, is below the value ``bound``."""
+    """A condition that holds where ``expression``, which grows by ``step`` an iteration, is below the value named ``bound``."""
 
     expression: index.Int
-    step: int
+    step: index.Int
     bound: str
 
 
 @dataclass(frozen=True)
 class Interior:
-    """A body where all conditions of ``edges`` hold."""
+    """A body where all conditions of ``edges`` hold.
+
+    Attributes:
+        names: what values are called that it does not make, since others are equal to them.
+    """
 
     edges: tuple[Edge, ...]
     body: tuple[loop.Stmt, ...]
+    names: Mapping[str, str]
 
 
 def interior(body: Sequence[loop.Stmt], variable: str, varying: Collection[str]) -> Interior | None:
@@ -42,17 +47,19 @@ def interior(body: Sequence[loop.Stmt], variable: str, varying: Collection[str])
         if isinstance(s, loop.Compute) and s.op == "lt" and s.args[0] in positions and s.args[1] not in varying:
             expression = positions[s.args[0]]
             step = index.stride(expression, variable)
-            if step is not None and (step.value or 0) > 0 and not index.symbols(expression).keys() & (positions.keys()):
-                assert step.value is not None
-                edges[s.to] = Edge(expression, step.value, s.args[1])
-    inside, met = _where_true(body, edges.keys())
+            if step is not None and index.less(0, step) and not index.symbols(expression).keys() & positions.keys():
+                edges[s.to] = Edge(expression, step, s.args[1])
+    inside, names, met = _where_true(body, edges.keys())
     if not met:
         return None
-    return Interior(tuple(edge for name, edge in edges.items() if name in met), inside)
+    return Interior(tuple(edge for name, edge in edges.items() if name in met), inside, names)
 
 
-def _where_true(body: Sequence[loop.Stmt], conditions: Collection[str]) -> tuple[tuple[loop.Stmt, ...], set[str]]:
-    """The body where ``conditions`` are true, which others than masks still find, and those of them that masked loads."""
+def _where_true(
+    body: Sequence[loop.Stmt], conditions: Collection[str]
+) -> tuple[tuple[loop.Stmt, ...], dict[str, str], set[str]]:
+    """The body where ``conditions`` are true, which others than masks still find; what values are called that it leaves out;
+    and those conditions that masked loads."""
     true = {name: {name} for name in conditions}
     names: dict[str, str] = {}
     by: dict[str, set[str]] = {}
@@ -85,4 +92,4 @@ def _where_true(body: Sequence[loop.Stmt], conditions: Collection[str]) -> tuple
         if isinstance(s, loop.Load | loop.Store | loop.Index):
             s = replace(s, index=index.substitute(s.index, {old: index.symbol(new) for old, new in names.items()}))
         kept.append(s)
-    return tuple(kept), met
+    return tuple(kept), names, met
