@@ -63,6 +63,8 @@ def _streams(kernel: LoopKernel, nest: loop.Nest, others: Sequence[loop.Nest], s
     if param.role != "in" or reads != 1:
         return False
     around = next(each for each in inner_loops(nest) if any(other is s for other in body_of(each)))
-    count = index.evaluate(index.product([*(r.size for r in nest.ranges), length_of(around)]), sizes)
+    count = index.product([*(r.size for r in nest.ranges), length_of(around)])
+    if not index.symbols(count).keys() <= sizes.keys():
+        return False
     size = index.evaluate(param.size, sizes)
-    return bool(size <= count < 2 * size)
+    return bool(size <= index.evaluate(count, sizes) < 2 * size)
