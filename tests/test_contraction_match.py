@@ -9,7 +9,7 @@ import torch
 
 from tests.lowered import call
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.contraction import match
+from vendor_sdk.ir.contraction import Factor, affine, match
 from vendor_sdk.ir.loop import (
     Compute,
     Load,
@@ -90,3 +90,24 @@ def test_other_reductions_are_no_contractions() -> None:
     assert matched(aten.sum.dim_IntList, x, [1]) is None
     assert matched(aten.linalg_vector_norm.default, x, 2, [1]) is None
     assert matched(aten._cdist_forward.default, x, x, 1.0, 2) is None
+
+
+# Factors over several dimensions
+
+
+def test_ranges_are_cut_where_loads_become_affine() -> None:
+    """Rows of (6, 20), steps of (6, 64): as they lie after heads were merged; what is too short stays whole."""
+    row, step = ix.variable("m", ix.wrap(120)), ix.variable("k", ix.wrap(384))
+    place = row % 20 * 64 + row // 20 * 9000 + step % 64 + step // 64 * 1280
+    factor = Factor((Range("m", ix.wrap(120)),), (Range("k", ix.wrap(384)),), (Load("v", "in0", place, F32),), "v")
+    found = affine(factor, 16)
+    (load,) = found.body
+    assert isinstance(load, Load)
+    assert (names(found.reduced), ix.stride(load.index, found.reduced[1].var)) == ([6, 64], 1)
+    assert (names(found.free), ix.stride(load.index, found.free[1].var)) == ([6, 20], 64)
+    assert affine(factor, 65).reduced == factor.reduced
+    for m in (0, 19, 20, 61, 119):
+        for k in (0, 63, 64, 383):
+            values = (m // 20, m % 20, k // 64, k % 64)
+            named = {r.var: value for r, value in zip((*found.free, *found.reduced), values, strict=True)}
+            assert ix.evaluate(load.index, named) == ix.evaluate(place, {"m": m, "k": k})

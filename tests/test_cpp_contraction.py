@@ -529,6 +529,63 @@ def test_products_with_nothing_in_them(m: int, k: int, n: int, dtype: torch.dtyp
     torch.testing.assert_close(torch.compile(torch.mm, backend="cpp_cpu")(a, b), torch.zeros(m, n, dtype=dtype))
 
 
+# Factors that lie in several dimensions
+
+
+def merged_heads(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What ends an attention layer."""
+    return x.transpose(1, 2).flatten(2) @ w
+
+
+def in_windows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Tokens of windows of an image, as Swin has them."""
+    batch, height, width, channels = x.shape
+    x = x.view(batch, height // 4, 4, width // 4, 4, channels)
+    return x.transpose(2, 3).reshape(-1, 4 * channels) @ w
+
+
+SEVERAL: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "heads": (merged_heads, [(2, 6, 37, 32), (1, 3, 40, 64), (3, 2, 1, 16), (2, 4, 19, 8), (1, 1, 5, 64)]),
+    "windows": (in_windows, [(2, 8, 8, 24), (1, 4, 12, 17), (3, 8, 4, 64)]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", SEVERAL)
+def test_factors_that_lie_in_several_dimensions(name: str, dynamic: bool, dtype: torch.dtype) -> None:
+    """Results and gradients, in which each of them is a left and a right factor, and a result."""
+    function, shapes = SEVERAL[name]
+    compiled = torch.compile(function, backend="cpp_cpu", dynamic=dynamic)
+    for shape in shapes:
+        x = torch.randn(shape, dtype=dtype, requires_grad=True)
+        w = torch.randn(shape[1] * shape[3] if name == "heads" else 4 * shape[3], 23, dtype=dtype, requires_grad=True)
+        exact = [t.detach().double().requires_grad_() for t in (x, w)]
+        wanted = function(*exact)
+        found = compiled(x, w)
+        gradient = torch.randn(wanted.shape, dtype=dtype)
+        results = [found, *torch.autograd.grad(found, (x, w), gradient)]
+        expected = [wanted, *torch.autograd.grad(wanted, exact, gradient.double())]
+        tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
+        for one, other in zip(results, expected, strict=True):
+            largest = float(other.detach().abs().max())
+            torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance * largest)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_factors_in_several_dimensions_are_filled_in_stretches(dynamic: bool) -> None:
+    """No element's place is divided for."""
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        torch.compile(merged_heads, backend="cpp_cpu", dynamic=dynamic)(torch.randn(4, 6, 197, 64), torch.randn(384, 48))
+    torch._dynamo.reset()
+    (kernel,) = (kernel for graph in graphs for kernel in graph.loops.values())
+    text = CppEmitter().emit(kernel)
+    assert "per_lane" not in text
+    assert all("%" not in line and "/" not in line for line in text.splitlines() if "load(" in line)
+
+
 # Products of bfloat16s in pairs of steps
 
 

@@ -34,6 +34,8 @@ LONG = 64
 """Elements of a stretch beyond which a longer one is no better."""
 PACK = 16
 """Products of a left factor's element in whose time it is packed."""
+STRETCHES = 16
+"""Iterations of a dimension from which on a factor over several is filled in stretches that end where it ends."""
 STRETCH = 128
 """Steps that must lie at one distance for a factor to be read where it lies: blocks of the sum end where they do."""
 FEW_ROWS, DOT_STEPS = 24, 128
@@ -85,6 +87,7 @@ def write(text: KernelText, c: contraction.Contraction) -> None:
     given = (loop.Param("to", c.dtype, index.wrap(0), "scratch"), loop.Param("sums", c.dtype, index.wrap(0), "scratch"))
     text.kernel = replace(kernel, scratch=(*kernel.scratch, *given))
     text.out.open("")
+    c = replace(c, left=contraction.affine(c.left, STRETCHES), right=contraction.affine(c.right, STRETCHES))
     if _lies_in_panels(text, c.left):
         c = c.exchanged()
     if _lies_in_panels(text, c.right):
@@ -423,6 +426,8 @@ def _copies(window: interval.Interval, outer: _Block, inner: _Block) -> bool:
         return False
     if not outer.ranges:
         return True
+    if (contraction.sizes(outer.ranges[1:]).value or STRETCH) >= STRETCH:
+        return False  # All of these are walked for each block, of however few rows.
     line = outer.ranges[0].var
     return index.stride(load.index, line) is not None and not any(line in index.symbols(w.expression) for w in window.limits)
 

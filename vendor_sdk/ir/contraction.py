@@ -17,6 +17,7 @@ import torch
 
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.loop import Compute, Const, Index, Load, Nest, Range, Reduce, Scalar, Stmt, Store, reads
+from vendor_sdk.ir.quotients import cut
 from vendor_sdk.ir.ranges import merge
 
 
@@ -115,6 +116,24 @@ def match(nest: Nest) -> Contraction | None:
         columns,
         tail,
     )
+
+
+def affine(factor: Factor, least: int) -> Factor:
+    """The factor with its ranges cut where dimensions of at least so many iterations end, if its loads are affine in what is
+    inside of these then: what lies in several dimensions is filled in stretches. Row-major positions stay."""
+    free, body = _cut(factor.free, factor.body, least)
+    reduced, body = _cut(factor.reduced, body, least)
+    return replace(factor, free=free, reduced=reduced, body=body)
+
+
+def _cut(ranges: tuple[Range, ...], body: tuple[Stmt, ...], least: int) -> tuple[tuple[Range, ...], tuple[Stmt, ...]]:
+    found: list[Range] = []
+    for r in ranges:
+        more, body = cut(r, body, least, near=False)
+        if len(more) > 1:
+            more, body = _cut(more, body, least)
+        found += more
+    return tuple(found), body
 
 
 def _factor(free: tuple[Range, ...], reduced: tuple[Range, ...], body: tuple[Stmt, ...], value: str) -> Factor:
