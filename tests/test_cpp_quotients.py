@@ -54,6 +54,12 @@ def scaled_parts(x: Tensor, w: Tensor) -> Tensor:
     return (x.view(3, -1, 6) - w[:, None]).abs().flatten(1).sum(1)
 
 
+def sums_of_heads(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Of columns that were merged from two dimensions: the gradient of the bias before an attention."""
+    columns = x.transpose(1, 2).flatten(2).flatten(0, 1)
+    return columns.sum(0), columns.amax(0)
+
+
 CHANNELS = torch.rand(8) + 0.5
 CASES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "group norm": (normed, [torch.randn(2, 8, 4, 4), CHANNELS, CHANNELS - 1]),
@@ -62,6 +68,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
     "group norm's gradient": (normed_gradient, [torch.randn(2, 8, 5, 7), CHANNELS, CHANNELS, torch.randn(2, 8, 5, 7)]),
     "instance norm": (instance_normed, [torch.randn(2, 8, 5, 7), CHANNELS, CHANNELS - 1]),
     "batch norm": (batch_normed, [torch.randn(2, 8, 5, 7), CHANNELS, CHANNELS - 1]),
+    "sums of heads": (sums_of_heads, [torch.randn(2, 3, 5, 8)]),
     "sums of parts": (scaled_parts, [torch.randn(3, 30), torch.randn(5)]),
 }
 
@@ -123,7 +130,7 @@ def test_any_order_of_dimensions(sizes: list[int], order: list[int], data: st.Da
     def function(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         turned = x.permute(order)
         flat = turned.reshape(turned.shape[:cut].numel(), -1) * 2
-        return flat + w[:, None], (flat.reshape(-1) * w.repeat_interleave(flat.shape[1])).view(flat.shape).sum(1)
+        return flat + w[:, None], (flat.reshape(-1) * w.repeat_interleave(flat.shape[1])).view(flat.shape).sum(1), flat.sum(0)
 
     x = torch.randint(-5, 6, sizes).float()
     w = torch.arange(float(torch.Size([sizes[d] for d in order[:cut]]).numel()))
@@ -181,6 +188,21 @@ def test_gradients(function: Callable[..., Tensor], dims: tuple[int, ...], last:
         wanted = torch.autograd.grad(function(*wide), wide, g.double())
         for found, exact in zip(torch.autograd.grad(compiled(*inputs), inputs, g), wanted, strict=True):
             assert (found.double() - exact).norm() <= 2e-6 * exact.norm() + 1e-5
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_columns_of_merged_dimensions_are_read_along_memory(
+    dynamic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VENDOR_SDK_DEBUG", str(tmp_path))
+    compiled = torch.compile(sums_of_heads, backend="cpp_cpu", dynamic=dynamic)
+    for sizes in ((4, 6, 197, 64), (1, 2, 300, 32), (3, 5, 17, 129), (2, 2, 1, 16)):
+        x = torch.randn(sizes)
+        for found, wanted in zip(compiled(x), sums_of_heads(x.double()), strict=True):
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+    texts = [path.read_text() for path in tmp_path.glob("*/10_emitted/*")]
+    assert texts
+    assert not any("per_lane" in text for text in texts)
 
 
 @pytest.mark.parametrize("length", [3, 8, 17, 49, 100])

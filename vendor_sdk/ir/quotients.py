@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
-from vendor_sdk.ir.loop import Load, Range, Stmt, Store
+from vendor_sdk.ir.loop import Load, Range, Stmt, Store, walk
 from vendor_sdk.ir.ranges import substitute
 
 
@@ -32,7 +32,7 @@ def cut(r: Range, body: tuple[Stmt, ...], least: int, *, near: bool) -> tuple[tu
 def _length(r: Range, body: Sequence[Stmt], least: int, *, near: bool) -> Int | None:
     """How many iterations the inner one of two ranges for ``r`` has: of ``least`` and more the most that leave the fewest
     accesses without a stride. None where one is as good."""
-    places = [s.index for s in body if isinstance(s, Load | Store)]
+    places = [s.index for s in walk(tuple(body)) if isinstance(s, Load | Store)]
     left, best = _without_stride(places, r.var), None
     for size in sorted({d for place in places for d in _divisors(place, r.var)}, key=_magnitude, reverse=True):
         if not left:
@@ -40,7 +40,7 @@ def _length(r: Range, body: Sequence[Stmt], least: int, *, near: bool) -> Int | 
         if (size.value or least) < least or ix.mod(r.size, size) != 0:
             continue
         outer, inner = _two(r, size)
-        after = [s.index for s in _over(body, r, outer, inner) if isinstance(s, Load | Store)]
+        after = [s.index for s in walk(_over(body, r, outer, inner)) if isinstance(s, Load | Store)]
         count = _without_stride(after, inner.var)
         beside = not near or any(_near(after, each) for each in (outer, inner) if (each.size.value or least) >= least)
         if count < left and beside:

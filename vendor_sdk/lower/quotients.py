@@ -12,13 +12,15 @@ from dataclasses import replace
 
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir.contraction import match
-from vendor_sdk.ir.loop import Nest, Range, Reduce, Scan, Stmt
+from vendor_sdk.ir.index import stride
+from vendor_sdk.ir.loop import Load, Nest, Range, Reduce, Scan, Stmt
 from vendor_sdk.ir.quotients import cut
 
 
 def affine(body: Sequence[Stmt], limits: Limits) -> tuple[Stmt, ...]:
     """``body`` with its innermost loops cut in two where that leaves fewer accesses whose place is no affine function of the
-    inner loop's variable. The order of iterations stays."""
+    inner loop's variable, and the last loop around reductions where they then read along memory what they would gather. The
+    order of iterations stays."""
     return tuple(_cut(stmt, limits.affine) for stmt in body) if limits.affine else tuple(body)
 
 
@@ -28,10 +30,41 @@ def _cut(stmt: Stmt, least: int) -> Stmt:
     if isinstance(stmt, Nest) and match(stmt) is not None:
         return stmt  # A template knows what its ranges are.
     if any(isinstance(s, Nest | Reduce | Scan) for s in stmt.body):
-        return replace(stmt, body=tuple(_cut(s, least) for s in stmt.body))
+        columns = _columns(stmt, least) if isinstance(stmt, Nest) else None
+        return columns or replace(stmt, body=tuple(_cut(s, least) for s in stmt.body))
     ranges: list[Range] = []
     body = stmt.body
     for r in stmt.ranges:
         found, body = cut(r, body, least, near=True)
+        ranges += found
+    return replace(stmt, ranges=tuple(ranges), body=body)
+
+
+def _columns(nest: Nest, least: int) -> Nest | None:
+    """A nest of reductions whose last range is cut where that makes columns of them: what they read lies side by side along the
+    inner one, and did not before. None for any other."""
+    last = nest.ranges[-1] if nest.ranges else None
+    if last is None or any(isinstance(s, Nest | Scan) for s in nest.body) or _beside(nest.body, last):
+        return None
+    found, body = cut(last, nest.body, least, near=True)
+    if not _beside(body, found[-1]):
+        return None
+    return replace(nest, ranges=(*nest.ranges[:-1], *found), body=tuple(_steps(s, least) for s in body))
+
+
+def _beside(body: Sequence[Stmt], r: Range) -> bool:
+    """Whether what a reduction reads lies side by side for neighbours of ``r``."""
+    loads = [s for each in body if isinstance(each, Reduce) for s in each.body if isinstance(s, Load)]
+    return any(stride(s.index, r.var) == 1 for s in loads)
+
+
+def _steps(stmt: Stmt, least: int) -> Stmt:
+    """A reduction whose ranges are cut where what it reads then lies at one distance."""
+    if not isinstance(stmt, Reduce):
+        return stmt
+    ranges: list[Range] = []
+    body = stmt.body
+    for r in stmt.ranges:
+        found, body = cut(r, body, least, near=False)
         ranges += found
     return replace(stmt, ranges=tuple(ranges), body=body)
