@@ -1,16 +1,30 @@
 """Reductions across memory: a nest that walks along memory while its reductions walk across it.
 
 A tile of neighbouring results is accumulated at once: rows are read along memory, a few at a time, and the running results of
-the tile stay in the first-level cache.
+the tile stay in the first-level cache. Where loops follow that use the results (a softmax over rows, a batch norm of an image
+with its channels last), a tile has as many columns as the second-level cache holds of all rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from reference_backends.cpp_cpu.analysis import Leaf, blocked, gathers, hoist, iterations, loads, plain, stride_is, used
+from reference_backends.cpp_cpu import machine
+from reference_backends.cpp_cpu.analysis import (
+    Leaf,
+    blocked,
+    gathers,
+    hoist,
+    iterations,
+    loads,
+    plain,
+    scatters,
+    stride_is,
+    used,
+)
 from reference_backends.cpp_cpu.reductions import LAST, kinds
 from reference_backends.cpp_cpu.scans import Scans
 from reference_backends.cpp_cpu.table import CTYPES, combined, identity
@@ -27,6 +41,10 @@ GRAIN = 32768
 """Inner iterations below which a loop is not worth other threads."""
 PARTS = 4
 """Tiles that neighbouring results are cut into, where there is nothing else for threads to share."""
+LEAST = 64
+"""Results accumulated at once at least."""
+LOCAL_BYTES = 1 << 22
+"""Of the buffers that a tile of so many columns may have."""
 ROWS = 8
 """Rows that are joined in registers before the tile's running results are touched."""
 
@@ -39,34 +57,68 @@ def crosses(reduce: loop.Reduce, inner: str) -> bool:
     return any(stride_is(s.index, inner, 1) and not stride_is(s.index, last, 0, 1) for s in loads(reduce.body))
 
 
+def _across(body: Sequence[loop.Stmt], inner: str) -> bool:
+    """Whether some access walks neither along memory with ``inner`` nor stays where it is."""
+    return any(not stride_is(s.index, inner, 0, 1) for s in body if isinstance(s, loop.Load | loop.Store))
+
+
+def _bytes(p: loop.Param) -> index.Int:
+    return p.size * p.dtype.itemsize
+
+
 class Columns(Scans):
     """Text of nests of column reductions."""
 
     def is_columns(self, nest: loop.Nest) -> bool:
-        reduces = [s for s in nest.body if isinstance(s, loop.Reduce)]
+        loops = [s for s in nest.body if isinstance(s, loop.Reduce | loop.Nest)]
         inner = nest.ranges[-1].var
-        simple = all(r.ranges and plain(r.body) and not gathers(r.body, inner) for r in reduces)
-        others = plain(s for s in nest.body if not isinstance(s, loop.Reduce))
-        return simple and others and any(crosses(r, inner) for r in reduces)
+        simple = all(s.ranges and plain(s.body) and not gathers(s.body, inner) for s in loops)
+        others = not any(isinstance(s, loop.Scan) for s in nest.body)
+        if not simple or not others or not any(isinstance(s, loop.Reduce) and crosses(s, inner) for s in loops):
+            return False
+        if any(isinstance(s, loop.Nest) and (scatters(s.body) or _across(s.body, inner)) for s in loops):
+            return False
+        room = LEAST * sum((_bytes(s.param) for s in nest.body if isinstance(s, loop.Local)), index.ZERO)
+        return room == 0 or (room.value is not None and room.value <= LOCAL_BYTES)
+
+    def tile_of(self, nest: loop.Nest) -> int:
+        """How many columns are taken at once."""
+        inner, outer = nest.ranges[-1], nest.ranges[:-1]
+        apart = index.product([r.size for r in outer]).value
+        parts = 1 if self.is_cut(nest) or (apart is not None and apart >= PARTS) else PARTS
+        tile = TILE // parts if inner.size.value is None else min(TILE, -(-inner.size.value // (64 * parts)) * 64)
+        if not any(isinstance(s, loop.Nest) for s in nest.body):
+            return tile
+        if any(isinstance(s, loop.Local) for s in nest.body):
+            return min(tile, LEAST)
+        loops = [index.product([r.size for r in s.ranges]) for s in nest.body if isinstance(s, loop.Reduce | loop.Nest)]
+        rows = max((n.value or TILE for n in loops), default=1)
+        fitting = machine.cache_bytes(2) // 2 // (4 * max(rows, 1)) // LEAST * LEAST
+        return min(tile, max(fitting, LEAST))
+
+    def is_cut(self, nest: loop.Nest) -> bool:
+        """Whether threads share the rows of a tile, since there are few columns."""
+        inner, total = nest.ranges[-1], iterations(nest.ranges, nest.body)
+        narrow = len(nest.ranges) == 1 and inner.size.value is not None and inner.size.value <= NARROW
+        return narrow and (total.value is None or total.value >= GRAIN)
 
     def columns(self, nest: loop.Nest) -> None:
         inner, outer = nest.ranges[-1], nest.ranges[:-1]
         total = iterations(nest.ranges, nest.body)
-        self.cut = not outer and inner.size.value is not None and inner.size.value <= NARROW
-        self.cut = self.cut and (total.value is None or total.value >= GRAIN)
+        self.cut = self.is_cut(nest)
         self.base, self.width = self.fresh("base"), self.fresh("width")
         parallel = self.open_region(total, serial=self.cut)
+        self.point_locals(nest.body, "omp_get_thread_num()" if parallel else "0")
         if parallel:
             self.work_sharing(len(outer) + 1)
         for r in outer:
             self.open_loop(r)
         size = index.to_c(inner.size)
-        apart = index.product([r.size for r in outer]).value
-        parts = 1 if self.cut or (apart is not None and apart >= PARTS) else PARTS
-        tile = TILE // parts if inner.size.value is None else min(TILE, -(-inner.size.value // (64 * parts)) * 64)
+        tile = self.tile_of(nest)
+        body = self.in_tile(nest.body, inner, tile)
         self.out.open(f"for (int64_t {self.base} = 0; {self.base} < {size}; {self.base} += {tile})")
         self.out(f"const int64_t {self.width} = {self.base} + min_int({tile}, {size} - {self.base});")
-        carried = self.carried(nest.body)
+        carried = self.carried(body)
         available: set[str] = set()
         group: list[loop.Stmt] = []
 
@@ -86,11 +138,14 @@ class Columns(Scans):
             available.update(made)
             group.clear()
 
-        for s in nest.body:
+        for s in body:
             if isinstance(s, loop.Reduce):
                 flush()
                 self.column_reduce(s, inner, tile, available)
                 available.update(to for a in s.accumulators for to in a.to)
+            elif isinstance(s, loop.Nest):
+                flush()
+                self.column_map(s, inner, available)
             else:
                 group.append(s)
         flush()
@@ -103,16 +158,45 @@ class Columns(Scans):
         segment: dict[str, int] = {}
         current = 0
         for s in body:
-            current += isinstance(s, loop.Reduce)
+            current += isinstance(s, loop.Reduce | loop.Nest)
             carried |= {n for n in used([s]) if n in segment and segment[n] != current}
             if isinstance(s, Leaf):
                 segment[s.to] = current
-            current += isinstance(s, loop.Reduce)
+            current += isinstance(s, loop.Reduce | loop.Nest)
         return carried
 
     def restored(self, available: set[str], body: Sequence[loop.Stmt], inner: loop.Range) -> dict[str, str]:
         """The values of earlier segments that a body reads, and where they are."""
         return {name: f"load({name}_t + ({inner.var} - {self.base}), live)" for name in sorted(available & used(body))}
+
+    def in_tile(self, body: Sequence[loop.Stmt], inner: loop.Range, tile: int) -> list[loop.Stmt]:
+        """A body whose buffers are those of all columns of a tile, side by side."""
+        local = {s.param.name for s in body if isinstance(s, loop.Local)}
+
+        def moved(s: loop.Stmt) -> loop.Stmt:
+            if isinstance(s, loop.Reduce | loop.Nest):
+                return replace(s, body=tuple(map(moved, s.body)))
+            if isinstance(s, loop.Load | loop.Store) and s.param in local:
+                return replace(s, index=s.index * tile + (index.symbol(inner.var) - index.symbol(self.base)))
+            return s
+
+        return [moved(s) for s in body if not isinstance(s, loop.Local)] if local else list(body)
+
+    def column_map(self, s: loop.Nest, inner: loop.Range, available: set[str]) -> None:
+        """A loop that reduces nothing: all columns of a tile for each of its iterations."""
+        region = self.pragma("") if self.cut else None
+        if region is not None:
+            self.out.open("")
+            self.work_sharing(len(s.ranges))
+        for r in s.ranges:
+            self.open_loop(r)
+        self.note(s.body)
+        self.vector_loop(inner, s.body, self.base, self.width, self.restored(available, s.body, inner))
+        self.out.close(len(s.ranges))
+        if region is not None:
+            self.drain()
+            self.out.close()
+            self.copied(region)
 
     def column_reduce(self, s: loop.Reduce, inner: loop.Range, tile: int, available: set[str]) -> None:
         self.note(s.body)

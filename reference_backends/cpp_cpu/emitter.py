@@ -97,6 +97,7 @@ class CppEmitter(Emitter):
         buffers=4096,
         nests=512,
         copies=4,
+        window=49,
         interleaves=True,
         affine=8,
     )

@@ -127,11 +127,15 @@ class Nests(Tiles):
         self.out(f"#pragma omp for{collapse} schedule(static) nowait")
 
     def close_region(self) -> None:
-        if self.streamed:
-            self.out("if (past_caches) drain_streams();")
+        self.drain()
         self.out.close()
         if self.region is not None:
             self.copied(self.region)
+
+    def drain(self) -> None:
+        """Lets others see what this thread stored past the caches."""
+        if self.streamed:
+            self.out("if (past_caches) drain_streams();")
 
     # Rows
 
@@ -216,9 +220,14 @@ class Nests(Tiles):
         """One block for the buffers of the launch and for those of one iteration that are too large for the stack."""
         self.heap: dict[str, str] = {}
         names: list[tuple[str, str, bool]] = [(p.name, self.bytes(p), False) for p in self.kernel.scratch]
-        for s in loop.walk(self.kernel.body):
-            if isinstance(s, loop.Local) and not self.on_stack(s.param):
-                names.append((s.param.name, self.bytes(s.param), True))
+        for nest in self.kernel.body:
+            columns = self.tile_of(nest) if nest.ranges and not collides(nest) and self.is_columns(nest) else 0
+            for s in loop.walk((nest,)):
+                if isinstance(s, loop.Local) and columns:
+                    tile = replace(s.param, size=s.param.size * columns)
+                    names.append((s.param.name, self.bytes(tile), not self.is_cut(nest)))
+                elif isinstance(s, loop.Local) and not self.on_stack(s.param):
+                    names.append((s.param.name, self.bytes(s.param), True))
         self.memory = self.fresh("memory") if names else ""
         if not names:
             return

@@ -130,3 +130,9 @@ class Scans(Reductions):
 
     def close_region(self) -> None:
         raise NotImplementedError
+
+    def drain(self) -> None:
+        raise NotImplementedError
+
+    def point_locals(self, body: Sequence[loop.Stmt], thread: str) -> None:
+        raise NotImplementedError

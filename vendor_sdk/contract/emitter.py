@@ -53,6 +53,8 @@ class Limits:
             memory are cut.
         copies: iterations of a loop that may be written out in its body, where neighbours read the same elements (the windows
             over a position, an image that is enlarged): four are two each way. 1: never.
+        window: terms of a reduction over a window (of a pool, of a convolution of each channel) that may be written out in the
+            body of the loop around it, where neighbours of that loop read neighbouring elements. 0: never.
         sharing: iterations of an outer loop that may be written out in its body, where they read the same elements of a large
             input (a table of angles that all heads share). 1: never.
         interleaves: whether loops that walk along memory are written out too, by two: stores of every second element stand in
@@ -77,6 +79,7 @@ class Limits:
     launch_bytes: int = 0
     part: int = 16
     copies: int = 1
+    window: int = 0
     sharing: int = 1
     interleaves: bool = False
     affine: int = 0

@@ -1,0 +1,134 @@
+"""Reductions over small windows, written out in the body of the loop around them.
+
+A loop over the nine elements of a window is too short for vectors, and its elements lie apart. Written out, neighbouring
+windows run in the lanes of a vector: each of the nine loads reads neighbours. Conditions that hold for all windows go.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from vendor_sdk.contract.emitter import Limits
+from vendor_sdk.ir import index as ix
+from vendor_sdk.ir.contraction import match, sizes
+from vendor_sdk.ir.index import Int
+from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Reduce, Scalar, Scan, Stmt, walk
+from vendor_sdk.ir.ranges import renamed
+
+STATEMENTS = 512
+"""Of a body that was written out, at most."""
+CHAINS: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
+"""Reductions, and what combines their operands."""
+Leaf = Load | Const | Scalar | Index | Compute
+
+
+def written(body: Sequence[Stmt], limits: Limits) -> tuple[Stmt, ...]:
+    """``body`` with the windows of its nests written out, as far as ``limits`` allows."""
+    if limits.window < 2:
+        return tuple(body)
+    return tuple(_nest(stmt, limits.window) if isinstance(stmt, Nest) else stmt for stmt in body)
+
+
+def _nest(nest: Nest, most: int) -> Nest:
+    loops = [s for s in nest.body if isinstance(s, Reduce | Nest | Scan | Local)]
+    windows = [s for s in loops if isinstance(s, Reduce) and _is_window(s, most)]
+    if not windows or len(windows) < len(loops):
+        return nest
+    if sum(len(s.body) * _count(s) for s in windows) > STATEMENTS or not _beside(nest, windows):
+        return nest
+    product = match(nest)
+    if product is not None and 1 not in (sizes(product.m), sizes(product.n)):
+        return nest  # A template may know better.
+    known = _integers(nest.body)
+    body: list[Stmt] = []
+    for s in nest.body:
+        body += _terms(s, known) if isinstance(s, Reduce) else [s]
+    return replace(nest, body=tuple(body))
+
+
+def _count(s: Reduce) -> int:
+    return ix.product([r.size for r in s.ranges]).value or 0
+
+
+def _is_window(s: Reduce, most: int) -> bool:
+    """Whether a reduction has few terms, in several dimensions or some of them masked."""
+    leaves = all(isinstance(each, Leaf) for each in s.body) and all(a.op in CHAINS for a in s.accumulators)
+    several = len(s.ranges) > 1 or any(isinstance(each, Load) and each.mask for each in s.body)
+    return leaves and several and 2 <= _count(s) <= most
+
+
+def _beside(nest: Nest, windows: Sequence[Reduce]) -> bool:
+    """Whether neighbours of some loop of the nest read neighbouring elements, or the same."""
+    loads = [s for s in walk(tuple(windows)) if isinstance(s, Load)]
+    for r in nest.ranges:
+        steps = [ix.stride(s.index, r.var) for s in loads]
+        if 1 in steps and all(step in (0, 1) for step in steps):
+            return True
+    return False
+
+
+def _integers(body: Sequence[Stmt]) -> dict[str, Int]:
+    found = {s.to: s.index for s in body if isinstance(s, Index)}
+    return found | {
+        s.to: ix.wrap(int(s.value)) for s in body if isinstance(s, Const) and s.dtype == torch.int64 and int(s.value) == s.value
+    }
+
+
+def _terms(s: Reduce, around: Mapping[str, Int]) -> list[Stmt]:
+    """What a reduction computes, one term after the other; what several of them need is computed once."""
+    found: list[Stmt] = []
+    seen: dict[Stmt, str] = {}
+    known = dict(around)
+    true: set[str] = set()
+    running = {a.to[0]: "" for a in s.accumulators}
+    for a in s.accumulators:
+        if a.op == "sum":  # of negative zeros is zero
+            running[a.to[0]] = f"{a.to[0]}_w"
+            found.append(Const(running[a.to[0]], 0, a.dtype))
+    places = [*itertools.product(*(range(r.size.value or 0) for r in s.ranges))]
+    for number, place in enumerate(places):
+        moved = {r.var: ix.wrap(at) for r, at in zip(s.ranges, place, strict=True)}
+        names: dict[str, str] = {}
+        for leaf in s.body:
+            assert isinstance(leaf, Leaf)
+            stmt = renamed(leaf, names, moved)
+            assert isinstance(stmt, Leaf)
+            if isinstance(stmt, Compute) and stmt.op == "bitand" and true & set(stmt.args):
+                rest = [arg for arg in stmt.args if arg not in true]
+                names[leaf.to] = rest[0] if rest else stmt.args[0]
+                continue
+            if isinstance(stmt, Load) and stmt.mask in true:
+                stmt = replace(stmt, mask=None, other=None)
+            key = replace(stmt, to="")
+            if key in seen:
+                names[leaf.to] = seen[key]
+                continue
+            name = names[leaf.to] = seen[key] = f"{leaf.to}_w{number}"
+            stmt = replace(stmt, to=name)
+            if isinstance(stmt, Index):
+                known[name] = stmt.index
+            if isinstance(stmt, Compute) and _holds(stmt, known):
+                true.add(name)
+            found.append(stmt)
+        for a in s.accumulators:
+            (to,), (arg,) = a.to, a.args
+            value, before = names.get(arg, arg), running[to]
+            name = to if number == len(places) - 1 else f"{to}_w{number}"
+            if not before:
+                running[to] = value
+                continue
+            found.append(Compute(name, CHAINS[a.op], (before, value), a.dtype))
+            running[to] = name
+    return found
+
+
+def _holds(s: Compute, known: Mapping[str, Int]) -> bool:
+    """Whether a comparison is certainly true."""
+    if s.op not in ("ge", "lt") or not all(arg in known for arg in s.args):
+        return False
+    left, right = (known[arg] for arg in s.args)
+    return ix.nonnegative(left - right) if s.op == "ge" else ix.less(left, right)
