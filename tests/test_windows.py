@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -108,3 +109,31 @@ def test_convolutions_of_each_channel_and_their_gradients(
         assert found.stride() == wanted.stride()
         for one, other in zip(results, expected, strict=True):
             torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["rows", "channels last"])
+def test_what_ends_a_convolution_of_each_channel_is_one_kernel_of_vectors(
+    backend: str, layout: torch.memory_format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As MobileNet has it: normalised, and cut off at six."""
+    monkeypatch.setenv("VENDOR_SDK_DEBUG", str(tmp_path))
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(48, 48, 3, padding=1, groups=48, bias=False), torch.nn.BatchNorm2d(48), torch.nn.ReLU6()
+    )
+    model.eval().to(memory_format=layout)
+    with torch.no_grad():
+        for shape in ((2, 48, 20, 30), (2, 48, 20, 30)):
+            x = torch.randn(shape).contiguous(memory_format=layout)
+            found, wanted = torch.compile(model, backend=backend)(x), model(x)
+            assert found.stride() == wanted.stride()
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    (path,) = tmp_path.glob("*/10_emitted/*")
+    text = path.read_text()
+    assert "[lane]" not in text
+    # Weights of neighbouring channels lie apart: they are loaded before all loops over positions.
+    assert ("per_lane" in text.split("for (int64_t x2")[0], "per_lane" in text.split("for (int64_t x2")[1]) == (
+        layout == torch.channels_last,
+        False,
+    )

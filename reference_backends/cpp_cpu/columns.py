@@ -74,7 +74,8 @@ class Columns(Scans):
         inner = nest.ranges[-1].var
         simple = all(s.ranges and plain(s.body) and not gathers(s.body, inner) for s in loops)
         others = not any(isinstance(s, loop.Scan) for s in nest.body)
-        if not simple or not others or not any(isinstance(s, loop.Reduce) and crosses(s, inner) for s in loops):
+        reduces = [s for s in loops if isinstance(s, loop.Reduce)]
+        if not simple or not others or not loops or (reduces and not any(crosses(s, inner) for s in reduces)):
             return False
         if any(isinstance(s, loop.Nest) and (scatters(s.body) or _across(s.body, inner)) for s in loops):
             return False
@@ -99,7 +100,8 @@ class Columns(Scans):
     def is_cut(self, nest: loop.Nest) -> bool:
         """Whether threads share the rows of a tile, since there are few columns."""
         inner, total = nest.ranges[-1], iterations(nest.ranges, nest.body)
-        narrow = len(nest.ranges) == 1 and inner.size.value is not None and inner.size.value <= NARROW
+        narrow = inner.size.value is not None and inner.size.value <= NARROW
+        narrow = len(nest.ranges) == 1 and (narrow or not any(isinstance(s, loop.Reduce) for s in nest.body))
         return narrow and (total.value is None or total.value >= GRAIN)
 
     def columns(self, nest: loop.Nest) -> None:
@@ -184,7 +186,9 @@ class Columns(Scans):
 
     def column_map(self, s: loop.Nest, inner: loop.Range, available: set[str]) -> None:
         """A loop that reduces nothing: all columns of a tile for each of its iterations."""
-        region = self.pragma("") if self.cut else None
+        total = iterations(s.ranges, s.body) * inner.size
+        clause = f" if({index.to_c(total)} >= {GRAIN})" if total.value is None else ""
+        region = self.pragma(clause) if self.cut else None
         if region is not None:
             self.out.open("")
             self.work_sharing(len(s.ranges))

@@ -104,11 +104,14 @@ class _Geometry:
 
     @contextmanager
     def nest(self, channels: Int, positions: Sequence[Int]) -> Iterator[tuple[Int, Int, Int, tuple[Int, ...]]]:
-        """Loops over the batch, the groups, the ``channels`` of each and positions. One group has no loop: its nest is over the
-        results, which is what others can be fused with."""
+        """Loops over the batch, the groups, the ``channels`` of each and positions. One group has no loop, nor has one channel:
+        its nest is over the results, which is what others can be fused with."""
         if self.groups == 1:
             with self.k.nest((self.batch, channels, *positions)) as (b, channel, *o):
                 yield b, ix.ZERO, channel, tuple(o)
+        elif channels == 1:
+            with self.k.nest((self.batch, ix.wrap(self.groups), *positions)) as (b, group, *o):
+                yield b, group, ix.ZERO, tuple(o)
         else:
             with self.k.nest((self.batch, ix.wrap(self.groups), channels, *positions)) as (b, group, channel, *o):
                 yield b, group, channel, tuple(o)

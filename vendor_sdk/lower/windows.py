@@ -2,12 +2,14 @@
 
 A loop over the nine elements of a window is too short for vectors, and its elements lie apart. Written out, neighbouring
 windows run in the lanes of a vector: each of the nine loads reads neighbours. Conditions that hold for all windows go.
+
+Channels may be the neighbours, whose nine weights lie apart. They are loaded first, and the loops over all else follow inside.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,7 +18,7 @@ from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.contraction import match, sizes
 from vendor_sdk.ir.index import Int
-from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Reduce, Scalar, Scan, Stmt, walk
+from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Range, Reduce, Scalar, Scan, Stmt
 from vendor_sdk.ir.ranges import renamed
 
 STATEMENTS = 512
@@ -38,7 +40,8 @@ def _nest(nest: Nest, most: int) -> Nest:
     windows = [s for s in loops if isinstance(s, Reduce) and _is_window(s, most)]
     if not windows or len(windows) < len(loops):
         return nest
-    if sum(len(s.body) * _count(s) for s in windows) > STATEMENTS or not _beside(nest, windows):
+    lanes = _lanes(nest, windows)
+    if lanes is None or sum(len(s.body) * _count(s) for s in windows) > STATEMENTS:
         return nest
     product = match(nest)
     if product is not None and 1 not in (sizes(product.m), sizes(product.n)):
@@ -47,7 +50,22 @@ def _nest(nest: Nest, most: int) -> Nest:
     body: list[Stmt] = []
     for s in nest.body:
         body += _terms(s, known) if isinstance(s, Reduce) else [s]
-    return replace(nest, body=tuple(body))
+    return _tables_first(nest.ranges, tuple(body), lanes)
+
+
+def _tables_first(ranges: tuple[Range, ...], body: tuple[Stmt, ...], lanes: Range) -> Nest:
+    """A nest in which what each of ``lanes`` has of its own, apart from its neighbours', is loaded before all other loops."""
+    own = [s for s in body if isinstance(s, Load) and _is_table(s, lanes, ())]
+    tables = [s for s in own if ix.stride(s.index, lanes.var) not in (0, 1)]
+    if not tables:
+        return Nest(ranges, body)
+    rest = Nest(tuple(r for r in ranges if r != lanes), tuple(s for s in body if s not in tables))
+    return Nest((lanes,), (*tables, rest))
+
+
+def _is_table(s: Load, lanes: Range, inside: Collection[str]) -> bool:
+    """Whether nothing but ``lanes``, and loops of names ``inside``, says what is loaded."""
+    return not s.mask and ix.symbols(s.index).keys() <= {lanes.var, *inside}
 
 
 def _count(s: Reduce) -> int:
@@ -61,14 +79,17 @@ def _is_window(s: Reduce, most: int) -> bool:
     return leaves and several and 2 <= _count(s) <= most
 
 
-def _beside(nest: Nest, windows: Sequence[Reduce]) -> bool:
-    """Whether neighbours of some loop of the nest read neighbouring elements, or the same."""
-    loads = [s for s in walk(tuple(windows)) if isinstance(s, Load)]
-    for r in nest.ranges:
-        steps = [ix.stride(s.index, r.var) for s in loads]
-        if 1 in steps and all(step in (0, 1) for step in steps):
-            return True
-    return False
+def _lanes(nest: Nest, windows: Sequence[Reduce]) -> Range | None:
+    """The loop of the nest whose neighbours read neighbouring elements, or the same, but for tables of their own."""
+    inside = {r.var for s in windows for r in s.ranges}
+    loads = [s for each in windows for s in each.body if isinstance(s, Load)]
+    for tables in (False, True):
+        for r in reversed(nest.ranges):
+            others = [s for s in loads if not (tables and _is_table(s, r, inside))]
+            steps = [ix.stride(s.index, r.var) for s in others]
+            if 1 in steps and all(step in (0, 1) for step in steps) and (len(others) == len(loads) or len(nest.ranges) > 1):
+                return r
+    return None
 
 
 def _integers(body: Sequence[Stmt]) -> dict[str, Int]:
