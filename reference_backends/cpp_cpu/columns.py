@@ -58,8 +58,9 @@ def crosses(reduce: loop.Reduce, inner: str) -> bool:
 
 
 def _across(body: Sequence[loop.Stmt], inner: str) -> bool:
-    """Whether some access walks neither along memory with ``inner`` nor stays where it is."""
-    return any(not stride_is(s.index, inner, 0, 1) for s in body if isinstance(s, loop.Load | loop.Store))
+    """Whether accesses walk neither along memory with ``inner`` nor stay where they are, but for one of eight."""
+    accesses = [s.index for s in body if isinstance(s, loop.Load | loop.Store)]
+    return 8 * sum(not stride_is(place, inner, 0, 1) for place in accesses) > len(accesses)
 
 
 def _bytes(p: loop.Param) -> index.Int:
@@ -81,6 +82,14 @@ class Columns(Scans):
             return False
         room = LEAST * sum((_bytes(s.param) for s in nest.body if isinstance(s, loop.Local)), index.ZERO)
         return room == 0 or (room.value is not None and room.value <= LOCAL_BYTES)
+
+    def as_columns(self, nest: loop.Nest) -> loop.Nest | None:
+        """The nest with the loop last that its reductions walk along memory with; None where there is none."""
+        for r in reversed(nest.ranges):
+            turned = replace(nest, ranges=(*(other for other in nest.ranges if other is not r), r))
+            if self.is_columns(turned):
+                return turned
+        return None
 
     def tile_of(self, nest: loop.Nest) -> int:
         """How many columns are taken at once."""

@@ -54,9 +54,15 @@ def template(nest: loop.Nest) -> contraction.Contraction | None:
         return None
     if not found.is_matrix_product:
         steps = contraction.sizes(found.k).value
-        if steps is not None and steps < SHORT:
+        if (steps is not None and steps < SHORT) or _side_by_side(found):
             return None
     return found
+
+
+def _side_by_side(c: contraction.Contraction) -> bool:
+    """Whether the factors of neighbouring products lie side by side: sums of columns read them along memory."""
+    loads = [s.index for f in (c.left, c.right) for s in f.body if isinstance(s, loop.Load)]
+    return any(all(index.stride(place, r.var) == 1 for place in loads) for r in c.batch)
 
 
 def prepare(dtype: torch.dtype, *, convolutions: bool) -> None:

@@ -44,8 +44,9 @@ class Nests(Tiles):
         if not nest.ranges:
             self.single(nest.body)
             return
-        if not serial and self.is_columns(nest):
-            self.columns(nest)
+        turned = None if serial else self.as_columns(nest)
+        if turned is not None:
+            self.columns(turned)
             return
         scan = None if serial else side_by_side(nest)
         if scan is not None:
@@ -221,11 +222,12 @@ class Nests(Tiles):
         self.heap: dict[str, str] = {}
         names: list[tuple[str, str, bool]] = [(p.name, self.bytes(p), False) for p in self.kernel.scratch]
         for nest in self.kernel.body:
-            columns = self.tile_of(nest) if nest.ranges and not collides(nest) and self.is_columns(nest) else 0
+            turned = self.as_columns(nest) if nest.ranges and not collides(nest) else None
+            columns = self.tile_of(turned) if turned is not None else 0
             for s in loop.walk((nest,)):
                 if isinstance(s, loop.Local) and columns:
                     tile = replace(s.param, size=s.param.size * columns)
-                    names.append((s.param.name, self.bytes(tile), not self.is_cut(nest)))
+                    names.append((s.param.name, self.bytes(tile), turned is not None and not self.is_cut(turned)))
                 elif isinstance(s, loop.Local) and not self.on_stack(s.param):
                     names.append((s.param.name, self.bytes(s.param), True))
         self.memory = self.fresh("memory") if names else ""
