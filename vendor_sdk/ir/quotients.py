@@ -29,6 +29,17 @@ def cut(r: Range, body: tuple[Stmt, ...], least: int, *, near: bool) -> tuple[tu
     return two, _over(body, r, *two)
 
 
+def cut_each(
+    ranges: Sequence[Range], body: tuple[Stmt, ...], least: int, *, near: bool
+) -> tuple[tuple[Range, ...], tuple[Stmt, ...]]:
+    """``cut`` of each of some ranges."""
+    found: list[Range] = []
+    for r in ranges:
+        two, body = cut(r, body, least, near=near)
+        found += two
+    return tuple(found), body
+
+
 def _length(r: Range, body: Sequence[Stmt], least: int, *, near: bool) -> Int | None:
     """How many iterations the inner one of two ranges for ``r`` has: of ``least`` and more the most that leave the fewest
     accesses without a stride. None where one is as good."""

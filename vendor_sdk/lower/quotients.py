@@ -14,7 +14,7 @@ from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir.contraction import match
 from vendor_sdk.ir.index import stride
 from vendor_sdk.ir.loop import Load, Nest, Range, Reduce, Scan, Stmt
-from vendor_sdk.ir.quotients import cut
+from vendor_sdk.ir.quotients import cut, cut_each
 
 
 def affine(body: Sequence[Stmt], limits: Limits) -> tuple[Stmt, ...]:
@@ -32,12 +32,8 @@ def _cut(stmt: Stmt, least: int) -> Stmt:
     if any(isinstance(s, Nest | Reduce | Scan) for s in stmt.body):
         columns = _columns(stmt, least) if isinstance(stmt, Nest) else None
         return columns or replace(stmt, body=tuple(_cut(s, least) for s in stmt.body))
-    ranges: list[Range] = []
-    body = stmt.body
-    for r in stmt.ranges:
-        found, body = cut(r, body, least, near=True)
-        ranges += found
-    return replace(stmt, ranges=tuple(ranges), body=body)
+    ranges, body = cut_each(stmt.ranges, stmt.body, least, near=True)
+    return replace(stmt, ranges=ranges, body=body)
 
 
 def _columns(nest: Nest, least: int) -> Nest | None:
@@ -62,9 +58,5 @@ def _steps(stmt: Stmt, least: int) -> Stmt:
     """A reduction whose ranges are cut where what it reads then lies at one distance."""
     if not isinstance(stmt, Reduce):
         return stmt
-    ranges: list[Range] = []
-    body = stmt.body
-    for r in stmt.ranges:
-        found, body = cut(r, body, least, near=False)
-        ranges += found
-    return replace(stmt, ranges=tuple(ranges), body=body)
+    ranges, body = cut_each(stmt.ranges, stmt.body, least, near=False)
+    return replace(stmt, ranges=ranges, body=body)

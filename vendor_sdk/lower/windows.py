@@ -18,14 +18,12 @@ from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.contraction import match, sizes
 from vendor_sdk.ir.index import Int
-from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Range, Reduce, Scalar, Scan, Stmt
+from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Range, Reduce, Scan, Stmt
 from vendor_sdk.ir.ranges import renamed
+from vendor_sdk.lower.strides import CHAINS, Leaf
 
 STATEMENTS = 512
 """Of a body that was written out, at most."""
-CHAINS: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
-"""Reductions, and what combines their operands."""
-Leaf = Load | Const | Scalar | Index | Compute
 
 
 def written(body: Sequence[Stmt], limits: Limits) -> tuple[Stmt, ...]:
