@@ -71,7 +71,7 @@ class Columns(Scans):
     """Text of nests of column reductions."""
 
     def is_columns(self, nest: loop.Nest) -> bool:
-        """Whether all loops of a nest go along memory with its last range: across what reductions walk along, if there are any."""
+        """Whether all loops of a nest go along memory with its last range: across what reductions walk along, if any do."""
         loops = [s for s in nest.body if isinstance(s, loop.Reduce | loop.Nest)]
         inner = nest.ranges[-1].var
         simple = all(s.ranges and plain(s.body) and not gathers(s.body, inner) for s in loops)
@@ -108,7 +108,7 @@ class Columns(Scans):
         return min(tile, max(fitting, LEAST))
 
     def is_cut(self, nest: loop.Nest) -> bool:
-        """Whether threads share the rows of a tile: since there are few columns, or since rows that nothing sums are apart."""
+        """Whether threads share the rows of a tile: there are few columns, or nothing is summed over rows."""
         inner, total = nest.ranges[-1], iterations(nest.ranges, nest.body)
         narrow = inner.size.value is not None and inner.size.value <= NARROW
         maps = not any(isinstance(s, loop.Reduce) for s in nest.body)
