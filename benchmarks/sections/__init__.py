@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
-from benchmarks.sections import compile_time, dynamic, kernels, memory, models, overhead, training, user
+from benchmarks.sections import compile_time, dynamic, functions, kernels, memory, models, overhead, training, user
 from benchmarks.sections.row import Section
 
 _MODULES = {
     "kernels": kernels,
+    "functions": functions,
     "models": models,
     "training": training,
     "compile": compile_time,

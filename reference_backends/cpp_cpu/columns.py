@@ -7,7 +7,7 @@ with its channels last), a tile has as many columns as the second-level cache ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -25,6 +25,7 @@ from reference_backends.cpp_cpu.analysis import (
     stride_is,
     used,
 )
+from reference_backends.cpp_cpu.column_groups import Grouped, grouped, unit
 from reference_backends.cpp_cpu.reductions import LAST, kinds
 from reference_backends.cpp_cpu.scans import Scans
 from reference_backends.cpp_cpu.table import CTYPES, combined, identity
@@ -49,12 +50,13 @@ ROWS = 8
 """Rows that are joined in registers before the tile's running results are touched."""
 
 
-def crosses(reduce: loop.Reduce, inner: str) -> bool:
-    """Whether a reduction walks across memory that the nest's innermost loop walks along."""
+def crosses(reduce: loop.Reduce, inner: loop.Range) -> bool:
+    """Whether a reduction walks across memory that the nest's innermost loop walks along, or along less of it, in windows."""
     if not reduce.ranges:
         return False
-    last = reduce.ranges[-1].var
-    return any(stride_is(s.index, inner, 1) and not stride_is(s.index, last, 0, 1) for s in loads(reduce.body))
+    last = reduce.ranges[-1]
+    steps = (0,) if index.less(last.size, inner.size) else (0, 1)
+    return any(stride_is(s.index, inner.var, 1) and not stride_is(s.index, last.var, *steps) for s in loads(reduce.body))
 
 
 def _across(body: Sequence[loop.Stmt], inner: str) -> bool:
@@ -77,7 +79,7 @@ class Columns(Scans):
         simple = all(s.ranges and plain(s.body) and not gathers(s.body, inner) for s in loops)
         others = not any(isinstance(s, loop.Scan) for s in nest.body)
         reduces = [s for s in loops if isinstance(s, loop.Reduce)]
-        if not simple or not others or not loops or (reduces and not any(crosses(s, inner) for s in reduces)):
+        if not simple or not others or not loops or (reduces and not any(crosses(s, nest.ranges[-1]) for s in reduces)):
             return False
         if any(isinstance(s, loop.Nest) and (scatters(s.body) or _across(s.body, inner)) for s in loops):
             return False
@@ -90,10 +92,16 @@ class Columns(Scans):
             turned = replace(nest, ranges=(*(other for other in nest.ranges if other is not r), r))
             if self.is_columns(turned):
                 return turned
-        return None
+        groups = grouped(nest)
+        return groups if groups is not None and self.is_columns(groups) else None
 
     def tile_of(self, nest: loop.Nest) -> int:
         """How many columns are taken at once."""
+        whole = unit(nest)
+        return max(self.fitting(nest) // whole, 1) * whole
+
+    def fitting(self, nest: loop.Nest) -> int:
+        """How many columns are best taken at once."""
         inner, outer = nest.ranges[-1], nest.ranges[:-1]
         apart = index.product([r.size for r in outer]).value
         parts = 1 if self.is_cut(nest) or (apart is not None and apart >= PARTS) else PARTS
@@ -118,6 +126,7 @@ class Columns(Scans):
         inner, outer = nest.ranges[-1], nest.ranges[:-1]
         total = iterations(nest.ranges, nest.body)
         self.cut = self.is_cut(nest)
+        self.group = nest.group if isinstance(nest, Grouped) else 1
         self.base, self.width = self.fresh("base"), self.fresh("width")
         parallel = self.open_region(total, serial=self.cut)
         self.point_locals(nest.body, "omp_get_thread_num()" if parallel else "0")
@@ -130,7 +139,8 @@ class Columns(Scans):
         body = self.in_tile(nest.body, inner, tile)
         self.out.open(f"for (int64_t {self.base} = 0; {self.base} < {size}; {self.base} += {tile})")
         self.out(f"const int64_t {self.width} = {self.base} + min_int({tile}, {size} - {self.base});")
-        carried = self.carried(body)
+        varying = self.varying_of(body, inner)
+        carried = self.carried(body, varying)
         available: set[str] = set()
         group: list[loop.Stmt] = []
 
@@ -158,21 +168,29 @@ class Columns(Scans):
             elif isinstance(s, loop.Nest):
                 flush()
                 self.column_map(s, inner, available)
+            elif isinstance(s, Leaf) and s.to not in varying:
+                self.statement(s)
             else:
                 group.append(s)
         flush()
         self.out.close(len(outer) + 1)
         self.close_region()
 
-    def carried(self, body: Sequence[loop.Stmt]) -> set[str]:
-        """Values of a body that a later segment (after a Reduce in between) reads."""
+    def varying_of(self, body: Sequence[loop.Stmt], inner: loop.Range) -> set[str]:
+        """Values that columns do not share."""
+        made = {to for s in body if isinstance(s, loop.Reduce) for a in s.accumulators for to in a.to}
+        _, inside, varying = hoist([s for s in body if not isinstance(s, loop.Reduce | loop.Nest)], inner.var, made)
+        return varying | {s.to for s in inside if isinstance(s, Leaf)}
+
+    def carried(self, body: Sequence[loop.Stmt], varying: Collection[str]) -> set[str]:
+        """Those of ``varying`` that a later segment (after a Reduce in between) reads."""
         carried: set[str] = set()
         segment: dict[str, int] = {}
         current = 0
         for s in body:
             current += isinstance(s, loop.Reduce | loop.Nest)
             carried |= {n for n in used([s]) if n in segment and segment[n] != current}
-            if isinstance(s, Leaf):
+            if isinstance(s, Leaf) and s.to in varying:
                 segment[s.to] = current
             current += isinstance(s, loop.Reduce | loop.Nest)
         return carried
@@ -269,11 +287,24 @@ class Columns(Scans):
         for a in s.accumulators:
             if self.cut:
                 self.join_parts(a, tile)
+            if self.group > 1:
+                self.join_group(a, tile)
             for to, dtype in zip(a.to, (a.dtype, torch.int64), strict=False):
                 self.types[to] = dtype
                 kind = CTYPES[dtype]
                 self.out(f"alignas(64) {kind} {to}_t[{tile}];")
                 self.out(f"for (int64_t at = 0; at < {tile}; ++at) {to}_t[at] = ({kind}){to}_w[at];")
+
+    def join_group(self, a: loop.Accumulator, tile: int) -> None:
+        """Gives all columns of a group what they found together."""
+        (to,) = a.to
+        self.out.open(f"for (int64_t at = 0; at < {tile}; at += {self.group})")
+        self.declare(a, "_x")
+        self.out.open(f"for (int64_t other = at; other < at + {self.group}; ++other)")
+        self.advance(a, "_x", [f"{to}_w[other]"])
+        self.out.close()
+        self.out(f"for (int64_t other = at; other < at + {self.group}; ++other) {to}_w[other] = {to}_x;")
+        self.out.close()
 
     def open_parts(self, s: loop.Reduce, tile: int, bounds: dict[str, tuple[str, str]]) -> int:
         """Cuts the rows that few columns are reduced over into a fixed number of parts for threads; the region's place."""

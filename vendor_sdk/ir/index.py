@@ -220,9 +220,10 @@ class Extreme(Atom):
     def bounds(self) -> tuple[int | None, int | None]:
         (a_low, a_high), (b_low, b_high) = bounds(self.key[1]), bounds(self.key[2])
         known_low, known_high = [v for v in (a_low, b_low) if v is not None], [v for v in (a_high, b_high) if v is not None]
+        sign = [0] if self.key[1] == -self.key[2] else []  # an absolute value, or the negative of one
         if self.key[0] == "min":
-            return (min(known_low) if len(known_low) == 2 else None), (min(known_high) if known_high else None)
-        return (max(known_low) if known_low else None), (max(known_high) if len(known_high) == 2 else None)
+            return (min(known_low) if len(known_low) == 2 else None), min([*known_high, *sign], default=None)
+        return max([*known_low, *sign], default=None), (max(known_high) if len(known_high) == 2 else None)
 
 
 def _multiply_bounds(
@@ -287,9 +288,27 @@ def _sum(terms: dict[Atom, int], constant: int) -> Int:
                 if kept.get(whole_atom) == c * scale:
                     rest = {a: k for a, k in kept.items() if a not in (atom, whole_atom)}
                     return _sum(rest, constant) + numerator * others * c
+            above = _digit_above(kept, c, factor, others)
+            if above is not None:
+                upper, modulus = above
+                rest = {a: k for a, k in kept.items() if a not in (atom, upper)}
+                return _sum(rest, constant) + mod(numerator, modulus) * others * c
     if len(kept) > 1:
         return Int(tuple(sorted(kept.items(), key=lambda item: _sort_key(item[0]))), constant)
     return Int(tuple(kept.items()), constant)
+
+
+def _digit_above(terms: Mapping[Atom, int], coefficient: int, low: Mod, others: Int) -> tuple[Atom, Int] | None:
+    """Of terms that hold ``x % c``, so many times ``others``, the one that holds ``(x // c) % d`` ``c`` times as often, and
+    ``c * d``: together they are ``x % (c * d)``."""
+    size = low.key[1].value
+    if size is None:
+        return None
+    for atom, c in terms.items():
+        for factor in atom.factors if c == coefficient * size else ():
+            if isinstance(factor, Mod) and factor.key[0] == low.key[0] // size and _without(atom, factor) == others:
+                return atom, factor.key[1] * size
+    return None
 
 
 def wrap_atom(atom: Atom) -> Int:
@@ -411,6 +430,16 @@ def _gcd(expression: Int) -> int:
     return math.gcd(expression.constant, *(c for _, c in expression.terms))
 
 
+def _apart(rest: Int, d: int) -> tuple[int, Int, Int] | None:
+    """``(f, q, r)`` with ``rest == f * q + r``, ``f > 1`` a divisor of ``d``, and ``r`` from zero to below ``f``: of a number
+    of several digits, those that ``d`` looks at, and the lower ones. None where no ``f`` is known."""
+    for f in sorted({math.gcd(c, d) for _, c in rest.terms} - {1, d}, reverse=True):
+        small = _sum({a: c for a, c in rest.terms if c % f}, rest.constant % f)
+        if nonnegative(small) and less(small, f):
+            return f, _sum({a: c // f for a, c in rest.terms if c % f == 0}, rest.constant // f), small
+    return None
+
+
 def floordiv(numerator: Int, denominator: Int) -> Int:
     """``numerator // denominator``, rounding down."""
     d = denominator.value
@@ -432,6 +461,9 @@ def floordiv(numerator: Int, denominator: Int) -> Int:
         if common > 1:
             reduced = _sum({a: c // common for a, c in rest.terms}, rest.constant // common)
             return quotient + floordiv(reduced, wrap(d // common))
+    if d is not None and (parts := _apart(rest, d)) is not None:
+        factor, whole, _ = parts
+        return quotient + floordiv(whole, wrap(d // factor))
     if len(rest.terms) == 1 and rest.terms[0][1] == 1 and not rest.constant and isinstance(rest.terms[0][0], Div):
         inner, divisor = rest.terms[0][0].key
         if nonnegative(divisor - 1) and nonnegative(denominator - 1):
@@ -459,6 +491,9 @@ def mod(numerator: Int, denominator: Int) -> Int:
             inner, modulus = rest.terms[0][0].key
             if modulus.value is not None and modulus.value % d == 0:
                 return mod(inner, denominator)
+        if (parts := _apart(rest, d)) is not None:
+            factor, whole, small = parts
+            return mod(whole, wrap(d // factor)) * factor + small
     return wrap_atom(Mod((rest, denominator)))
 
 

@@ -41,7 +41,7 @@ from vendor_sdk.ir.loop import (
     Symbol,
 )
 from vendor_sdk.ir.loop_ops import ACCEPTS, NARROW, OPS
-from vendor_sdk.lower.integers import COMPARISONS, SMALL, Affine, combined, fits
+from vendor_sdk.lower.integers import COMPARISONS, PLACES, SMALL, Affine, combined, fits, place
 from vendor_sdk.lower.view import read_through
 from vendor_sdk.prims.opset import BY_TARGET
 
@@ -199,6 +199,8 @@ class Builder:
         """What pure values are made of, by name."""
         self._affine: dict[str, Affine] = {}
         """What is known of int64 values, by name."""
+        self._places: dict[str, Int] = {}
+        """Int64 values that are index expressions, by name."""
         self._mask: Value | None = None
         """Inside a masked read of a fused node: where its operands may be read."""
 
@@ -303,11 +305,19 @@ class Builder:
         """Reduces over ``sizes``. ``body`` receives the loop variables and returns ``(op, value)`` or ``(op, value, position)``
         for each accumulator; the results come back in that order, as pairs for the latter."""
         ranges, variables = self._ranges(sizes, "r")
+        if not ranges:
+            return tuple(self._of_one(*each) for each in body(variables))
         with self._block(ranges) as block:
             combined = body(variables)
         accumulators, results = self._accumulators(combined)
         self._emit(Reduce(ranges, tuple(block.stmts), accumulators))
         return results
+
+    def _of_one(self, op: str, value: Value, position: Value | None = None) -> Value | tuple[Value, Value]:
+        """What a reduction of one element results in; a sum begins with zero, so that it is never the negative one."""
+        if op == "sum" and value.dtype.is_floating_point:
+            return self.compute("add", value, self.const(0, value.dtype))
+        return value if position is None else (value, position)
 
     def reduce1(self, sizes: Sequence[Int], op: str, body: Callable[[tuple[Int, ...]], Value]) -> Value:
         """As ``reduce``, with one accumulator of one result."""
@@ -412,6 +422,7 @@ class Builder:
         value = self._pure((repr(number), dtype), dtype, (), lambda to: Const(to, number, dtype))
         if dtype == torch.int64:
             self._affine[value.name] = Affine("", dtype, ix.wrap(int(number)))
+            self._places[value.name] = ix.wrap(int(number))
         return value
 
     def index(self, expression: Int) -> Value:
@@ -420,11 +431,13 @@ class Builder:
             return self.const(expression.value, torch.int64)
         value = self._pure(expression, torch.int64, (expression,), lambda to: Index(to, expression))
         self._affine[value.name] = Affine("", torch.int64, expression)
+        self._places[value.name] = expression
         return value
 
     def as_index(self, value: Value, lower: int | None = None, below: Int | None = None) -> Int:
-        """An int64 value as a symbol of index expressions; ``lower`` and ``below`` say what is known of it."""
-        return ix.symbol(value.name, lower, None, below)
+        """An int64 value as an index expression: the one that it is, or a symbol of which ``lower`` and ``below`` are known."""
+        known = self._places.get(value.name)
+        return ix.symbol(value.name, lower, None, below) if known is None else known
 
     def scalar(self, argument: Argument) -> Value:
         """A Python number, or a node of a SymInt, SymFloat or SymBool, as an int64, float64 or bool value."""
@@ -470,10 +483,21 @@ class Builder:
         assert dtype is not None, f"{op} needs a result dtype"
         if len(args) == 2 and operands[0].dtype == torch.int64 and (simpler := self._of_integers(op, *args)):
             return simpler
+        known = self._place(op, args)
+        if known is not None and op not in ("abs", "max", "min"):  # these are single instructions, unlike conditions of indices
+            return self.index(known)
         if self._mask is not None:
             args = self._guarded(op, args)
         names, result = tuple(a.name for a in args), dtype
-        return self._pure((op, names, dtype), dtype, args, lambda to: Compute(to, op, names, result))
+        value = self._pure((op, names, dtype), dtype, args, lambda to: Compute(to, op, names, result))
+        if known is not None:
+            self._places[value.name] = known
+        return value
+
+    def _place(self, op: str, args: Sequence[Value]) -> Int | None:
+        """What an op makes of index expressions, as one, where it does."""
+        known = [self._places[a.name] for a in args if a.name in self._places]
+        return place(op, *known) if op in PLACES and len(known) == len(args) else None
 
     def _of_integers(self, op: str, left: Value, right: Value) -> Value | None:
         """``op`` on two int64 values as less than that, if it is less."""

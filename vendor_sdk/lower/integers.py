@@ -15,6 +15,10 @@ from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
 
 COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+PLACES = frozenset(("abs", "add", "floordiv", "fmod", "max", "min", "mod", "mul", "neg", "sub", "truncdiv", "wrap_index"))
+"""Ops that make an index expression of index expressions, if ``place`` does."""
+DIVISIONS = frozenset(("floordiv", "fmod", "mod", "mul", "truncdiv"))
+"""Those of them that want a number as one of the operands."""
 SMALL = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32))
 """Integers whose sum with an index expression of int32 never leaves int64."""
 
@@ -38,6 +42,24 @@ def combined(op: str, left: Affine, right: Affine) -> Affine | None:
     if op == "mul" and not (left.value or right.value) and (left.offset.value is not None or right.offset.value is not None):
         return Affine("", torch.int64, left.offset * right.offset)
     return None
+
+
+def place(op: str, first: Int, second: Int = ix.ZERO) -> Int | None:
+    """What one of ``PLACES`` makes of index expressions; None where that is none."""
+    if op == "abs":
+        return ix.maximum(first, -first)
+    if op == "neg":
+        return -first
+    if op in ("max", "min"):
+        return ix.maximum(first, second) if op == "max" else ix.minimum(first, second)
+    if op == "wrap_index":
+        return first if ix.nonnegative(first) and ix.less(first, second) else None
+    if op in ("add", "sub", "mul"):
+        made = combined(op, Affine("", torch.int64, first), Affine("", torch.int64, second))
+        return made and made.offset
+    if second.value is None or second.value <= 0 or (op in ("fmod", "truncdiv") and not ix.nonnegative(first)):
+        return None
+    return first % second if op in ("mod", "fmod") else first // second
 
 
 def fits(expression: Int) -> bool:

@@ -254,6 +254,11 @@ def _adaptive_sizes(sizes: Sequence[Int], outs: Sequence[Int]) -> tuple[Int, ...
     return tuple(size // out if size % out == 0 else (size + out - 1) // out + 1 for size, out in zip(sizes, outs, strict=True))
 
 
+def _covering(size: Int, out: Int) -> Int:
+    """Windows that cover one position at most: one more than the quotient, rounded up, where the sizes do not divide."""
+    return (out + size - 1) // size + (0 if size % out == 0 or out % size == 0 else 1)
+
+
 def _adaptive_max(n: int) -> Lowering:
     def lowering(k: Builder) -> None:
         source = k.args["self"]
@@ -322,8 +327,7 @@ def _adaptive_average_backward(n: int) -> Lowering:
         spatial = shape[len(shape) - n :]
         outs = k.shape(gradient)[len(shape) - n :]
         dtype = opmath(k.outputs[0].dtype)
-        # Windows that cover one position: at most one more than the quotient of outputs by inputs, rounded up.
-        reach = tuple((out + size - 1) // size + 1 for size, out in zip(spatial, outs, strict=True))
+        reach = tuple(_covering(size, out) for size, out in zip(spatial, outs, strict=True))
         with k.nest(shape) as i:
             lead, position = i[: len(i) - n], i[len(i) - n :]
 
@@ -332,13 +336,15 @@ def _adaptive_average_backward(n: int) -> Lowering:
                 for place, offset, size, out in zip(position, r, spatial, outs, strict=True):
                     window = place * out // size + offset
                     begin, end = _adaptive_bounds(window, size, out)
-                    conditions.extend(inside(k, window, out))
-                    conditions.append(k.compute("le", k.index(begin), k.index(place)))
-                    conditions.append(k.compute("lt", k.index(place), k.index(end)))
+                    if size % out != 0 and out % size != 0:
+                        conditions.extend(inside(k, window, out))
+                        conditions.append(k.compute("le", k.index(begin), k.index(place)))
+                        conditions.append(k.compute("lt", k.index(place), k.index(end)))
                     o.append(window)
                     count = count * (end - begin)
                 loaded = k.convert(k.load(gradient, (*lead, *o), all_of(k, conditions)), dtype)
-                return k.compute("div", loaded, k.convert(k.index(count), dtype))
+                divisor = k.const(count.value, dtype) if count.value is not None else k.convert(k.index(count), dtype)
+                return k.compute("div", loaded, divisor)
 
             k.store(0, i, k.reduce1(reach, "sum", element))
 

@@ -24,15 +24,16 @@ def affine(body: Sequence[Stmt], limits: Limits) -> tuple[Stmt, ...]:
     return tuple(_cut(stmt, limits.affine) for stmt in body) if limits.affine else tuple(body)
 
 
-def _cut(stmt: Stmt, least: int) -> Stmt:
+def _cut(stmt: Stmt, least: int, groups: Range | None = None) -> Stmt:
     if not isinstance(stmt, Nest | Reduce):
         return stmt
     if isinstance(stmt, Nest) and match(stmt) is not None:
         return stmt  # A template knows what its ranges are.
     if any(isinstance(s, Nest | Reduce | Scan) for s in stmt.body):
         columns = _columns(stmt, least) if isinstance(stmt, Nest) else None
-        return columns or replace(stmt, body=tuple(_cut(s, least) for s in stmt.body))
-    ranges, body = cut_each(stmt.ranges, stmt.body, least, near=True)
+        last = stmt.ranges[-1] if stmt.ranges else None
+        return columns or replace(stmt, body=tuple(_cut(s, least, last) for s in stmt.body))
+    ranges, body = cut_each(stmt.ranges, stmt.body, least, near=True, groups=groups)
     return replace(stmt, ranges=ranges, body=body)
 
 

@@ -31,6 +31,7 @@ from vendor_sdk.lower.build import TRAPS, Lowered
 from vendor_sdk.lower.picks import picked
 from vendor_sdk.lower.quotients import affine
 from vendor_sdk.lower.strides import strided
+from vendor_sdk.lower.turns import unfolded
 from vendor_sdk.lower.windows import written
 
 REPORTS = TRAPS | {"wrap_index"}
@@ -39,7 +40,8 @@ REPORTS = TRAPS | {"wrap_index"}
 
 def simplify(lowered: Lowered, limits: Limits) -> Lowered:
     kernel = lowered.kernel
-    changed = strided(affine(written(live(picked(kernel.body), set()), limits), limits), limits)
+    written_out = written(live(picked(kernel.body), set()), limits)
+    changed = strided(unfolded(affine(written_out, limits), limits), limits)
     body = tuple(nest for nest in map(_nest, live(changed, set())) if isinstance(nest, Nest))
     return replace(lowered, kernel=replace(kernel, body=body))
 

@@ -24,6 +24,8 @@ from vendor_sdk.lower.strides import CHAINS, Leaf
 
 STATEMENTS = 512
 """Of a body that was written out, at most."""
+NEAR = ({1}, {1, 2})
+"""Distances of what neighbours read, the better ones first: every second element is two vectors, shuffled."""
 
 
 def written(body: Sequence[Stmt], limits: Limits) -> tuple[Stmt, ...]:
@@ -78,14 +80,14 @@ def _is_window(s: Reduce, most: int) -> bool:
 
 
 def _lanes(nest: Nest, windows: Sequence[Reduce]) -> Range | None:
-    """The loop of the nest whose neighbours read neighbouring elements, or the same, but for tables of their own."""
+    """The loop of the nest whose neighbours read elements close to each other, or the same, but for tables of their own."""
     inside = {r.var for s in windows for r in s.ranges}
     loads = [s for each in windows for s in each.body if isinstance(s, Load)]
-    for tables in (False, True):
+    for near, tables in itertools.product(NEAR, (False, True)):
         for r in reversed(nest.ranges):
             others = [s for s in loads if not (tables and _is_table(s, r, inside))]
-            steps = [ix.stride(s.index, r.var) for s in others]
-            if 1 in steps and all(step in (0, 1) for step in steps) and (len(others) == len(loads) or len(nest.ranges) > 1):
+            steps = {step.value if (step := ix.stride(s.index, r.var)) is not None else None for s in others}
+            if steps & near and steps <= near | {0} and (len(others) == len(loads) or len(nest.ranges) > 1):
                 return r
     return None
 

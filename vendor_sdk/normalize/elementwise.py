@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -45,6 +46,23 @@ def angle(x: Tensor) -> Any:
     zero = number(0, dtype, x)
     turned = aten.where.self(aten.lt.Tensor(wide, zero), number(math.pi, dtype, x), zero)
     return aten.where.self(aten.isnan.default(wide), wide, turned)
+
+
+@rule(aten.clamp.default, aten.clamp.Tensor, aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp(x: Tensor, min: Any = None, max: Any = None) -> Any:
+    """The smaller of ``max`` and the larger of ``min`` and ``x``; NaN wherever one of them is."""
+    bounds = [bound for bound in (min, max) if bound is not None]
+    dtype = functools.reduce(torch.promote_types, (torch.result_type(x, bound) for bound in bounds), x.dtype)
+    wide = cast(x, dtype)
+    for bound, choose in ((min, aten.maximum.default), (max, aten.minimum.default)):
+        if bound is not None:
+            wide = choose(wide, cast(bound, dtype) if isinstance(bound, Tensor) else number(bound, dtype, x))
+    return wide
+
+
+@rule(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(x: Tensor, max: Any) -> Any:
+    return clamp(x, None, max)
 
 
 @rule(aten.polar.default)

@@ -18,6 +18,7 @@ from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
 from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
 from vendor_sdk.lower.build import result_of
+from vendor_sdk.lower.integers import DIVISIONS, PLACES
 from vendor_sdk.lower.summary import Read, Summary
 from vendor_sdk.lower.view import flatten
 from vendor_sdk.schedule.again import DEAREST, SMALL, Again, compute_again
@@ -116,6 +117,8 @@ class _Pass:
         self.readers: dict[fx.Node, list[Group]] = {}
         self.base = _Bases()
         self.whole: dict[fx.Node, Summary] = {}
+        self.places: set[fx.Node] = set()
+        """What is inlined since it is an index expression, and says where others are read."""
 
     def run(self) -> Schedule:
         self._inline()
@@ -163,7 +166,9 @@ class _Pass:
         outputs = {result_of(n)[0] for n in self.graph.outputs if isinstance(n, fx.Node)}
         calls = list(self.graph.calls())
         fits: dict[fx.Node, bool] = {}
+        leads: dict[fx.Node, bool] = {}
         for node in reversed(calls):
+            leads[node] = node not in outputs and self._leads(node, leads)
             fits[node] = node not in outputs and all(self._takes(user, node, fits) for user in node.users)
         prices: dict[fx.Node, int] = {}
         for node in calls:
@@ -174,6 +179,11 @@ class _Pass:
                 continue
             if self._ends(node, summary):
                 continue
+            if leads[node] and self._is_place(node, summary):
+                self.places.add(node)
+                prices[node] = 0
+                self.schedule.inlined[node] = summary
+                continue
             price = summary.cost + sum(prices.get(read.node, 0) for read in summary.reads)
             if (
                 (price <= AGAIN and self._saves(node, summary))
@@ -182,6 +192,23 @@ class _Pass:
             ):
                 prices[node] = price
                 self.schedule.inlined[node] = summary
+
+    def _is_place(self, node: fx.Node, summary: Summary) -> bool:
+        """Whether integers follow from where they stand alone, by arithmetic that index expressions have."""
+        if not _has_places(node, summary) or (len(summary.reads) > 1 and summary.ops & DIVISIONS):
+            return False
+        return all(read.node in self.places for read in summary.reads)
+
+    def _leads(self, node: fx.Node, known: Mapping[fx.Node, bool]) -> bool:
+        """Whether a value only says where others are read; ``known``: of all nodes behind it."""
+        for user in node.users:
+            summary = self.summaries.get(user)
+            if self.folds(user) or (summary is not None and user in self.emitted and _has_places(user, summary)):
+                if not known[user]:
+                    return False
+            elif summary is None or user not in self.emitted or not any(map(summary.depends_on_data, summary.reads)):
+                return False
+        return True
 
     def _ends(self, node: fx.Node, summary: Summary) -> bool:
         """Whether a prim that a contraction reads is better made where its operand is: a contraction reads an element many
@@ -553,6 +580,12 @@ class _Pass:
         del self.group[other.unit]
         self.schedule.fused += 1
         return ""
+
+
+def _has_places(node: fx.Node, summary: Summary) -> bool:
+    """Whether a prim makes integers by arithmetic that index expressions have."""
+    value = node.meta["val"]
+    return isinstance(value, torch.Tensor) and value.dtype == torch.int64 and not summary.steps and summary.ops <= PLACES
 
 
 class _Bases(dict[fx.Node, fx.Node]):
