@@ -326,8 +326,8 @@ _row(
 
 # Orders and scans
 
-_row("sort, last dim", lambda x: x.sort(-1, stable=True).values, normal(256, 1024), learned=True)
-_row("argsort, last dim", lambda x: x.argsort(-1, stable=True), normal(256, 1024))
+_row("sort, last dim", lambda x: x.sort(dim=-1, stable=True).values, normal(256, 1024), learned=True)
+_row("argsort, last dim", lambda x: x.argsort(dim=-1, stable=True), normal(256, 1024))
 _row("topk 8 of 4096", lambda x: x.topk(8), normal(256, 4096))
 _row("topk 2 of 8, as experts", lambda x: torch.softmax(x, -1).topk(2).values, normal(4096, 8), learned=True)
 _row("median, last dim", lambda x: x.median(-1), normal(256, 1024))
@@ -491,5 +491,5 @@ _row(
     normal(256, 512),
     learned=True,
 )
-_row("cross_entropy of images", F.cross_entropy, normal(4, 21, 64, 64), integers(21, 4, 64, 64))
+_row("cross_entropy of images", F.cross_entropy, normal(4, 21, 64, 64), integers(21, 4, 64, 64), learned=True)
 _row("lstm cell", _cell, normal(512, 2048), normal(512, 512), learned=True)

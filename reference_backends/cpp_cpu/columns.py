@@ -122,16 +122,17 @@ class Columns(Scans):
         maps = not any(isinstance(s, loop.Reduce) for s in nest.body)
         return len(nest.ranges) == 1 and (narrow or maps) and (total.value is None or total.value >= GRAIN)
 
-    def columns(self, nest: loop.Nest) -> None:
+    def columns(self, nest: loop.Nest, *, alone: bool = True) -> None:
+        """A nest of columns; not ``alone``: inside another, whose iterations threads share."""
         inner, outer = nest.ranges[-1], nest.ranges[:-1]
-        total = iterations(nest.ranges, nest.body)
-        self.cut = self.is_cut(nest)
+        self.cut = alone and self.is_cut(nest)
         self.group = nest.group if isinstance(nest, Grouped) else 1
         self.base, self.width = self.fresh("base"), self.fresh("width")
-        parallel = self.open_region(total, serial=self.cut)
-        self.point_locals(nest.body, "omp_get_thread_num()" if parallel else "0")
-        if parallel:
-            self.work_sharing(len(outer) + 1)
+        if alone:
+            parallel = self.open_region(iterations(nest.ranges, nest.body), serial=self.cut)
+            self.point_locals(nest.body, "omp_get_thread_num()" if parallel else "0")
+            if parallel:
+                self.work_sharing(len(outer) + 1)
         for r in outer:
             self.open_loop(r)
         size = index.to_c(inner.size)
@@ -174,7 +175,8 @@ class Columns(Scans):
                 group.append(s)
         flush()
         self.out.close(len(outer) + 1)
-        self.close_region()
+        if alone:
+            self.close_region()
 
     def varying_of(self, body: Sequence[loop.Stmt], inner: loop.Range) -> set[str]:
         """Values that columns do not share."""

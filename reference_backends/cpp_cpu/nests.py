@@ -276,6 +276,10 @@ class Nests(Tiles):
 
     def inner(self, s: loop.Nest) -> None:
         """A nest inside an iteration."""
+        turned = None if plain(s.body) or any(isinstance(t, loop.Local) for t in s.body) else self.as_columns(s)
+        if turned is not None:
+            self.columns(turned, alone=False)
+            return
         if not s.ranges or not plain(s.body):
             if not s.ranges:
                 self.out.open("")
