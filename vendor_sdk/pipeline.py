@@ -52,6 +52,7 @@ from vendor_sdk.lower.native import LoweredCall, native_call
 from vendor_sdk.normalize.canonicalize import canonicalize, drop_copies, drop_dead
 from vendor_sdk.normalize.decompose import prim_table
 from vendor_sdk.normalize.legalize import legalize
+from vendor_sdk.normalize.pairs import in_pairs
 from vendor_sdk.normalize.products import join_products
 from vendor_sdk.normalize.steps import join_steps
 from vendor_sdk.partition.outputs import store_as_promised
@@ -128,6 +129,8 @@ def placed(
     drop_copies(graph)
     _recognize(graph, loaded.backend.composites)
     graph = canonicalize(graph)
+    if not loaded.backend.legalize.complex_numbers:
+        graph = in_pairs(graph)
     if session.emitter is not None:  # a backend of kernels alone may have no ``cat``
         graph = join_steps(join_products(graph))
     graph = _after("normalize", graph, loaded)

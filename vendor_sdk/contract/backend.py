@@ -34,6 +34,8 @@ class Legalization:
             For backends on a ``TorchDevice`` whose kernels of convolutions declare ``orders="channels_last"``.
         separate_bias: convolutions have no bias, and compute no gradient of one (the SDK inserts ``add`` and ``sum``, which
             fuse with their neighbours).
+        complex_numbers: arithmetic of complex numbers reaches the backend as it is. Without, it is arithmetic of their parts,
+            which loops compute (the SDK inserts ``view_as_real`` and ``view_as_complex`` where others want the numbers).
     """
 
     explicit_broadcast: bool = False
@@ -45,6 +47,7 @@ class Legalization:
     row_alignment: int = 1
     channels_last: bool = False
     separate_bias: bool = False
+    complex_numbers: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

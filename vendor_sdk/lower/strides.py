@@ -22,6 +22,7 @@ from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
 from vendor_sdk.ir.loop import Accumulator, Compute, Const, Index, Load, Nest, Range, Reduce, Scalar, Scan, Stmt, Store, makes
 from vendor_sdk.ir.ranges import renamed, substitute
+from vendor_sdk.lower.integers import COMPARISONS
 
 FARTHEST = 4
 """Neighbours that read the same, at most."""
@@ -87,6 +88,8 @@ def _parts(
     range leaves over is a loop of its own; accumulators of several loops have names of their own."""
     for number, r in enumerate(loop.ranges[start:], start):
         period = _period(r, loop.body, interleaves=limits.interleaves)
+        if period is None and isinstance(loop, Nest) and limits.interleaves and number and r is loop.ranges[-1]:
+            period = _alternating(r, loop.body)
         if period is None or copies * period > limits.copies:
             period = _sharing(loop, number, limits.sharing // copies)
         if period is None or len(loop.body) * period > STATEMENTS:
@@ -120,6 +123,15 @@ def _period(r: Range, body: Sequence[Stmt], *, interleaves: bool) -> int | None:
     if along and not (interleaves and period == 2):
         return None
     return period
+
+
+def _alternating(r: Range, body: Sequence[Stmt]) -> int | None:
+    """The size of a loop over two neighbours in memory that conditions tell apart: results of two kinds, in turn."""
+    stores = [s for s in body if isinstance(s, Store)]
+    places = {s.to for s in body if isinstance(s, Index) and r.var in ix.symbols(s.index)}
+    told = any(isinstance(s, Compute) and s.op in COMPARISONS and places & {*s.args} for s in body)
+    beside = all(s.mode == "set" and ix.stride(s.index, r.var) == ix.ONE for s in stores)
+    return 2 if told and beside and r.size == 2 else None
 
 
 def _sharing(loop: Nest | Reduce, number: int, most: int) -> int | None:
@@ -255,7 +267,7 @@ def _written_out(loop: Nest | Reduce, number: int, period: int, around: Mapping[
     r = loop.ranges[number]
     assert r.size.value is not None
     coarse = Range(r.var, ix.wrap(r.size.value // period))
-    variable = ix.variable(coarse.var, coarse.size)
+    variable = ix.variable(coarse.var, coarse.size) if coarse.size != 1 else ix.ZERO
     copies = _Copies(dict(around), {s.param for s in loop.body if isinstance(s, Store)})
     named: list[dict[str, str]] = []
     for k in range(period):
@@ -263,7 +275,7 @@ def _written_out(loop: Nest | Reduce, number: int, period: int, around: Mapping[
         for stmt in substitute(loop.body, {r.var: variable * period + k}):
             copies.add(stmt, names, f"n{number}p{k}" if k else "")
         named.append(names)
-    ranges = (*loop.ranges[:number], coarse, *loop.ranges[number + 1 :])
+    ranges = (*loop.ranges[:number], *([coarse] if coarse.size != 1 else []), *loop.ranges[number + 1 :])
     if isinstance(loop, Nest):
         return Nest(ranges, tuple(copies.body))
     combined = tuple(_combined(a, number, named, copies.body) for a in loop.accumulators)

@@ -17,7 +17,9 @@ Tensor = torch.Tensor
 
 
 @rule(aten._conj.default)
-def conj(x: Tensor) -> Any:
+def conj(x: Tensor | complex) -> Any:
+    if not isinstance(x, Tensor):  # a factor, in the graph of gradients
+        return complex(x).conjugate()
     return aten._conj_physical.default(x) if x.dtype.is_complex else aten.alias.default(x)
 
 

@@ -117,6 +117,7 @@ class _Pass:
         self.readers: dict[fx.Node, list[Group]] = {}
         self.base = _Bases()
         self.whole: dict[fx.Node, Summary] = {}
+        self.moved: dict[fx.Node, bool] = {}
         self.places: set[fx.Node] = set()
         """What is inlined since it is an index expression, and says where others are read."""
 
@@ -169,6 +170,7 @@ class _Pass:
         leads: dict[fx.Node, bool] = {}
         for node in reversed(calls):
             leads[node] = node not in outputs and self._leads(node, leads)
+            self.moved[node] = self._is_moved(node)
             fits[node] = node not in outputs and all(self._takes(user, node, fits) for user in node.users)
         prices: dict[fx.Node, int] = {}
         for node in calls:
@@ -228,21 +230,27 @@ class _Pass:
         )
 
     def _moves_once(self, node: fx.Node, summary: Summary) -> bool:
-        """Whether one prim reads the result, once, out of step: it moves the elements (cat, pad), and may as well make them."""
+        """Whether a result, and what follows from it alone, is only moved in the end, and its reader may as well make it."""
+        if not self.moved[node] or not self._stores_no_more(node, summary):
+            return False
+        (user,) = self._users(node)
+        return ix.nonnegative(ix.product(summary.shape) * WASTE - ix.product(self.summaries[user].shape))
+
+    def _is_moved(self, node: fx.Node) -> bool:
+        """Whether one prim reads a result, once, and out of step: it moves the elements (cat, pad); or in step, and its own
+        result is moved."""
         if len(node.users) != 1:
             return False
         (user,) = node.users
         while self.folds(user) and len(user.users) == 1:
             (user,) = user.users
-        reader = self.summaries.get(user)
-        if reader is None or reader.steps or user in self.contractions:
+        reader, summary = self.summaries.get(user), self.summaries.get(node)
+        if reader is None or summary is None or reader.steps or user in self.contractions:
             return False
         reads = [read for read in reader.reads if read.node is node]
-        if len(reads) != 1 or (flatten(reads[0].index, summary.shape) == flatten(reader.variables, reader.shape)):
+        if len(reads) != 1:
             return False
-        if not self._stores_no_more(node, summary):
-            return False
-        return ix.nonnegative(ix.product(summary.shape) * WASTE - ix.product(reader.shape))
+        return flatten(reads[0].index, summary.shape) != flatten(reader.variables, reader.shape) or self.moved[user]
 
     def _saves_launch(self, node: fx.Node, summary: Summary) -> bool:
         """Whether a kernel for a result would take longer than computing it wherever it is read: a function of the graph's
