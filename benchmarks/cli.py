@@ -101,8 +101,8 @@ def run_command(
     sizes: Sequence[str] | None, dtypes: Sequence[str] | None, rounds: int | None, threads: int, sample_seconds: float,
     json_path: Path | None, plots_path: Path | None, list_only: bool,
 ) -> None:  # fmt: skip
-    """Measure WHAT: sections (kernels, functions, models, training, compile, overhead, memory, dynamic), `all` (the default), or
-    FILE.py:FUNCTION, a function without arguments that returns what to run and its inputs."""
+    """Measure WHAT: sections (kernels, functions, models, training, compile, overhead, memory, dynamic), `all` (the default),
+    or FILE.py:FUNCTION, a function without arguments that returns what to run and its inputs."""
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     selection = Selection(
         quick, _sizes(sizes) or (QUICK_SIZES if quick else SIZES), _dtypes(dtypes) or (QUICK_DTYPES if quick else DTYPES)

@@ -90,11 +90,12 @@ def test_not_where_there_are_too_many_pieces() -> None:
     assert torch.equal(compiled.run(x)[0], function(x))
 
 
-def test_a_place_that_may_be_outside_is_still_reported() -> None:
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
+def test_a_place_that_is_outside_is_still_reported(backend: str) -> None:
     """Nothing is known of it but by looking: it stays an op that reports."""
     x = torch.randn(9)
-    compiled = torch.compile(lambda x: x[torch.arange(9) * 2], backend="cpp_cpu")
-    with pytest.raises((IndexError, RuntimeError)):
+    compiled = torch.compile(lambda x: x[torch.arange(9) * 2], backend=backend)
+    with pytest.raises(IndexError):
         compiled(x)
 
 

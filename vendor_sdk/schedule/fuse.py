@@ -18,7 +18,7 @@ from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
 from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
 from vendor_sdk.lower.build import result_of
-from vendor_sdk.lower.integers import DIVISIONS, PLACES
+from vendor_sdk.lower.integers import COMPARISONS, DIVISIONS, PLACES
 from vendor_sdk.lower.summary import Read, Summary
 from vendor_sdk.lower.view import flatten
 from vendor_sdk.schedule.again import DEAREST, SMALL, Again, compute_again
@@ -31,6 +31,8 @@ ONCE = 32
 """Cost up to which the one prim that moves a result makes it on the way."""
 WASTE = 4
 """How many times as many iterations as elements it may have."""
+CHOICES = frozenset((*COMPARISONS, "bitand", "bitor", "bitnot", "where"))
+"""Ops of prims that choose among elements."""
 FAR = 64
 """Results of other groups that are read through at most, before it is known whether anybody would compute them again."""
 SIBLINGS = 4
@@ -117,7 +119,7 @@ class _Pass:
         self.readers: dict[fx.Node, list[Group]] = {}
         self.base = _Bases()
         self.whole: dict[fx.Node, Summary] = {}
-        self.moved: dict[fx.Node, bool] = {}
+        self.moved: dict[fx.Node, fx.Node | None] = {}
         self.places: set[fx.Node] = set()
         """What is inlined since it is an index expression, and says where others are read."""
 
@@ -170,7 +172,7 @@ class _Pass:
         leads: dict[fx.Node, bool] = {}
         for node in reversed(calls):
             leads[node] = node not in outputs and self._leads(node, leads)
-            self.moved[node] = self._is_moved(node)
+            self.moved[node] = self._mover(node)
             fits[node] = node not in outputs and all(self._takes(user, node, fits) for user in node.users)
         prices: dict[fx.Node, int] = {}
         for node in calls:
@@ -230,27 +232,30 @@ class _Pass:
         )
 
     def _moves_once(self, node: fx.Node, summary: Summary) -> bool:
-        """Whether a result, and what follows from it alone, is only moved in the end, and its reader may as well make it."""
-        if not self.moved[node] or not self._stores_no_more(node, summary):
+        """Whether a result, and what follows from it alone, is only moved in the end, and who moves it may as well make it."""
+        mover = self.moved[node]
+        if mover is None or not self._stores_no_more(node, summary):
             return False
-        (user,) = self._users(node)
-        return ix.nonnegative(ix.product(summary.shape) * WASTE - ix.product(self.summaries[user].shape))
+        return ix.nonnegative(ix.product(summary.shape) * WASTE - ix.product(self.summaries[mover].shape))
 
-    def _is_moved(self, node: fx.Node) -> bool:
-        """Whether one prim reads a result, once, and out of step: it moves the elements (cat, pad); or in step, and its own
-        result is moved."""
+    def _mover(self, node: fx.Node) -> fx.Node | None:
+        """The one prim that reads a result, once, and out of step, as cat and pad do; or, if it is read in step, that moves what
+        follows from it, if that does nothing but choose among elements."""
         if len(node.users) != 1:
-            return False
+            return None
         (user,) = node.users
         while self.folds(user) and len(user.users) == 1:
             (user,) = user.users
         reader, summary = self.summaries.get(user), self.summaries.get(node)
         if reader is None or summary is None or reader.steps or user in self.contractions:
-            return False
+            return None
         reads = [read for read in reader.reads if read.node is node]
         if len(reads) != 1:
-            return False
-        return flatten(reads[0].index, summary.shape) != flatten(reader.variables, reader.shape) or self.moved[user]
+            return None
+        if flatten(reads[0].index, summary.shape) != flatten(reader.variables, reader.shape):
+            return user
+        mover = self.moved[user]
+        return mover if mover is not None and self.summaries[mover].ops <= CHOICES else None
 
     def _saves_launch(self, node: fx.Node, summary: Summary) -> bool:
         """Whether a kernel for a result would take longer than computing it wherever it is read: a function of the graph's
