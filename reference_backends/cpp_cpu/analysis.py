@@ -88,9 +88,14 @@ def collides(nest: loop.Nest) -> bool:
     return bool(found) and not (nest.ranges and all(apart(s.index, nest.ranges[0]) for s in found))
 
 
+LOADS = 5
+"""Of an iteration that count as another one."""
+
+
 def work(body: Sequence[loop.Stmt]) -> index.Int:
-    """Inner iterations of one iteration of a loop with this body, costly ones counted several times."""
-    total = index.wrap(1 + sum(8 for s in body if isinstance(s, loop.Compute) and s.op in COSTLY))
+    """Inner iterations of one iteration of a loop with this body, costly ones and those of many loads counted several times."""
+    costly = sum(isinstance(s, loop.Compute) and s.op in COSTLY for s in body)
+    total = index.wrap(1 + 8 * costly + sum(isinstance(s, loop.Load) for s in body) // LOADS)
     for s in body:
         if isinstance(s, loop.Reduce | loop.Nest):
             total = total + iterations(s.ranges, s.body)
@@ -105,13 +110,14 @@ def iterations(ranges: Sequence[loop.Range], body: Sequence[loop.Stmt]) -> index
 
 
 def along(ranges: Sequence[loop.Range], body: Sequence[loop.Stmt]) -> int:
-    """Position of the range to run in vectors: the one that most accesses walk along memory with; of equals the last."""
+    """Position of the range to run in vectors: the one that most accesses walk along memory with, by every second element for
+    want of a better one; of equals the last."""
 
     def score(position: int) -> tuple[int, int]:
         variable = ranges[position].var
         accesses = [s.index for s in body if isinstance(s, loop.Load | loop.Store)]
         contiguous = sum(stride_is(e, variable, 1) for e in accesses)
-        across = sum(not stride_is(e, variable, 0, 1) for e in accesses)
+        across = sum(not stride_is(e, variable, 0, 1, 2) for e in accesses)
         return contiguous - across, position
 
     return max(range(len(ranges)), key=score)

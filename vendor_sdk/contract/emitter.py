@@ -54,14 +54,16 @@ class Limits:
         copies: iterations of a loop that may be written out in its body, where neighbours read the same elements (the windows
             over a position, an image that is enlarged): four are two each way. 1: never.
         window: terms of a reduction over a window (of a pool, of a convolution of each channel) that may be written out in the
-            body of the loop around it, where neighbours of that loop read neighbouring elements. 0: never.
+            body of the loop around it, where neighbours of that loop read neighbouring elements, or every second one. 0: never.
         sharing: iterations of an outer loop that may be written out in its body, where they read the same elements of a large
             input (a table of angles that all heads share). 1: never.
-        interleaves: whether loops that walk along memory are written out too, by two: stores of every second element stand in
-            pairs then, which an emitter does as one.
+        interleaves: whether loops that walk along memory are written out too, by two, and loops over two results of different
+            kinds (the parts of complex numbers): stores of every second element stand in pairs then, which an emitter does as
+            one.
         affine: iterations of a loop from which on it may be the inner one of two that stand for one loop whose indices hold
             quotients and remainders of its variable (the channel of an element of a group): vectors load along it then, where
-            they would gather. 0: such loops stay one.
+            they would gather. Loops are also cut where an index turns or begins anew (a reflected edge, a row that is rolled
+            on). 0: such loops stay one.
         chunk_apart: whether the rows of a chunk lie as far apart as there are chunks, a multiple of 16: then all begin at the
             same place within a vector, whatever their length, and iterations that run at once read neighbouring rows.
     """

@@ -239,8 +239,8 @@ class _Pass:
         return ix.nonnegative(ix.product(summary.shape) * WASTE - ix.product(self.summaries[mover].shape))
 
     def _mover(self, node: fx.Node) -> fx.Node | None:
-        """The one prim that reads a result, once, and out of step, as cat and pad do; or, if it is read in step, that moves what
-        follows from it, if that does nothing but choose among elements."""
+        """The one prim that reads a result, once, and out of step, as cat and pad do; or, if it is read in step, the one that
+        moves what follows from it, if that does nothing but choose among elements."""
         if len(node.users) != 1:
             return None
         (user,) = node.users
