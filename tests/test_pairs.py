@@ -39,6 +39,12 @@ def summed(x: Tensor) -> tuple[Tensor, ...]:
     return x.sum(1), x.mean(0, keepdim=True), x.sum(), torch.cat([x, x * 2], 1), x.flip(0) + x, torch.stack([x, -x])
 
 
+def summed_in(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """In a dtype that is named."""
+    wide, of = torch.complex128, torch.complex64
+    return x.sum(0, dtype=of), x.sum(1, dtype=wide), y.sum(0, dtype=of), y.mean(1, dtype=of), x.cumsum(0, dtype=of)
+
+
 def picked(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
     return (x * 2)[i], x.index_select(1, i), torch.where(x.real > 0, x, -x), (x == x.flip(0)) | (x != x)
 
@@ -67,6 +73,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "parts": (parts, (drawn(5, 6, dtype=torch.complex128),)),
     "shown": (shown, (drawn(5, 6),)),
     "summed": (summed, (drawn(5, 6),)),
+    "summed in a dtype": (summed_in, (drawn(5, 6), torch.randn(5, 6))),
     "picked": (picked, (drawn(5, 6), torch.tensor([4, 0, 2, 2, 1]))),
     "transformed": (transformed, (torch.randn(5, 64), torch.randn(5, 64))),
     "others": (others, (drawn(5, 6), drawn(5, 6))),
@@ -99,7 +106,7 @@ def test_the_same_numbers(name: str, dynamic: bool, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpp_cpu"])
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("picked", "empty")])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("picked", "empty", "summed in a dtype")])
 def test_the_same_gradients(name: str, backend: str) -> None:
     function, inputs = CASES[name]
     torch._dynamo.reset()
@@ -132,6 +139,23 @@ def test_special_values(backend: str) -> None:
     for one, other in zip(found, (x[:, None] * x, x.abs(), -x), strict=True):
         pairs = [torch.view_as_real(t) if t.is_complex() else t for t in (one, other)]
         torch.testing.assert_close(*pairs, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu", "onnxruntime"])
+@pytest.mark.parametrize("upper", [False, True], ids=["lower", "upper"])
+def test_the_other_factor_of_a_complex_matrix_is_the_adjoint(upper: bool, backend: str) -> None:
+    a, b = drawn(3, 5, 5), drawn(3, 5, 2)
+    factor = torch.linalg.cholesky(a @ a.mH + 5 * torch.eye(5), upper=upper)
+
+    def solved(factor: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.cholesky_solve(b, factor, upper),
+            torch.cholesky_inverse(factor, upper),
+            torch.cholesky_inverse(factor[0], upper),
+        )
+
+    torch._dynamo.reset()
+    alike(torch.compile(solved, backend=backend)(factor, b), solved(factor, b))
 
 
 def graph_of(name: str) -> vendor_sdk.PrimGraph:

@@ -153,7 +153,7 @@ def _is_plain_view(node: fx.Node) -> bool:
 
 def _each(of: _Pairs, node: fx.Node) -> Pair | None:
     """The same of both parts."""
-    if not _is_complex(node) or not isinstance(node.args[0], fx.Node):
+    if not _is_complex(node) or not isinstance(node.args[0], fx.Node) or not _is_complex(node.args[0]):
         return None
     pair = of.parts(node.args[0])
     return pair and _both(of, node, *pair)
@@ -162,7 +162,8 @@ def _each(of: _Pairs, node: fx.Node) -> Pair | None:
 def _both(of: _Pairs, node: fx.Node, *firsts: Any) -> Pair:
     if node.target is aten.view.default:
         firsts = tuple(map(of.in_order, firsts))
-    real, imaginary = (of.call(node.target, first, *node.args[1:], **node.kwargs) for first in firsts)  # type: ignore[arg-type]
+    kwargs = {**node.kwargs, **({"dtype": _part_dtype(node)} if node.kwargs.get("dtype") is not None else {})}
+    real, imaginary = (of.call(node.target, first, *node.args[1:], **kwargs) for first in firsts)  # type: ignore[arg-type]
     return real, imaginary
 
 
