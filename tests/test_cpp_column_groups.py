@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.threads import by_threads
+
 Tensor = torch.Tensor
 SHAPES = [(2, 8, 5, 7, 2), (1, 320, 9, 8, 32), (3, 64, 16, 16, 32), (2, 96, 3, 3, 4), (1, 12, 40, 40, 1), (2, 40, 6, 6, 40)]
 """Of an image, and how many groups."""
@@ -78,13 +80,5 @@ def test_images_are_read_and_written_along_memory(tmp_path: Path, monkeypatch: p
 
 def test_results_do_not_depend_on_the_number_of_threads() -> None:
     arguments = drawn((1, 320, 24, 24, 32))
-    results = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            torch._dynamo.reset()
-            results.append(torch.compile(normed, backend="cpp_cpu", dynamic=False)(*arguments))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(results[0], other) for other in results[1:])
+    first, *others = by_threads(lambda: torch.compile(normed, backend="cpp_cpu", dynamic=False)(*arguments))
+    assert all(torch.equal(first, other) for other in others)

@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.threads import by_threads
+
 Tensor = torch.Tensor
 
 
@@ -72,17 +74,8 @@ def test_columns_of_other_dtypes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("shape", [(4096, 40), (600, 2000)], ids=str)
 def test_results_do_not_depend_on_the_number_of_threads(shape: tuple[int, int]) -> None:
     x = torch.randn(shape)
-    results = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            torch._dynamo.reset()
-            results.append(torch.compile(lambda x: ((x - x.mean(0)) / x.std(0)).softmax(0), backend="cpp_cpu")(x))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    first, *others = by_threads(lambda: torch.compile(lambda x: ((x - x.mean(0)) / x.std(0)).softmax(0), backend="cpp_cpu")(x))
+    assert all(torch.equal(first, other) for other in others)
 
 
 def test_special_values_stay_in_their_columns() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests import fusing
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.loop import Load, LoopKernel, Nest, Store, walk
+from vendor_sdk.ir.loop import Compute, Index, Load, LoopKernel, Nest, Store, walk
 
 Tensor = torch.Tensor
 ALL = replace(fusing.ROOM, affine=4)
@@ -169,3 +169,19 @@ def test_digits_are_told_apart_and_joined() -> None:
     assert (20 * q + m + 43) // 60 == (q + 2) // 3
     assert r % 32 + 32 * ((r // 32) % 32) == r % 1024
     assert r % 32 + 32 * ((r // 32) % 32) + 1024 * (r // 1024) == r
+
+
+def test_values_stay_the_ops_that_they_are() -> None:
+    """Distances that are numbers, not places: an index with extremes in it would be one lane after the other."""
+
+    def function(x: Tensor) -> Tensor:
+        line = torch.arange(40)
+        return x - (3 - (line[:, None] - line).abs()) * 2
+
+    x = torch.randn(40, 40)
+    compiled = fusing.compiled(function, [x], ALL)
+    (lowered,) = compiled.kernels.values()
+    ops = [s.op for s in walk(lowered.kernel.body) if isinstance(s, Compute)]
+    assert ops.count("abs") == 1
+    assert all(ix.stride(s.index, "x1") is not None for s in walk(lowered.kernel.body) if isinstance(s, Index))
+    assert torch.equal(compiled.run(x)[0], function(x))

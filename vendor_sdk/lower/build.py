@@ -41,7 +41,7 @@ from vendor_sdk.ir.loop import (
     Symbol,
 )
 from vendor_sdk.ir.loop_ops import ACCEPTS, NARROW, OPS
-from vendor_sdk.lower.integers import COMPARISONS, PLACES, SMALL, Affine, combined, fits, place
+from vendor_sdk.lower.integers import CHECKED, COMPARISONS, EXTREMES, PLACES, SMALL, Affine, combined, fits, place
 from vendor_sdk.lower.view import read_through
 from vendor_sdk.prims.opset import BY_TARGET
 
@@ -484,7 +484,7 @@ class Builder:
         if len(args) == 2 and operands[0].dtype == torch.int64 and (simpler := self._of_integers(op, *args)):
             return simpler
         known = self._place(op, args)
-        if known is not None and op not in ("abs", "max", "min"):  # these are single instructions, unlike conditions of indices
+        if known is not None and (op in CHECKED or (op not in EXTREMES and all(self._is_index(a) for a in args))):
             return self.index(known)
         if self._mask is not None:
             args = self._guarded(op, args)
@@ -493,6 +493,11 @@ class Builder:
         if known is not None:
             self._places[value.name] = known
         return value
+
+    def _is_index(self, value: Value) -> bool:
+        """Whether a value was made as an index expression: others are cheaper as the ops that they are."""
+        known = self._affine.get(value.name)
+        return known is not None and not known.value
 
     def _place(self, op: str, args: Sequence[Value]) -> Int | None:
         """What an op makes of index expressions, as one, where it does."""

@@ -17,6 +17,10 @@ from vendor_sdk.ir.index import Int
 COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
 PLACES = frozenset(("abs", "add", "floordiv", "fmod", "max", "min", "mod", "mul", "neg", "sub", "truncdiv", "wrap_index"))
 """Ops that make an index expression of index expressions, if ``place`` does."""
+EXTREMES = frozenset(("abs", "max", "min"))
+"""Those of them that are one instruction, unlike conditions among index expressions."""
+CHECKED = frozenset(("floordiv", "fmod", "mod", "truncdiv", "wrap_index"))
+"""Those of them that look at their operands before they compute; of index expressions that is known."""
 DIVISIONS = frozenset(("floordiv", "fmod", "mod", "mul", "truncdiv"))
 """Those of them that want a number as one of the operands."""
 SMALL = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32))
