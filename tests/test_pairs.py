@@ -178,9 +178,10 @@ def test_no_arithmetic_of_complex_numbers_is_left(name: str) -> None:
     assert not complex_calls
 
 
-def test_views_of_complex_inputs_stay_views() -> None:
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
+def test_views_of_complex_inputs_stay_views(backend: str) -> None:
     x = drawn(5, 6)
-    compiled = torch.compile(lambda x: (x.t(), x[1:3], x * 2), backend="cpp_cpu")
+    compiled = torch.compile(lambda x: (x.t(), x[1:3], x * 2), backend=backend)
     turned, part, _ = compiled(x)
     assert turned.data_ptr() == x.data_ptr()
     assert part.data_ptr() == x[1:].data_ptr()
@@ -197,9 +198,10 @@ def test_nothing_runs_on_the_host(name: str, backend: str) -> None:
     assert not hosted - {"view_as_complex", "view_as_real"}
 
 
-def test_a_rotation_is_two_kernels() -> None:
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
+def test_a_rotation_is_two_kernels(backend: str) -> None:
     """The angles' cosines and sines, and the rotation, which reads pairs and stores pairs."""
     function, inputs = CASES["rotated"]
     torch._dynamo.reset()
-    explanation = vendor_sdk.explain(function, *inputs, backend="cpp_cpu", show=False)
+    explanation = vendor_sdk.explain(function, *inputs, backend=backend, show=False)
     assert len(explanation.graphs[0].kernels.kernels) <= 2

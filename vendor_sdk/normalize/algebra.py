@@ -42,8 +42,6 @@ def cholesky(x: Tensor, upper: bool = False) -> Any:
 @rule(aten.cholesky_solve.default)
 def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Any:
     """Of complex factors the other one is the conjugate transpose."""
-    if not factor.dtype.is_complex:
-        return NotImplemented
     first, second = (_mh(factor), factor) if upper else (factor, _mh(factor))
     half = aten.linalg_solve_triangular.default(first, b, upper=False)
     return aten.linalg_solve_triangular.default(second, half, upper=True)
@@ -51,8 +49,6 @@ def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Any:
 
 @rule(aten.cholesky_inverse.default)
 def cholesky_inverse(factor: Tensor, upper: bool = False) -> Any:
-    if not factor.dtype.is_complex:
-        return NotImplemented
     one = aten.eye.default(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     return cholesky_solve(aten.expand.default(one, list(factor.shape)), factor, upper)
 
