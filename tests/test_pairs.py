@@ -55,6 +55,12 @@ def transformed(x: Tensor, y: Tensor) -> Tensor:
     return both
 
 
+def between(x: Tensor, y: Tensor) -> Tensor:
+    """What has a rule, between what has none and is read as parts itself."""
+    both: Tensor = torch.fft.ifft(torch.fft.fft(x) * y) * 2
+    return both
+
+
 def others(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """What has no rule, between what does."""
     return x / (y * 2) + x / 3 + (x * y).exp(), (x @ y.t()) * x.abs().sum()
@@ -76,6 +82,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
     "summed in a dtype": (summed_in, (drawn(5, 6), torch.randn(5, 6))),
     "picked": (picked, (drawn(5, 6), torch.tensor([4, 0, 2, 2, 1]))),
     "transformed": (transformed, (torch.randn(5, 64), torch.randn(5, 64))),
+    "between": (between, (drawn(5, 16), drawn(5, 16))),
+    "compared in the wider type": (
+        lambda x, y: (x == y, y != x),
+        (drawn(5, 6), drawn(5, 6).to(torch.complex128) * (1 + 1e-12)),
+    ),
     "others": (others, (drawn(5, 6), drawn(5, 6))),
     "converted": (lambda x: x.to(torch.complex128) * x.real.to(torch.complex64), (drawn(5, 6),)),
     "empty": (lambda x, y: x * y + 1, (drawn(0, 6), drawn(0, 6))),
@@ -106,7 +117,9 @@ def test_the_same_numbers(name: str, dynamic: bool, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["cpp_cpu"])
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("picked", "empty", "summed in a dtype")])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("picked", "empty", "summed in a dtype", "compared in the wider type")]
+)
 def test_the_same_gradients(name: str, backend: str) -> None:
     function, inputs = CASES[name]
     torch._dynamo.reset()
@@ -163,12 +176,12 @@ def graph_of(name: str) -> vendor_sdk.PrimGraph:
     return vendor_sdk.trace(function, inputs)
 
 
-@pytest.mark.parametrize("name", ["rotated", "arithmetic", "parts", "summed", "picked"])
+@pytest.mark.parametrize("name", ["rotated", "arithmetic", "parts", "summed", "picked", "between"])
 def test_no_arithmetic_of_complex_numbers_is_left(name: str) -> None:
     graph = in_pairs(graph_of(name))
     graph.verify()
     aten = torch.ops.aten
-    memory = (aten.view_as_complex.default, aten.view_as_real.default, operator.getitem)
+    memory = (aten.view_as_complex.default, aten.view_as_real.default, aten._fft_c2c.default, operator.getitem)
     complex_calls = {
         node.target
         for node in graph.calls()

@@ -38,11 +38,12 @@ class _Pairs:
         self.graph = graph
         self.known: dict[fx.Node, Pair] = {}
         """Parts of complex values."""
+        self.made: dict[fx.Node, None] = {}
+        """Those that are computed as parts."""
         self.here: fx.Node
         """The node that stands for parts now; calls are put before it."""
 
     def run(self) -> None:
-        rewritten: list[fx.Node] = []
         for node in list(self.graph.calls()):
             rule = RULES.get(node.target) or (_each if _is_plain_view(node) else None)
             if rule is None or not any(map(_is_complex, (node, *node.all_input_nodes))):
@@ -53,15 +54,15 @@ class _Pairs:
                 node.replace_all_uses_with(made)
             elif made is not None:
                 self.known[node] = made
-                rewritten.append(node)
-        for node in reversed(rewritten):
+                self.made[node] = None
+        for node in reversed(self.made):
             self._join(node)
         drop_dead(self.graph)
 
     def _join(self, node: fx.Node) -> None:
-        """Puts parts side by side for those who know of no parts. Views of what is complex anyway stay that."""
-        strangers = [user for user in node.users if user not in self.known]
-        if not strangers or self._shows(node):
+        """Puts parts side by side for those who are not computed as parts. Views of what is complex anyway stay that."""
+        strangers = [user for user in node.users if user not in self.made]
+        if not strangers or self.shows(node):
             return
         first = node.next
         pair = [call_before(first, aten.unsqueeze.default, part, -1, like=node) for part in self.known[node]]
@@ -70,25 +71,24 @@ class _Pairs:
         for user in strangers:
             user.replace_input_with(node, joined)
 
-    def _shows(self, node: fx.Node) -> bool:
+    def shows(self, node: fx.Node) -> bool:
         """Whether a value is a view of one that is complex in memory."""
         while _is_plain_view(node):
             node = node.all_input_nodes[0]
-        return node.target is aten.view_as_complex.default or node not in self.known or node.op == "placeholder"
+        return node.target is aten.view_as_complex.default or node not in self.made
 
     # What rules ask for
 
     def call(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         return call_before(self.here, target, *args, **kwargs)
 
-    def number(self, value: float, like: fx.Node) -> fx.Node:
-        of = like.meta["val"]
-        return self.call(aten.full.default, [], value, dtype=of.dtype, device=of.device)
+    def number(self, value: float, dtype: torch.dtype, like: fx.Node) -> fx.Node:
+        return self.call(aten.full.default, [], value, dtype=dtype, device=like.meta["val"].device)
 
     def parts(self, value: Any) -> Pair | None:
         """The parts of an operand that is complex; None where they cannot be seen."""
         if value not in self.known:
-            if not isinstance(value.meta["val"], torch.Tensor) or value.meta["val"].is_conj():
+            if value.meta["val"].is_conj():
                 return None
             real = self.call(aten.view_as_real.default, value)
             last = real.meta["val"].dim() - 1
@@ -96,29 +96,23 @@ class _Pairs:
         return self.known[value]
 
     def operands(self, node: fx.Node) -> list[Pair] | None:
-        """Parts of a prim's two operands, of the result's type: of real numbers the imaginary part is zero."""
-        dtype = _part_dtype(node) if _is_complex(node) else _part_dtype(next(filter(_is_complex, node.all_input_nodes)))
+        """Parts of a prim's two operands, in the type that they have in common: of real ones the imaginary part is zero."""
+        values: list[Any] = [v.meta["val"] if isinstance(v, fx.Node) else v for v in node.args[:2]]
+        dtype = torch.result_type(*values).to_real()
         found: list[Pair] = []
         for value in node.args[:2]:
-            if not isinstance(value, fx.Node | int | float | complex):
-                return None
-            if not isinstance(value, fx.Node):
-                of = node.meta["val"]
-                both = [
-                    self.call(aten.full.default, [], part, dtype=dtype, device=of.device)
-                    for part in (complex(value).real, complex(value).imag)
-                ]
-                found.append((both[0], both[1]))
-            elif _is_complex(value):
+            if isinstance(value, int | float | complex):
+                number = complex(value)
+                pair: Pair | None = (self.number(number.real, dtype, node), self.number(number.imag, dtype, node))
+            elif isinstance(value, fx.Node) and _is_complex(value):
                 pair = self.parts(value)
-                if pair is None:
-                    return None
-                found.append((self.cast(pair[0], dtype), self.cast(pair[1], dtype)))
-            elif isinstance(value.meta["val"], torch.Tensor):
-                real = self.cast(value, dtype)
-                found.append((real, self.number(0, real)))
+            elif isinstance(value, fx.Node) and isinstance(value.meta["val"], torch.Tensor):
+                pair = value, self.number(0, dtype, node)
             else:
                 return None
+            if pair is None:
+                return None
+            found.append((self.cast(pair[0], dtype), self.cast(pair[1], dtype)))
         return found
 
     def in_order(self, value: fx.Node) -> fx.Node:
@@ -137,7 +131,8 @@ def _is_complex(node: fx.Node) -> bool:
 
 
 def _part_dtype(node: fx.Node) -> torch.dtype:
-    return torch.empty((), dtype=node.meta["val"].dtype, device="cpu").real.dtype
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype.to_real()
 
 
 def _is_plain_view(node: fx.Node) -> bool:
@@ -145,7 +140,7 @@ def _is_plain_view(node: fx.Node) -> bool:
     row = BY_TARGET.get(node.target)
     if row is None or not row.is_view or node.target in (aten.view_as_real.default, aten.view_as_complex.default):
         return False
-    return node.target is not aten.as_strided.default and _is_complex(node) and len(node.all_input_nodes) >= 1
+    return node.target is not aten.as_strided.default and _is_complex(node)
 
 
 # Rules: parts of a complex result, a real result, or None where the prim stays
@@ -197,7 +192,7 @@ def _shown(of: _Pairs, node: fx.Node) -> fx.Node | None:
     """Numbers as pairs in memory; not of what lies so: it is a view. One part alone is not read from there."""
     value = node.args[0]
     assert isinstance(value, fx.Node)
-    if value not in of.known or of._shows(value):
+    if value not in of.known or of.shows(value):
         return None
     pair = of.known[value]
     last = node.meta["val"].dim() - 1
