@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.contract.placement import Kind, Placement, Route
@@ -44,20 +45,21 @@ class Compiled:
             if node.target is operator.getitem:
                 values[node] = values[node.args[0]][node.args[1]]  # type: ignore[index]
             elif node in self.kernels:
-                values[node] = self._launch(self.kernels[node], values)
+                results = iter(self._launch(self.kernels[node], values))
+                values[node] = pytree.tree_map_only(torch.Tensor, lambda _, results=results: next(results), node.meta["val"])
             else:
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
         return [values[n] for n in self.graph.outputs]
 
-    def _launch(self, lowered: Lowered, values: dict[fx.Node, Any]) -> Any:
+    def _launch(self, lowered: Lowered, values: dict[fx.Node, Any]) -> list[torch.Tensor]:
         kernel = lowered.kernel
         outputs = [torch.empty([int(s.value or 0) for s in spec.shape], dtype=spec.dtype) for spec in lowered.outputs]
         for output in outputs:
             output.view(torch.uint8).fill_(0x7F) if output.dim() and output.dtype != torch.bool else None
         buffers = [values[n].contiguous().reshape(-1) for n in lowered.inputs]
         interpret(kernel, [*buffers, *(o.reshape(-1) for o in outputs)], [7 for _ in kernel.symbols])
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return outputs
 
 
 def compiled(function: Callable[..., Any], inputs: Sequence[torch.Tensor], limits: Limits = ROOM, **options: Any) -> Compiled:

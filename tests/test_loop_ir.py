@@ -59,6 +59,17 @@ def test_index_expressions_simplify(expression: ix.Int, expected: ix.Int) -> Non
     assert expression == expected
 
 
+def test_symbols_of_one_name_have_what_is_known_of_each() -> None:
+    """Expressions are equal by their names alone; what follows from a symbol's range does not carry over to another range."""
+    for below in (4, 8, 4):
+        i = ix.variable("i", below)
+        assert (i // 4 == 0) == (i % 4 == i) == ix.less(i, 4) == (below == 4)
+    for size in (ix.symbol("s", 3), ix.symbol("s", 2), ix.symbol("s", 3)):
+        i = ix.variable("i", size - 2)  # a range within a range
+        assert ix.nonnegative(size - 3 - i * 0) == (ix.symbols(size)["s"].lower == 3)
+        assert ix.nonnegative(size - 3 - i) is True
+
+
 def test_index_expressions_keep_their_value() -> None:
     """Random expressions: simplified or not, printed or not, the value is what Python computes."""
     draw = random.Random(0)

@@ -22,7 +22,7 @@ from vendor_sdk.ir.loop import Compute, Load, Nest, Range, Reduce, Store, walk
 from vendor_sdk.ir.loop_interpreter import interpret
 from vendor_sdk.ir.loop_verify import verify
 from vendor_sdk.lower import strides
-from vendor_sdk.lower.strides import decided
+from vendor_sdk.lower.copies import decided
 
 Tensor = torch.Tensor
 ALL = replace(fusing.ROOM, copies=4, interleaves=True)

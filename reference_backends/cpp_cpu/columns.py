@@ -309,16 +309,20 @@ class Columns(Scans):
         self.out.close()
 
     def open_parts(self, s: loop.Reduce, tile: int, bounds: dict[str, tuple[str, str]]) -> int:
-        """Cuts the rows that few columns are reduced over into a fixed number of parts for threads; the region's place."""
+        """Cuts the rows that few columns are reduced over into parts, as many for any number of threads; the region's place."""
         for a in s.accumulators:
             for to, kind in zip(a.to, self.lane_kinds(a), strict=True):
                 self.out(f"alignas(64) {'double' if blocked(a) else kind} {to}_p[{CUTS * tile}];")
         longest = max(s.ranges, key=lambda r: r.size.value or 0)
-        length, start, stop = index.to_c(longest.size), self.fresh("start"), self.fresh("stop")
+        length, start, stop, each = index.to_c(longest.size), self.fresh("start"), self.fresh("stop"), self.fresh("each")
+        self.parts = self.fresh("parts")
+        # The innermost rows are joined so many at once.
+        unit = ROWS if longest is s.ranges[-1] else 1
+        self.out(f"const int64_t {each} = max_int(({length} + {CUTS * unit - 1}) / {CUTS * unit} * {unit}, 1);")
+        self.out(f"const int64_t {self.parts} = ({length} + {each} - 1) / {each};")
         region = self.pragma(" for schedule(static)")
-        self.out.open(f"for (int64_t part = 0; part < {CUTS}; ++part)")
-        each = f"({length} + {CUTS * ROWS - 1}) / {CUTS * ROWS} * {ROWS}"
-        self.out(f"const int64_t {start} = min_int(part * ({each}), {length}), {stop} = min_int({start} + ({each}), {length});")
+        self.out.open(f"for (int64_t part = 0; part < {self.parts}; ++part)")
+        self.out(f"const int64_t {start} = part * {each}, {stop} = min_int({start} + {each}, {length});")
         bounds[longest.var] = (start, stop)
         return region
 
@@ -327,7 +331,7 @@ class Columns(Scans):
             self.out(f"alignas(64) {kind} {to}_w[{tile}];")
         self.out.open(f"for (int64_t at = 0; at < {tile}; ++at)")
         self.declare(a, "_x")
-        self.out.open(f"for (int64_t part = 0; part < {CUTS}; ++part)")
+        self.out.open(f"for (int64_t part = 0; part < {self.parts}; ++part)")
         self.advance(a, "_x", [f"({kind}){to}_p[part * {tile} + at]" for to, kind in zip(a.to, kinds(a), strict=True)])
         self.out.close()
         for to in a.to:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from reference_backends.cpp_cpu import interval, machine, products, winograd
+from reference_backends.cpp_cpu.sliding import window
 from vendor_sdk import contraction, index, loop
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def template(nest: loop.Nest) -> contraction.Contraction | None:
         return None
     if not found.is_matrix_product:
         steps = contraction.sizes(found.k).value
-        if (steps is not None and steps < SHORT) or _side_by_side(found):
+        if (steps is not None and steps < SHORT) or _side_by_side(found) or window(nest) is not None:
             return None
     return found
 

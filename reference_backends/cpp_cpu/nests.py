@@ -9,6 +9,7 @@ from reference_backends.cpp_cpu.analysis import along, collides, iterations, pla
 from reference_backends.cpp_cpu.columns import GRAIN
 from reference_backends.cpp_cpu.reductions import kinds
 from reference_backends.cpp_cpu.scans import side_by_side
+from reference_backends.cpp_cpu.sliding import window
 from reference_backends.cpp_cpu.table import CTYPES
 from reference_backends.cpp_cpu.tiles import Tiles, crossing
 from vendor_sdk import index, loop
@@ -43,6 +44,10 @@ class Nests(Tiles):
         serial = collides(nest)
         if not nest.ranges:
             self.single(nest.body)
+            return
+        sliding = None if serial else window(nest)
+        if sliding is not None:
+            self.windows(sliding, alone=True)
             return
         turned = None if serial else self.as_columns(nest)
         if turned is not None:
@@ -276,6 +281,10 @@ class Nests(Tiles):
 
     def inner(self, s: loop.Nest) -> None:
         """A nest inside an iteration."""
+        sliding = window(s)
+        if sliding is not None:
+            self.windows(sliding, alone=False)
+            return
         turned = None if plain(s.body) or any(isinstance(t, loop.Local) for t in s.body) else self.as_columns(s)
         if turned is not None:
             self.columns(turned, alone=False)

@@ -20,6 +20,8 @@ TURNS = 32
 """Additions in each lane of a block that several runs of a short inner loop make."""
 LIGHT = 32
 """Iterations of which a run makes one addition in each lane of two chains of 16."""
+FEW = 4
+"""Accumulators of which each has several chains, all in registers."""
 LAST = "0x7fffffffffffffffLL"
 """Worse than any position, so that the first element is taken even when it equals the identity."""
 
@@ -93,7 +95,8 @@ class Reductions(Vectors):
         inner = s.ranges[position]
         outer = [r for r in s.ranges if r is not inner]
         single = all(len(a.to) == 1 for a in s.accumulators)
-        chains = (4 if light(s.body) else 2) if single and len(s.body) <= MANY else 1
+        few = single and len(s.accumulators) <= FEW and len(s.body) <= MANY
+        chains = (4 if light(s.body) else 2) if few else 1
         for a in s.accumulators:
             for to, kind, first in zip(a.to, self.lane_kinds(a), (identity(a.op, a.dtype), LAST), strict=False):
                 self.out(f"Chains<vec<{kind}>, {chains}> {to}_c(vec<{kind}>(({kind}){first}));")

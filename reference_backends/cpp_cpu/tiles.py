@@ -13,7 +13,7 @@ from itertools import permutations
 import torch
 
 from reference_backends.cpp_cpu.analysis import Leaf, iterations, loads, stores, stride_is
-from reference_backends.cpp_cpu.columns import Columns
+from reference_backends.cpp_cpu.sliding import Sliding
 from reference_backends.cpp_cpu.table import CTYPES
 from reference_backends.cpp_cpu.vectors import SHORT
 from vendor_sdk import index, loop
@@ -69,7 +69,7 @@ def side(dtypes: Sequence[torch.dtype]) -> int:
     return 64 if max(d.itemsize for d in dtypes) >= 4 else 128
 
 
-class Tiles(Columns):
+class Tiles(Sliding):
     """Text of nests in tiles."""
 
     def tiles(self, nest: loop.Nest, crossing: Crossing) -> None:

@@ -10,6 +10,7 @@ Division and modulo round toward minus infinity, as Python's do.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -23,10 +24,14 @@ from vendor_sdk import torch_private
 T = TypeVar("T")
 
 
+REMEMBERED = 1 << 14
+"""Questions about expressions whose answers are kept: the same ones come again for every prim of a graph."""
+
+
 class Int:
     """An integer expression. Immutable, hashable, compared by canonical form; supports ``+ - * // %`` with ints."""
 
-    __slots__ = ("_hash", "constant", "terms")
+    __slots__ = ("_hash", "_ranges", "constant", "terms")
 
     terms: tuple[tuple[Atom, int], ...]
     """``(atom, coefficient)`` pairs in canonical order, coefficients never zero."""
@@ -36,6 +41,7 @@ class Int:
         self.terms = terms
         self.constant = constant
         self._hash = hash((terms, constant))
+        self._ranges: tuple[Any, ...] | None = None
 
     def __hash__(self) -> int:
         return self._hash
@@ -52,6 +58,15 @@ class Int:
 
     def __repr__(self) -> str:
         return to_python(self)
+
+    @property
+    def ranges(self) -> tuple[Any, ...]:
+        """What is known of the symbols. Expressions that are equal may differ in this; if they do not, all that follows from
+        one follows from the other."""
+        if self._ranges is None:
+            known = sorted(symbols(self).items())
+            self._ranges = tuple((n, s.lower, s.upper, s.below, s.below and s.below.ranges) for n, s in known)
+        return self._ranges
 
     @property
     def value(self) -> int | None:
@@ -266,6 +281,7 @@ def name_of(expression: Int) -> str:
     raise ValueError(f"{expression} is not a symbol")
 
 
+@functools.lru_cache(REMEMBERED)
 def _sort_key(atom: Atom) -> tuple[int, str]:
     if isinstance(atom, Symbol):
         return 0, atom.name
@@ -335,6 +351,11 @@ def bounds(expression: Int) -> tuple[int | None, int | None]:
 
 def nonnegative(expression: Int, _depth: int = 6) -> bool:
     """Whether ``expression >= 0`` is provable from the symbols' ranges."""
+    return _nonnegative(expression, expression.ranges, _depth) if expression.terms else expression.constant >= 0
+
+
+@functools.lru_cache(REMEMBERED)
+def _nonnegative(expression: Int, _ranges: tuple[Any, ...], _depth: int) -> bool:
     low, _ = bounds(expression)
     if low is not None:
         if low >= 0:
@@ -449,6 +470,12 @@ def floordiv(numerator: Int, denominator: Int) -> Int:
         return numerator
     if d is not None and d < 0:
         return floordiv(-numerator, wrap(-d))
+    return _quotient(numerator, numerator.ranges, denominator, denominator.ranges)
+
+
+@functools.lru_cache(REMEMBERED)
+def _quotient(numerator: Int, _known: tuple[Any, ...], denominator: Int, _also: tuple[Any, ...]) -> Int:
+    d = denominator.value
     quotient, rest = _split(numerator, denominator)
     if rest == ZERO:
         return quotient
@@ -478,6 +505,12 @@ def mod(numerator: Int, denominator: Int) -> Int:
         raise ZeroDivisionError("integer expression modulo zero")
     if d == 1:
         return ZERO
+    return _remainder(numerator, numerator.ranges, denominator, denominator.ranges)
+
+
+@functools.lru_cache(REMEMBERED)
+def _remainder(numerator: Int, _known: tuple[Any, ...], denominator: Int, _also: tuple[Any, ...]) -> Int:
+    d = denominator.value
     _, rest = _split(numerator, denominator)
     if rest == ZERO or (nonnegative(rest) and less(rest, denominator)):
         return rest

@@ -28,9 +28,11 @@ from vendor_sdk.ir.loop import (
 from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.ir.ranges import merge
 from vendor_sdk.lower.build import TRAPS, Lowered
+from vendor_sdk.lower.interleaved import joined
 from vendor_sdk.lower.picks import picked
 from vendor_sdk.lower.quotients import affine
 from vendor_sdk.lower.strides import strided
+from vendor_sdk.lower.taps import together
 from vendor_sdk.lower.turns import unfolded
 from vendor_sdk.lower.windows import written
 
@@ -40,7 +42,7 @@ REPORTS = TRAPS | {"wrap_index"}
 
 def simplify(lowered: Lowered, limits: Limits) -> Lowered:
     kernel = lowered.kernel
-    written_out = written(live(picked(kernel.body), set()), limits)
+    written_out = joined(together(written(live(picked(kernel.body), set()), limits), limits), limits)
     changed = strided(unfolded(affine(written_out, limits), limits), limits)
     body = tuple(nest for nest in map(_nest, live(changed, set())) if isinstance(nest, Nest))
     return replace(lowered, kernel=replace(kernel, body=body))

@@ -12,16 +12,14 @@ out, they read it once for several, instead of from a cache each time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
-
-import torch
+from dataclasses import replace
 
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
-from vendor_sdk.ir.loop import Accumulator, Compute, Const, Index, Load, Nest, Range, Reduce, Scalar, Scan, Stmt, Store, makes
+from vendor_sdk.ir.loop import Accumulator, Compute, Index, Load, Local, Nest, Range, Reduce, Scan, Stmt, Store, makes
 from vendor_sdk.ir.ranges import renamed, substitute
+from vendor_sdk.lower.copies import CHAINS, Copies, integers
 from vendor_sdk.lower.integers import COMPARISONS
 
 FARTHEST = 4
@@ -30,36 +28,29 @@ STATEMENTS = 256
 """Of a body that was written out."""
 NEAR = 1 << 14
 """Bytes that the nearest cache holds in any case."""
-CHAINS: Mapping[str, str] = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
-"""Reductions, and what combines their operands."""
-UNKNOWN = ix.symbol("unknown")
-Leaf = Load | Const | Scalar | Index | Compute
 
 
 def strided(body: tuple[Stmt, ...], limits: Limits) -> tuple[Stmt, ...]:
     """``body`` with its loops written out as far as ``limits`` allows and it pays."""
-    return _body(body, limits, {}) if max(limits.copies, limits.sharing) > 1 else body
+    return _body(body, limits, {}, frozenset()) if max(limits.copies, limits.sharing) > 1 else body
 
 
-def _body(body: Sequence[Stmt], limits: Limits, around: Mapping[str, Int]) -> tuple[Stmt, ...]:
-    """``around``: what is known of int64 values of outer bodies."""
-    known = {**around, **_integers(body)}
+def _body(body: Sequence[Stmt], limits: Limits, around: Mapping[str, Int], ordered: frozenset[str]) -> tuple[Stmt, ...]:
+    """``around``: what is known of int64 values of outer bodies; ``ordered``: buffers that hold what they do in the order in
+    which neighbours read it."""
+    ordered |= {s.param.name for s in body if isinstance(s, Local)}
+    known = {**around, **integers(body)}
     found: list[Stmt] = []
     for stmt in body:
         if isinstance(stmt, Scan):
             found.append(stmt)
         elif isinstance(stmt, Nest | Reduce) and any(isinstance(s, Nest | Reduce | Scan) for s in stmt.body):
-            found.append(replace(stmt, body=_body(stmt.body, limits, known)))
-        elif isinstance(stmt, Nest | Reduce):
+            found.append(replace(stmt, body=_body(stmt.body, limits, known, ordered)))
+        elif isinstance(stmt, Nest | Reduce) and not any(isinstance(s, Load) and s.param in ordered for s in stmt.body):
             found += _loops(stmt, limits, known)
         else:
             found.append(stmt)
     return tuple(found)
-
-
-def _integers(body: Sequence[Stmt]) -> dict[str, Int]:
-    found = {s.to: s.index for s in body if isinstance(s, Index)}
-    return found | {s.to: ix.wrap(int(s.value)) for s in body if isinstance(s, Const) and s.dtype == torch.int64}
 
 
 def _loops(loop: Nest | Reduce, limits: Limits, around: Mapping[str, Int]) -> list[Stmt]:
@@ -176,104 +167,18 @@ def _plain(expression: Int, variable: str, found: set[int]) -> bool:
 # Writing out
 
 
-@dataclass
-class _Copies:
-    """A body under construction.
-
-    Attributes:
-        integers: what is known of int64 values.
-        truths: of bools.
-        values: names by what computes them.
-        written: params that are stored, whose loads stay where they are.
-    """
-
-    integers: dict[str, Int]
-    written: set[str]
-    body: list[Stmt] = field(default_factory=list)
-    truths: dict[str, bool] = field(default_factory=dict)
-    values: dict[Any, str] = field(default_factory=dict)
-
-    def add(self, stmt: Stmt, names: dict[str, str], suffix: str) -> None:
-        """Appends a statement of a copy, if it is not there already; ``names`` says what its values are called."""
-        stmt = renamed(stmt, names)
-        if isinstance(stmt, Store):
-            truth = self.truths.get(stmt.mask or "")
-            if truth is not False:
-                self.body.append(replace(stmt, mask=None) if truth else stmt)
-            return
-        assert isinstance(stmt, Leaf)
-        original = stmt.to
-        same, stmt = self.simpler(stmt)
-        if same is not None:
-            names[original] = same
-            return
-        key = repr(replace(stmt, to="")) if isinstance(stmt, Const) else replace(stmt, to="")
-        if not (isinstance(stmt, Load) and stmt.param in self.written):
-            if key in self.values:
-                names[original] = self.values[key]
-                return
-            self.values[key] = original + suffix
-        names[original] = original + suffix
-        stmt = replace(stmt, to=original + suffix)
-        self.body.append(stmt)
-        self.integers.update(_integers((stmt,)))
-        if isinstance(stmt, Const) and stmt.dtype == torch.bool:
-            self.truths[stmt.to] = bool(stmt.value)
-
-    def simpler(self, stmt: Leaf) -> tuple[str | None, Leaf]:
-        """A value that is the same as a statement's, or the statement with less in it."""
-        if isinstance(stmt, Index) and stmt.index.value is not None:
-            return None, Const(stmt.to, stmt.index.value, torch.int64)
-        if isinstance(stmt, Load) and stmt.mask in self.truths:
-            return (None, replace(stmt, mask=None, other=None)) if self.truths[stmt.mask] else (stmt.other, stmt)
-        if not isinstance(stmt, Compute):
-            return None, stmt
-        if stmt.op == "convert" and stmt.dtype == torch.int32:
-            number = self.integers.get(stmt.args[0], UNKNOWN).value
-            if number is not None and -(2**31) <= number < 2**31:
-                return None, Const(stmt.to, number, torch.int32)
-        if stmt.op == "where" and stmt.args[0] in self.truths:
-            return stmt.args[1 if self.truths[stmt.args[0]] else 2], stmt
-        if stmt.op in ("bitand", "bitor") and stmt.dtype == torch.bool:
-            neutral = stmt.op == "bitand"
-            for one, other in (stmt.args, stmt.args[::-1]):
-                if one in self.truths:
-                    return (other if self.truths[one] is neutral else one), stmt
-        if stmt.op == "bitnot" and stmt.args[0] in self.truths:
-            return None, Const(stmt.to, not self.truths[stmt.args[0]], torch.bool)
-        if len(stmt.args) == 2 and all(name in self.integers for name in stmt.args):
-            truth = decided(stmt.op, *(self.integers[name] for name in stmt.args))
-            if truth is not None:
-                return None, Const(stmt.to, truth, torch.bool)
-        return None, stmt
-
-
-def decided(op: str, left: Int, right: Int) -> bool | None:
-    """What a comparison of two expressions gives, whatever the values of their variables; None: that depends."""
-    if op in ("gt", "ge"):
-        left, right, op = right, left, {"gt": "lt", "ge": "le"}[op]
-    apart = right - left
-    if op in ("lt", "le"):
-        least = int(op == "lt")
-        return True if ix.nonnegative(apart - least) else False if ix.nonnegative(-apart - (1 - least)) else None
-    if op in ("eq", "ne"):
-        equal = True if apart == ix.ZERO else False if ix.nonnegative(apart - 1) or ix.nonnegative(-apart - 1) else None
-        return equal if equal is None or op == "eq" else not equal
-    return None
-
-
 def _written_out(loop: Nest | Reduce, number: int, period: int, around: Mapping[str, Int]) -> Nest | Reduce:
     """The loop over every ``period``-th iteration of its range ``number``."""
     r = loop.ranges[number]
     assert r.size.value is not None
     coarse = Range(r.var, ix.wrap(r.size.value // period))
     variable = ix.variable(coarse.var, coarse.size) if coarse.size != 1 else ix.ZERO
-    copies = _Copies(dict(around), {s.param for s in loop.body if isinstance(s, Store)})
+    copies = Copies(dict(around), {s.param for s in loop.body if isinstance(s, Store)})
     named: list[dict[str, str]] = []
     for k in range(period):
         names: dict[str, str] = {}
-        for stmt in substitute(loop.body, {r.var: variable * period + k}):
-            copies.add(stmt, names, f"n{number}p{k}" if k else "")
+        for stmt in loop.body:
+            copies.add(stmt, names, f"n{number}p{k}" if k else "", {r.var: variable * period + k})
         named.append(names)
     ranges = (*loop.ranges[:number], *([coarse] if coarse.size != 1 else []), *loop.ranges[number + 1 :])
     if isinstance(loop, Nest):

@@ -4,26 +4,28 @@ A loop over the nine elements of a window is too short for vectors, and its elem
 windows run in the lanes of a vector: each of the nine loads reads neighbours. Conditions that hold for all windows go.
 
 Channels may be the neighbours, whose nine weights lie apart. They are loaded first, and the loops over all else follow inside.
+
+Windows of many weights stay loops, over a copy of what they slide over (``halo``).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-
-import torch
+from collections.abc import Collection, Sequence
 
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.contraction import match, sizes
-from vendor_sdk.ir.index import Int
-from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Range, Reduce, Scan, Stmt
-from vendor_sdk.ir.ranges import renamed
-from vendor_sdk.lower.strides import CHAINS, Leaf
+from vendor_sdk.ir.loop import Compute, Const, Load, Local, Nest, Range, Reduce, Scan, Stmt, Store
+from vendor_sdk.lower.copies import CHAINS, Copies, Leaf, integers
+from vendor_sdk.lower.halo import staged
 
 STATEMENTS = 512
 """Of a body that was written out, at most."""
+FEW = 16
+"""Elements of a window that are written out even where each has a weight, which stays in a register."""
+WIDEST = 256
+"""Elements of a window."""
 NEAR = ({1}, {1, 2})
 """Distances of what neighbours read, the better ones first: every second element is two vectors, shuffled."""
 
@@ -32,25 +34,29 @@ def written(body: Sequence[Stmt], limits: Limits) -> tuple[Stmt, ...]:
     """``body`` with the windows of its nests written out, as far as ``limits`` allows."""
     if limits.window < 2:
         return tuple(body)
-    return tuple(_nest(stmt, limits.window) if isinstance(stmt, Nest) else stmt for stmt in body)
+    return tuple(_nest(stmt, limits) if isinstance(stmt, Nest) else stmt for stmt in body)
 
 
-def _nest(nest: Nest, most: int) -> Nest:
+def _nest(nest: Nest, limits: Limits) -> Nest:
     loops = [s for s in nest.body if isinstance(s, Reduce | Nest | Scan | Local)]
-    windows = [s for s in loops if isinstance(s, Reduce) and _is_window(s, most)]
+    windows = [s for s in loops if isinstance(s, Reduce) and _is_window(s)]
     if not windows or len(windows) < len(loops):
         return nest
     lanes = _lanes(nest, windows)
-    if lanes is None or sum(len(s.body) * _count(s) for s in windows) > STATEMENTS:
-        return nest
     product = match(nest)
-    if product is not None and 1 not in (sizes(product.m), sizes(product.n)):
+    if lanes is None or (product is not None and 1 not in (sizes(product.m), sizes(product.n))):
         return nest  # A template may know better.
-    known = _integers(nest.body)
-    body: list[Stmt] = []
+    few = min(FEW, limits.window)
+    long = any(_count(s) > (few if _weighs(s, lanes) else limits.window) for s in windows)
+    if long or sum(len(s.body) * _count(s) for s in windows) > STATEMENTS:
+        return staged(nest, limits) or nest
+    copies = Copies(integers(nest.body), {s.param for s in nest.body if isinstance(s, Store)})
     for s in nest.body:
-        body += _terms(s, known) if isinstance(s, Reduce) else [s]
-    return _tables_first(nest.ranges, tuple(body), lanes)
+        if isinstance(s, Reduce):
+            _terms(s, copies)
+        else:
+            copies.body.append(s)
+    return _tables_first(nest.ranges, tuple(copies.body), lanes)
 
 
 def _tables_first(ranges: tuple[Range, ...], body: tuple[Stmt, ...], lanes: Range) -> Nest:
@@ -68,15 +74,23 @@ def _is_table(s: Load, lanes: Range, inside: Collection[str]) -> bool:
     return not s.mask and ix.symbols(s.index).keys() <= {lanes.var, *inside}
 
 
+def _weighs(s: Reduce, lanes: Range) -> bool:
+    """Whether there are weights that neighbours share."""
+    inside = {r.var for r in s.ranges}
+    loads = [each.index for each in s.body if isinstance(each, Load)]
+    return any(inside & ix.symbols(place).keys() and ix.stride(place, lanes.var) == 0 for place in loads)
+
+
 def _count(s: Reduce) -> int:
     return ix.product([r.size for r in s.ranges]).value or 0
 
 
-def _is_window(s: Reduce, most: int) -> bool:
-    """Whether a reduction has few terms, in several dimensions or some of them masked."""
+def _is_window(s: Reduce) -> bool:
+    """Whether a reduction has few terms, in several dimensions or some of them masked; or is a sum of one."""
     leaves = all(isinstance(each, Leaf) for each in s.body) and all(a.op in CHAINS for a in s.accumulators)
-    several = len(s.ranges) > 1 or any(isinstance(each, Load) and each.mask for each in s.body)
-    return leaves and several and 2 <= _count(s) <= most
+    several = len(s.ranges) != 1 or any(isinstance(each, Load) and each.mask for each in s.body)
+    least = 1 if all(a.op == "sum" for a in s.accumulators) else 2
+    return leaves and several and least <= _count(s) <= WIDEST
 
 
 def _lanes(nest: Nest, windows: Sequence[Reduce]) -> Range | None:
@@ -92,49 +106,19 @@ def _lanes(nest: Nest, windows: Sequence[Reduce]) -> Range | None:
     return None
 
 
-def _integers(body: Sequence[Stmt]) -> dict[str, Int]:
-    found = {s.to: s.index for s in body if isinstance(s, Index)}
-    return found | {
-        s.to: ix.wrap(int(s.value)) for s in body if isinstance(s, Const) and s.dtype == torch.int64 and int(s.value) == s.value
-    }
-
-
-def _terms(s: Reduce, around: Mapping[str, Int]) -> list[Stmt]:
-    """What a reduction computes, one term after the other; what several of them need is computed once."""
-    found: list[Stmt] = []
-    seen: dict[Stmt, str] = {}
-    known = dict(around)
-    true: set[str] = set()
+def _terms(s: Reduce, copies: Copies) -> None:
+    """Adds what a reduction computes, one term after the other."""
     running = {a.to[0]: "" for a in s.accumulators}
     for a in s.accumulators:
         if a.op == "sum":  # of negative zeros is zero
             running[a.to[0]] = f"{a.to[0]}_w"
-            found.append(Const(running[a.to[0]], 0, a.dtype))
+            copies.body.append(Const(running[a.to[0]], 0, a.dtype))
     places = [*itertools.product(*(range(r.size.value or 0) for r in s.ranges))]
     for number, place in enumerate(places):
         moved = {r.var: ix.wrap(at) for r, at in zip(s.ranges, place, strict=True)}
         names: dict[str, str] = {}
         for leaf in s.body:
-            assert isinstance(leaf, Leaf)
-            stmt = renamed(leaf, names, moved)
-            assert isinstance(stmt, Leaf)
-            if isinstance(stmt, Compute) and stmt.op == "bitand" and true & set(stmt.args):
-                rest = [arg for arg in stmt.args if arg not in true]
-                names[leaf.to] = rest[0] if rest else stmt.args[0]
-                continue
-            if isinstance(stmt, Load) and stmt.mask in true:
-                stmt = replace(stmt, mask=None, other=None)
-            key = replace(stmt, to="")
-            if key in seen:
-                names[leaf.to] = seen[key]
-                continue
-            name = names[leaf.to] = seen[key] = f"{leaf.to}_w{number}"
-            stmt = replace(stmt, to=name)
-            if isinstance(stmt, Index):
-                known[name] = stmt.index
-            if isinstance(stmt, Compute) and _holds(stmt, known):
-                true.add(name)
-            found.append(stmt)
+            copies.add(leaf, names, f"_w{number}", moved)
         for a in s.accumulators:
             (to,), (arg,) = a.to, a.args
             value, before = names.get(arg, arg), running[to]
@@ -142,14 +126,5 @@ def _terms(s: Reduce, around: Mapping[str, Int]) -> list[Stmt]:
             if not before:
                 running[to] = value
                 continue
-            found.append(Compute(name, CHAINS[a.op], (before, value), a.dtype))
+            copies.body.append(Compute(name, CHAINS[a.op], (before, value), a.dtype))
             running[to] = name
-    return found
-
-
-def _holds(s: Compute, known: Mapping[str, Int]) -> bool:
-    """Whether a comparison is certainly true."""
-    if s.op not in ("ge", "lt") or not all(arg in known for arg in s.args):
-        return False
-    left, right = (known[arg] for arg in s.args)
-    return ix.nonnegative(left - right) if s.op == "ge" else ix.less(left, right)
