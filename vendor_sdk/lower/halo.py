@@ -14,7 +14,7 @@ from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.contraction import needed
 from vendor_sdk.ir.index import Int
-from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Param, Range, Reduce, Stmt, Store
+from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Param, Range, Reduce, Scalar, Stmt, Store
 from vendor_sdk.ir.ranges import renamed
 from vendor_sdk.lower.copies import Leaf
 
@@ -60,6 +60,15 @@ class _Dimension:
         return {one: place - rest, other: ix.ZERO}
 
 
+def _constants(body: Sequence[Stmt]) -> list[Stmt]:
+    """Statements of a body that follow from constants alone."""
+    found: dict[str, Stmt] = {}
+    for s in body:
+        if isinstance(s, Const | Scalar) or (isinstance(s, Compute) and found.keys() >= {*s.args}):
+            found[s.to] = s
+    return [*found.values()]
+
+
 def _flat(digits: Sequence[Int], ranges: Sequence[Range]) -> Int:
     position = ix.ZERO
     for digit, r in zip(digits, ranges, strict=True):
@@ -74,7 +83,7 @@ def staged(nest: Nest, limits: Limits) -> Nest | None:
     if len(windows) != 1 or not all(isinstance(s, Leaf) for s in windows[0].body):
         return None
     (window,) = windows
-    around = [s for s in nest.body if isinstance(s, Const)]
+    around = _constants(nest.body)
     masked = [s for s in window.body if isinstance(s, Load) and s.mask]
     if len(masked) != 1:
         return None
