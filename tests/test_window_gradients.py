@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tests import fusing
+from tests.threads import by_threads
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.loop import Load, Local, LoopKernel, Nest, Reduce, Store, walk
 
@@ -176,3 +177,26 @@ def test_values_that_are_no_numbers_stay_inside_their_windows() -> None:
     wanted = function(x, inputs[1])
     assert torch.equal(found.isnan(), wanted.isnan())
     assert torch.equal(found.isinf(), wanted.isinf())
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["rows", "channels last"])
+@pytest.mark.parametrize("shape", [(1, 24, 30, 41), (2, 20, 7, 7), (9, 3, 5, 33)], ids=str)
+@pytest.mark.parametrize(
+    "options", [(5, 1, 2, 1), (7, 1, 3, 1), (7, 2, 3, 1), (5, 3, 4, 2), (9, 1, 4, 1), (5, 1, 0, 1)], ids=str
+)
+def test_windows_of_all_sizes(
+    options: tuple[int, ...], shape: tuple[int, ...], layout: torch.memory_format, backend: str
+) -> None:
+    """Rows, and blocks of rows, that fill whole vectors and that do not."""
+    size, *others = options
+    x = torch.randn(shape).contiguous(memory_format=layout)
+    w, b = torch.randn(shape[1], 1, size, size), torch.randn(shape[1])
+
+    def function(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.relu(F.conv2d(x, w, b, *others, groups=len(w)))
+
+    wanted = function(x.double(), w.double(), b.double())
+    for found in by_threads(lambda: torch.compile(function, backend=backend, dynamic=False)(x, w, b)):
+        assert found.stride() == wanted.stride()
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-4)

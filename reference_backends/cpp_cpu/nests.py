@@ -29,7 +29,7 @@ STACK_BYTES = 1 << 15
 def shareable(s: loop.Stmt) -> bool:
     """Whether all threads can work on one statement at once, if it is a loop at all."""
     if isinstance(s, loop.Nest):
-        return plain(s.body) and not scatters(s.body)
+        return window(s) is not None or (plain(s.body) and not scatters(s.body))
     return plain(s.body) if isinstance(s, loop.Reduce) else not isinstance(s, loop.Scan)
 
 
@@ -189,7 +189,11 @@ class Nests(Tiles):
                     self.chunks(s, size)
                     continue
             if isinstance(s, loop.Nest) and s.ranges and shareable(s):
-                self.pointwise(s)
+                sliding = window(s)
+                if sliding is not None:
+                    self.windows(sliding, alone=True)
+                else:
+                    self.pointwise(s)
                 continue
             self.statement(s)
 

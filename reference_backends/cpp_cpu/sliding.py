@@ -8,7 +8,7 @@ written out, some hundred loads are more than compilers keep in order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -16,10 +16,11 @@ from reference_backends.cpp_cpu.analysis import Leaf, gathers, hoist, iterations
 from reference_backends.cpp_cpu.columns import Columns
 from reference_backends.cpp_cpu.table import CTYPES, combined, identity
 from reference_backends.cpp_cpu.vectors import known
-from vendor_sdk import index, loop
+from vendor_sdk import contraction, index, loop
 
 TERMS = 256
 """Of a window at most: so many float32 numbers may be added one after the other."""
+FIRST, LAST = "first_row", "last_row"
 ROWS = range(8, 1, -1)
 """Of results in registers, in order of preference where they divide the rows that there are."""
 
@@ -42,21 +43,55 @@ def window(nest: loop.Nest) -> Window | None:
     others = [s for s in nest.body if not isinstance(s, loop.Reduce)]
     if len(totals) != 1 or len(nest.ranges) < 2 or not all(isinstance(s, Leaf | loop.Store) for s in others):
         return None
-    (total,), (*outer, rows, lanes) = totals, nest.ranges
+    (total,) = totals
     terms = index.product(r.size for r in total.ranges).value
     plain = all(isinstance(s, Leaf) for s in total.body) and all(a.op in ("sum", "max", "min") for a in total.accumulators)
     if not plain or terms is None or terms > TERMS or scatters(nest.body):
         return None
+    return next((found for lanes in reversed(nest.ranges) if (found := _along(nest, total, others, lanes)) is not None), None)
+
+
+def _along(nest: loop.Nest, total: loop.Reduce, others: Sequence[loop.Stmt], lanes: loop.Range) -> Window | None:
+    """A nest of windows whose results are neighbours along ``lanes``."""
+    *outer, rows = (r for r in nest.ranges if r is not lanes)
     before, after, _ = hoist(others, lanes.var, (rows.var, *loop.makes(total)))
     made = {s.to for s in after if isinstance(s, Leaf)}
-    if made & set(loop.needs(total)) or gathers(total.body, lanes.var):
+    if lanes.size.value is None or lanes.size.value < 2 or made & set(loop.needs(total)) or gathers(total.body, lanes.var):
         return None
-    steps = [(s, stride_is(s.index, lanes.var, 0), stride_is(s.index, rows.var, 0)) for s in loads(total.body)]
-    shared = any(still and everywhere for _, still, everywhere in steps)
-    sliding = any(not still and any(not stride_is(s.index, r.var, 0) for r in total.ranges) for s, still, _ in steps)
-    if not shared or not sliding or lanes.size.value is None or lanes.size.value < 2:
+    read = [s.index for s in loads(total.body)]
+    beside = any(stride_is(place, lanes.var, 1, 2) for place in read)
+    shared = any(stride_is(place, rows.var, 0) for place in read)
+    sliding = any(
+        not stride_is(place, rows.var, 0) and any(not stride_is(place, r.var, 0) for r in total.ranges) for place in read
+    )
+    if not (beside and shared and sliding):
         return None
     return Window(tuple(outer), rows, lanes, tuple(before), total, tuple(after))
+
+
+def edges(w: Window) -> tuple[index.Int, ...] | None:
+    """What is not negative for all results of some rows where none of their windows masks anything, of rows ``FIRST`` to
+    ``LAST``; None where that depends on other things than places, or nothing is masked but along lanes."""
+    inside = hoist(w.total.body, w.lanes.var)[2]
+    masks = {s.mask for s in loads(w.total.body) if s.mask and s.mask not in inside}
+    known = {s.to: s.index for s in w.total.body if isinstance(s, loop.Index)}
+    known |= {s.to: index.wrap(int(s.value)) for s in w.before if isinstance(s, loop.Const) and s.dtype == torch.int64}
+    bounds = {r.var: (index.wrap(0), r.size - 1) for r in w.total.ranges}
+    bounds[w.rows.var] = (index.symbol(FIRST), index.symbol(LAST))
+    found: list[index.Int] = []
+    for s in contraction.needed([*w.before, *w.total.body], [mask for mask in masks if mask]):
+        if isinstance(s, loop.Compute) and s.op in ("ge", "lt") and known.keys() >= {*s.args}:
+            left, right = (known[name] for name in s.args)
+            least = left - right if s.op == "ge" else right - left - 1
+            for name, (low, high) in bounds.items():
+                step = index.stride(least, name)
+                if step is None or step.value is None:
+                    return None
+                least = index.substitute(least, {name: low if step.value > 0 else high})
+            found.append(least)
+        elif not isinstance(s, loop.Const | loop.Index) and not (isinstance(s, loop.Compute) and s.op == "bitand"):
+            return None
+    return tuple(dict.fromkeys(found)) or None
 
 
 class Sliding(Columns):
@@ -75,11 +110,17 @@ class Sliding(Columns):
         first = self.fresh("first")
         self.out.open(f"for (int64_t {first} = 0; {first} < {rows}; {first} += {together})")
         self.body(w.before)
-        step = self.window_step(w)
-        each = f"[&](int64_t i, auto live) INLINE_LAMBDA {{ {step}(i, live, at, count); }}"
+        found = edges(w)
+        step = self.window_step(w, masked=found is not None)
         run = self.fresh("run")
         self.out.open(f"const auto {run} = [&](int64_t at, auto count) INLINE_LAMBDA")
-        self.out(f"run_steps<{known(w.lanes)}>(0, {index.to_c(w.lanes.size)}, {each});")
+        each = "[&](int64_t i, auto live) INLINE_LAMBDA {{ {}(i, live, at, count, {}); }}"
+        steps = f"run_steps<{known(w.lanes)}>(0, {index.to_c(w.lanes.size)}, {each});"
+        if found is not None:
+            self.out(f"const int64_t {FIRST} = at, {LAST} = at + count.n - 1;")
+            self.out(f"if ({' && '.join(f'{index.to_c(least)} >= 0' for least in found)}) " + steps.format(step, "Fixed<1>()"))
+            self.out("else")
+        self.out(steps.format(step, "Fixed<0>()"))
         self.out.close(after=";")
         if height is not None and height % together == 0:
             self.out(f"{run}({first}, Fixed<{together}>());")
@@ -91,12 +132,12 @@ class Sliding(Columns):
         if alone:
             self.close_region()
 
-    def window_step(self, w: Window) -> str:
-        """Writes the lambda of some rows of one vector; its name."""
+    def window_step(self, w: Window, *, masked: bool) -> str:
+        """Writes the lambda of some rows of one vector; its name. It is told where all that is ``masked`` is inside."""
         name, start = self.fresh("step"), self.fresh("start")
         self.note(w.total.body)
         lanes = w.lanes.var
-        given = f"const int64_t {lanes}, const auto live, const int64_t {start}, const auto rows"
+        given = f"const int64_t {lanes}, const auto live, const int64_t {start}, const auto rows, const auto inside"
         self.out.open(f"const auto {name} = [&]({given}) INLINE_LAMBDA")
         for a in w.total.accumulators:
             kind = CTYPES[a.dtype]
@@ -108,6 +149,10 @@ class Sliding(Columns):
         products = self.products(w.total, inside)
         self.open_rows(w, start, inside)
         for s in inside:
+            if masked and isinstance(s, loop.Load) and s.mask and s.mask not in self.varying:
+                mask = self.fresh("mask")
+                self.out(f"const bool {mask} = inside.n || {s.mask};")
+                s = replace(s, mask=mask)
             if s not in products.values():
                 self.vector_statement(s)
         for a in w.total.accumulators:

@@ -76,9 +76,9 @@ def _flat(digits: Sequence[Int], ranges: Sequence[Range]) -> Int:
     return position
 
 
-def staged(nest: Nest, limits: Limits) -> Nest | None:
+def staged(nest: Nest, lanes: Range, limits: Limits) -> Nest | None:
     """A nest, whose only loop sums over windows, around a copy with a halo and a nest of those sums; None where it does not
-    fit, or windows mask nothing."""
+    fit, where windows mask nothing, or where they do not slide along ``lanes``, whose neighbours lie side by side."""
     windows = [s for s in nest.body if isinstance(s, Reduce)]
     if len(windows) != 1 or not all(isinstance(s, Leaf) for s in windows[0].body):
         return None
@@ -89,7 +89,7 @@ def staged(nest: Nest, limits: Limits) -> Nest | None:
         return None
     (load,) = masked
     dimensions = _dimensions(nest, window, load, around)
-    if not dimensions:
+    if all(d.result != lanes for d in dimensions):
         return None
     taken = {d.result for d in dimensions}
     outer = tuple(r for r in nest.ranges if r not in taken)

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.contraction import match, sizes
-from vendor_sdk.ir.loop import Compute, Const, Load, Local, Nest, Range, Reduce, Scan, Stmt, Store
+from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Param, Range, Reduce, Scan, Stmt, Store
+from vendor_sdk.ir.ranges import renamed
 from vendor_sdk.lower.copies import CHAINS, Copies, Leaf, integers
 from vendor_sdk.lower.halo import staged
 
@@ -49,7 +51,7 @@ def _nest(nest: Nest, limits: Limits) -> Nest:
     few = min(FEW, limits.window)
     long = any(_count(s) > (few if _weighs(s, lanes) else limits.window) for s in windows)
     if long or sum(len(s.body) * _count(s) for s in windows) > STATEMENTS:
-        return staged(nest, limits) or nest
+        return staged(nest, lanes, limits) or _tables_beside(nest, windows, lanes, limits)
     copies = Copies(integers(nest.body), {s.param for s in nest.body if isinstance(s, Store)})
     for s in nest.body:
         if isinstance(s, Reduce):
@@ -69,16 +71,48 @@ def _tables_first(ranges: tuple[Range, ...], body: tuple[Stmt, ...], lanes: Rang
     return Nest((lanes,), (*tables, rest))
 
 
+def _tables_beside(nest: Nest, windows: Sequence[Reduce], lanes: Range, limits: Limits) -> Nest:
+    """A nest of long windows around copies of what each of ``lanes`` has of its own, apart from its neighbours', and a nest
+    that reads it side by side."""
+    (window, *more) = windows
+    inside = {r.var for r in window.ranges}
+    apart = [s for s in window.body if isinstance(s, Load) and _is_table(s, lanes, inside)]
+    apart = [s for s in apart if ix.stride(s.index, lanes.var) not in (0, 1)]
+    size = ix.product([*(r.size for r in window.ranges), lanes.size])
+    if more or len(apart) != 1 or size.value is None or size.value * apart[0].dtype.itemsize > limits.local_bytes:
+        return nest
+    (load,) = apart
+    param = Param(f"{load.to}_table", load.dtype, size, "local")
+    position = ix.ZERO
+    for r in (*window.ranges, lanes):
+        position = position * r.size + ix.variable(r.var, r.size)
+    moved = {r.var: ix.variable(f"{r.var}_t", r.size) for r in (*window.ranges, lanes)}
+    filled: list[Stmt] = [load, Store(param.name, position, load.to)]
+    copy = Nest(
+        tuple(Range(f"{r.var}_t", r.size) for r in (*window.ranges, lanes)),
+        tuple(renamed(s, {load.to: f"{load.to}_t"}, moved) for s in filled),
+    )
+    read = replace(window, body=tuple(replace(s, param=param.name, index=position) if s is load else s for s in window.body))
+    outer = nest.ranges[: next(n for n, r in enumerate(nest.ranges) if r == lanes or _slides(r, window))]
+    inner = Nest(nest.ranges[len(outer) :], tuple(read if s is window else s for s in nest.body))
+    return Nest(outer, (Local(param), copy, inner))
+
+
+def _slides(r: Range, window: Reduce) -> bool:
+    """Whether neighbouring results of a loop read the same elements."""
+    return any(r.var in ix.symbols(s.index) for s in window.body if isinstance(s, Index))
+
+
 def _is_table(s: Load, lanes: Range, inside: Collection[str]) -> bool:
     """Whether nothing but ``lanes``, and loops of names ``inside``, says what is loaded."""
     return not s.mask and ix.symbols(s.index).keys() <= {lanes.var, *inside}
 
 
 def _weighs(s: Reduce, lanes: Range) -> bool:
-    """Whether there are weights that neighbours share."""
+    """Whether there are weights: the same for all results, or tables."""
     inside = {r.var for r in s.ranges}
-    loads = [each.index for each in s.body if isinstance(each, Load)]
-    return any(inside & ix.symbols(place).keys() and ix.stride(place, lanes.var) == 0 for place in loads)
+    loads = [each for each in s.body if isinstance(each, Load) and inside & ix.symbols(each.index).keys()]
+    return any(ix.stride(each.index, lanes.var) == 0 or _is_table(each, lanes, inside) for each in loads)
 
 
 def _count(s: Reduce) -> int:
