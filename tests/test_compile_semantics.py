@@ -191,6 +191,13 @@ def test_outputs_are_stored_in_the_promised_order() -> None:
                     torch.testing.assert_close(value, expected)
 
 
+def test_views_of_results_that_torch_makes_contiguous(backend: str) -> None:
+    """A log_softmax is, whatever its operand's strides."""
+    images = torch.randn(2, 5, 3, 4).contiguous(memory_format=torch.channels_last)
+    for x in (images, images.requires_grad_()):
+        agree(lambda v: torch.log_softmax(v * 2, 1).view(2, -1), x, backend=backend)
+
+
 def test_strided_inputs(backend: str) -> None:
     base = torch.randn(8, 10)
     for x in (base.t(), base[::2, 1::3], base[3:5].expand(2, 10), base[:, 4:5], torch.randn(1, 10).expand(8, 10)):

@@ -29,6 +29,7 @@ from reference_backends.cpp_cpu.column_groups import Grouped, grouped, unit
 from reference_backends.cpp_cpu.reductions import LAST, kinds
 from reference_backends.cpp_cpu.scans import Scans
 from reference_backends.cpp_cpu.table import CTYPES, combined, identity
+from reference_backends.cpp_cpu.turned_columns import Turn, Turned
 from reference_backends.cpp_cpu.vectors import MANY, known
 from vendor_sdk import index, loop
 
@@ -79,7 +80,9 @@ class Columns(Scans):
         simple = all(s.ranges and plain(s.body) and not gathers(s.body, inner) for s in loops)
         others = not any(isinstance(s, loop.Scan) for s in nest.body)
         reduces = [s for s in loops if isinstance(s, loop.Reduce)]
-        if not simple or not others or not loops or (reduces and not any(crosses(s, nest.ranges[-1]) for s in reduces)):
+        if not simple or not others or not loops:
+            return False
+        if reduces and not isinstance(nest, Turned) and not any(crosses(s, nest.ranges[-1]) for s in reduces):
             return False
         if any(isinstance(s, loop.Nest) and (scatters(s.body) or _across(s.body, inner)) for s in loops):
             return False
@@ -88,6 +91,8 @@ class Columns(Scans):
 
     def as_columns(self, nest: loop.Nest) -> loop.Nest | None:
         """The nest with the loop last that its reductions walk along memory with; None where there is none."""
+        if isinstance(nest, Turned):
+            return nest if self.is_columns(nest) else None
         for r in reversed(nest.ranges):
             turned = replace(nest, ranges=(*(other for other in nest.ranges if other is not r), r))
             if self.is_columns(turned):
@@ -140,6 +145,8 @@ class Columns(Scans):
         body = self.in_tile(nest.body, inner, tile)
         self.out.open(f"for (int64_t {self.base} = 0; {self.base} < {size}; {self.base} += {tile})")
         self.out(f"const int64_t {self.width} = {self.base} + min_int({tile}, {size} - {self.base});")
+        turns = nest.turns if isinstance(nest, Turned) else ()
+        self.turn(turns, inner, tile, loop.Load)
         varying = self.varying_of(body, inner)
         carried = self.carried(body, varying)
         available: set[str] = set()
@@ -174,9 +181,23 @@ class Columns(Scans):
             else:
                 group.append(s)
         flush()
+        self.turn(turns, inner, tile, loop.Store)
         self.out.close(len(outer) + 1)
         if alone:
             self.close_region()
+
+    def turn(self, turns: Sequence[Turn], inner: loop.Range, tile: int, kind: type[loop.Load | loop.Store]) -> None:
+        """Fills buffers of a tile with what lies along rows, or stores them so."""
+        count = f"{self.width} - {self.base}"
+        for t in turns:
+            if isinstance(t.access, kind):
+                first = index.to_c(index.substitute(t.first, {inner.var: index.symbol(self.base)}))
+                memory = f"{t.access.param} + {self.sum(first)}, {index.to_c(t.pitch)}"
+                buffer, length = f"{t.buffer.name}, {tile}", index.to_c(t.buffer.size)
+                if kind is loop.Load:
+                    self.out(f"transpose({memory}, {buffer}, {count}, {length});")
+                else:
+                    self.out(f"transpose({buffer}, {memory}, {length}, {count});")
 
     def varying_of(self, body: Sequence[loop.Stmt], inner: loop.Range) -> set[str]:
         """Values that columns do not share."""

@@ -2,8 +2,8 @@
 
 The text is made in layers, a class and a file each: ``statements`` (one iteration, one number at a time), ``vectors`` (loops
 without loops inside), ``reductions`` (sums and extremes of one iteration), ``scans`` (running results), ``columns`` (reductions
-across memory), ``tiles`` (nests that transpose), ``nests`` (threads, buffers of one iteration), ``horizontal`` (nests side by
-side). This file joins them to kernels.
+across memory), ``sliding`` (windows of many elements), ``tiles`` (nests that transpose), ``nests`` (threads, buffers of one
+iteration), ``horizontal`` (nests side by side). This file joins them to kernels.
 
 Results do not depend on the number of threads: what is summed apart is cut by sizes alone.
 """
@@ -11,14 +11,16 @@ Results do not depend on the number of threads: what is summed apart is cut by s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from reference_backends.cpp_cpu import attention, compiler, contraction, grouped, machine, units
 from reference_backends.cpp_cpu import program as launching
-from reference_backends.cpp_cpu.analysis import loads
+from reference_backends.cpp_cpu.analysis import collides, loads
 from reference_backends.cpp_cpu.horizontal import Horizontal, Shared, shared
 from reference_backends.cpp_cpu.table import CTYPES, OPS
+from reference_backends.cpp_cpu.turned_columns import turned
 from vendor_sdk import Emitter, Entry, Launch, Limits, LoopKernel, Program, index, loop
 
 SMALL = 1 << 20
@@ -32,9 +34,18 @@ class KernelText(Horizontal):
 
     def __init__(self, kernel: LoopKernel) -> None:
         super().__init__(kernel)
+        self.kernel = replace(kernel, body=tuple(map(self.turned, kernel.body)))
         self.functions, self.before = {}, []
         self.params = {p.name: p for p in (*kernel.params, *kernel.scratch)}
         self.streamed = frozenset(p.name for p in kernel.params if p.role == "out") - {s.param for s in loads(kernel.body)}
+
+    def turned(self, nest: loop.Nest) -> loop.Nest:
+        """A nest as it is, or whose rows run as columns if some of their operands lie across memory."""
+        dtypes = {p.name: p.dtype for p in (*self.kernel.params, *self.kernel.scratch)}
+        if not nest.ranges or contraction.template(nest) is not None or collides(nest) or self.as_columns(nest) is not None:
+            return nest
+        found = turned(nest, dtypes)
+        return nest if found is None or self.as_columns(found) is None else found
 
     def signature(self) -> str:
         parts = []
@@ -60,7 +71,7 @@ class KernelText(Horizontal):
         self.open_memory()
         run: list[tuple[loop.Nest, Shared]] = []
         for nest in self.kernel.body:
-            call = shared(self.kernel, nest) if len(self.kernel.body) > 1 else None
+            call = shared(self.kernel, nest) if len(self.kernel.body) > 1 and type(nest) is loop.Nest else None
             if call is None:
                 self.flush(run)
                 self.top(nest)

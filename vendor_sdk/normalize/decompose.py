@@ -9,6 +9,10 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
 
 from vendor_sdk import torch_private
 from vendor_sdk.normalize.algebra import ALGEBRA
@@ -80,8 +84,18 @@ def capture_table(keep: frozenset[OpOverload] = frozenset(), exported: bool = Fa
     table.update({target: ours[target] for target in (*DECOMPOSED_AT_CAPTURE, *SLICED_AT_CAPTURE, *TORCHS_OWN_IS_WRONG)})
     table.update(ATTENTION)  # forward and backward at once: the one saves what the other reads
     for name in STATISTICS_SAVED:
-        table.update({target: rule for target, rule in COMPOSITES[name].targets.items() if target not in keep})
+        table.update({target: _contiguous(rule) for target, rule in COMPOSITES[name].targets.items() if target not in keep})
     return table
+
+
+def _contiguous(rule: Rule) -> Rule:
+    """A rule for an operator whose results are contiguous, however its operands lie: views of them depend on it."""
+
+    @functools.wraps(rule)
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, rule(*args, **kwargs))
+
+    return decomposed
 
 
 def prim_table(keep: frozenset[OpOverload], *, channels_last: bool = False) -> Mapping[OpOverload, Rule]:
