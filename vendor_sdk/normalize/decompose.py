@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from vendor_sdk import torch_private
 from vendor_sdk.normalize.algebra import ALGEBRA
@@ -51,6 +50,9 @@ STATISTICS_SAVED = ("log_softmax", "log_softmax_backward", "nll_loss", "nll_loss
 """Composites whose parts min-cut should see: then it saves two numbers a row, where the whole's result is a tensor that the
 backward graph gets for the price of a subtraction."""
 
+CONTIGUOUS = ("log_softmax",)
+"""Those of one result that torch makes contiguous, however the operand lies: views of it depend on that."""
+
 TORCHS_OWN_IS_WRONG = (
     # puts one row where an index of no dimensions says that none is
     aten.index_add.default,
@@ -84,16 +86,17 @@ def capture_table(keep: frozenset[OpOverload] = frozenset(), exported: bool = Fa
     table.update({target: ours[target] for target in (*DECOMPOSED_AT_CAPTURE, *SLICED_AT_CAPTURE, *TORCHS_OWN_IS_WRONG)})
     table.update(ATTENTION)  # forward and backward at once: the one saves what the other reads
     for name in STATISTICS_SAVED:
-        table.update({target: _contiguous(rule) for target, rule in COMPOSITES[name].targets.items() if target not in keep})
+        rules = {target: rule for target, rule in COMPOSITES[name].targets.items() if target not in keep}
+        table.update({target: _contiguous(rule) for target, rule in rules.items()} if name in CONTIGUOUS else rules)
     return table
 
 
 def _contiguous(rule: Rule) -> Rule:
-    """A rule for an operator whose results are contiguous, however its operands lie: views of them depend on it."""
+    """A rule for an operator of ``CONTIGUOUS``."""
 
     @functools.wraps(rule)
-    def decomposed(*args: Any, **kwargs: Any) -> Any:
-        return pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, rule(*args, **kwargs))
+    def decomposed(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return rule(*args, **kwargs).contiguous()  # type: ignore[no-any-return]
 
     return decomposed
 
