@@ -41,7 +41,7 @@ CUTS = 32
 """Parts that the rows are cut into then: a fixed number, so that results do not depend on the number of threads."""
 GRAIN = 32768
 """Inner iterations below which a loop is not worth other threads."""
-PARTS = 4
+PARTS = 16
 """Tiles that neighbouring results are cut into, where there is nothing else for threads to share."""
 LEAST = 64
 """Results accumulated at once at least."""
