@@ -49,6 +49,25 @@ def test_fused_kernels() -> None:
     test_cpp_emitter.test_nests_across_memory()
 
 
+@pytest.mark.usefixtures("_instructions", "fresh_graphs")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["rows", "channels last"])
+def test_windows_of_each_channel(layout: torch.memory_format) -> None:
+    x, w = (
+        torch.randn(2, 19, 9, 21).contiguous(memory_format=layout).requires_grad_(),
+        torch.randn(19, 1, 7, 7, requires_grad=True),
+    )
+    compiled = torch.compile(lambda x, w: F.conv2d(x, w, padding=3, groups=19), backend="cpp_cpu", dynamic=False)
+    exact = [t.detach().double().requires_grad_() for t in (x, w)]
+    wanted, found = F.conv2d(*exact, padding=3, groups=19), compiled(x, w)
+    given = torch.randn(wanted.shape)
+    for one, other in zip(
+        (found, *torch.autograd.grad(found, (x, w), given)),
+        (wanted, *torch.autograd.grad(wanted, exact, given.double())),
+        strict=True,
+    ):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.usefixtures("_instructions")
 def test_what_moves_elements() -> None:
     made, kept = [], []

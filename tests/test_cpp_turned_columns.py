@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from reference_backends.cpp_cpu.turned_columns import turned
 from tests.threads import by_threads
+from vendor_sdk import index, loop
 
 Tensor = torch.Tensor
 CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -77,3 +79,19 @@ def test_no_lane_is_on_its_own(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert "transpose(" in text
     assert "[lane]" not in text
     assert "per_lane" not in text
+
+
+@pytest.mark.parametrize(("second", "possible"), [("x", True), ("z", False)])
+def test_what_a_loop_stores_and_a_later_one_loads_is_not_turned(second: str, possible: bool) -> None:
+    """It would be in memory at the end of a tile only."""
+    i, k, q = (index.variable(name, size) for name, size in (("i", 64), ("k", 8), ("q", 8)))
+    first = loop.Nest(
+        (loop.Range("k", index.wrap(8)),),
+        (loop.Load("a", "x", 8 * i + k, torch.float32), loop.Store("z", 8 * i + k, "a"), loop.Store("w", 64 * k + i, "a")),
+    )
+    then = loop.Nest(
+        (loop.Range("q", index.wrap(8)),),
+        (loop.Load("b", second, 8 * i + q, torch.float32), loop.Store("y", 64 * q + i, "b")),
+    )
+    found = turned(loop.Nest((loop.Range("i", index.wrap(64)),), (first, then)), dict.fromkeys("wxyz", torch.float32))
+    assert (found is not None) is possible

@@ -158,6 +158,23 @@ def test_gradients_of_big_windows_have_a_halo_too() -> None:
     assert any(isinstance(s, Local) for s in walk(kernel.body))
 
 
+@pytest.mark.parametrize("padding", [0, 3])
+def test_weights_of_neighbouring_channels_lie_side_by_side(padding: int) -> None:
+    """Channels last: weights are copied once an image, not once for each of its pixels."""
+    inputs = [torch.randn(2, 9, 12, 4), torch.randn(4, 1, 7, 7)]
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x.permute(0, 3, 1, 2), w, padding=padding, groups=4).permute(0, 2, 3, 1).contiguous()
+
+    agree(function, inputs)
+    (nest,) = (each for kernel in kernels(function, inputs) for each in kernel.body if isinstance(each.body[0], Local))
+    assert [r.size for r in nest.ranges] == [2]
+    _, copy, sums = nest.body
+    assert isinstance(copy, Nest)
+    assert isinstance(sums, Nest)
+    assert ix.product(r.size for r in copy.ranges) == 49 * 4
+
+
 def test_no_halo_that_does_not_fit() -> None:
     function, inputs = BIG["7x7"]
     small = replace(ALL, local_bytes=4 * 15 * 18 - 1)

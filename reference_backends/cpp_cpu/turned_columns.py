@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from reference_backends.cpp_cpu import machine
-from reference_backends.cpp_cpu.analysis import plain, scatters, stride_is
+from reference_backends.cpp_cpu.analysis import loads, plain, scatters, stores, stride_is
 from vendor_sdk import index, loop
 
 TILE = 64
@@ -85,6 +85,10 @@ def _over(
             if key not in turns:
                 buffer = loop.Param(f"{t.param}_turned{len(turns)}", dtypes[t.param], index.wrap(length), "local")
                 turns[key] = Turn(t, first, pitch, buffer)
+    params = {turn.access.param for turn in turns.values()}
+    # What one loop stores and a later one loads is in memory at the end of a tile only.
+    if params & {t.param for t in loads(nest.body)} & {t.param for t in stores(nest.body)}:
+        return None
     room = TILE * length * sum(turn.buffer.dtype.itemsize for turn in turns.values())
     if not along or not turns or room > machine.cache_bytes(2) // 2:
         return None

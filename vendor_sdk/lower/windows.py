@@ -17,7 +17,7 @@ from dataclasses import replace
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.contraction import match, sizes
-from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Param, Range, Reduce, Scan, Stmt, Store
+from vendor_sdk.ir.loop import Compute, Const, Load, Local, Nest, Param, Range, Reduce, Scan, Stmt, Store
 from vendor_sdk.ir.ranges import renamed
 from vendor_sdk.lower.copies import CHAINS, Copies, Leaf, integers
 from vendor_sdk.lower.halo import staged
@@ -99,8 +99,17 @@ def _tables_beside(nest: Nest, windows: Sequence[Reduce], lanes: Range, limits: 
 
 
 def _slides(r: Range, window: Reduce) -> bool:
-    """Whether neighbouring results of a loop read the same elements."""
-    return any(r.var in ix.symbols(s.index) for s in window.body if isinstance(s, Index))
+    """Whether neighbouring results of a loop read elements that lie among each other."""
+    moving = [s.index for s in window.body if isinstance(s, Load) and r.var in ix.symbols(s.index)]
+    return not all(_beyond(place, r, other) for place in moving for other in window.ranges)
+
+
+def _beyond(place: ix.Int, r: Range, within: Range) -> bool:
+    """Whether a step of ``r`` goes further than all of ``within``."""
+    step, each = ix.stride(place, r.var), ix.stride(place, within.var)
+    if step is None or each is None:
+        return False
+    return all(ix.nonnegative(step - reach) for reach in (each * within.size, -each * within.size))
 
 
 def _is_table(s: Load, lanes: Range, inside: Collection[str]) -> bool:
