@@ -42,10 +42,14 @@ REPORTS = TRAPS | {"wrap_index"}
 
 def simplify(lowered: Lowered, limits: Limits) -> Lowered:
     kernel = lowered.kernel
-    written_out = joined(together(written(live(picked(kernel.body), set()), limits), limits), limits)
+    written_out = joined(tuple(_windows(nest, limits) for nest in live(picked(kernel.body), set())), limits)
     changed = strided(unfolded(affine(written_out, limits), limits), limits)
     body = tuple(nest for nest in map(_nest, live(changed, set())) if isinstance(nest, Nest))
     return replace(lowered, kernel=replace(kernel, body=body))
+
+
+def _windows(stmt: Stmt, limits: Limits) -> Stmt:
+    return together(written(stmt, limits), limits) if isinstance(stmt, Nest) and limits.window > 1 else stmt
 
 
 def live(body: tuple[Stmt, ...], used: set[str]) -> tuple[Stmt, ...]:

@@ -21,14 +21,8 @@ TOTALS = 16
 """Of one loop at most: each runs in a register."""
 
 
-def together(body: Sequence[Stmt], limits: Limits) -> tuple[Stmt, ...]:
-    """``body`` with such totals of its nests in one loop, for emitters that write out windows."""
-    if limits.window < 2:
-        return tuple(body)
-    return tuple(_nest(stmt, limits) if isinstance(stmt, Nest) else stmt for stmt in body)
-
-
-def _nest(nest: Nest, limits: Limits) -> Nest:
+def together(nest: Nest, limits: Limits) -> Nest:
+    """``nest`` with such totals in one loop."""
     loops = [s for s in nest.body if isinstance(s, Reduce | Nest | Scan | Local)]
     total = loops[0] if len(loops) == 1 else None
     if not isinstance(total, Reduce):

@@ -32,14 +32,8 @@ NEAR = ({1}, {1, 2})
 """Distances of what neighbours read, the better ones first: every second element is two vectors, shuffled."""
 
 
-def written(body: Sequence[Stmt], limits: Limits) -> tuple[Stmt, ...]:
-    """``body`` with the windows of its nests written out, as far as ``limits`` allows."""
-    if limits.window < 2:
-        return tuple(body)
-    return tuple(_nest(stmt, limits) if isinstance(stmt, Nest) else stmt for stmt in body)
-
-
-def _nest(nest: Nest, limits: Limits) -> Nest:
+def written(nest: Nest, limits: Limits) -> Nest:
+    """``nest`` with its windows written out, as far as ``limits`` allows."""
     loops = [s for s in nest.body if isinstance(s, Reduce | Nest | Scan | Local)]
     windows = [s for s in loops if isinstance(s, Reduce) and _is_window(s)]
     if not windows or len(windows) < len(loops):
