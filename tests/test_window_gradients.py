@@ -126,6 +126,10 @@ BIG: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "of a volume": (
         lambda x, w: F.conv3d(x, w, padding=2, dilation=2, groups=2), [torch.randn(1, 2, 5, 6, 5), torch.randn(2, 1, 3, 3, 3)],
     ),
+    "behind a scale and a shift of each channel": (
+        lambda x, w, a, b: F.conv2d(F.relu(x * a[:, None, None] + b[:, None, None]), w, padding=3, groups=3),
+        [torch.randn(2, 3, 9, 12), torch.randn(3, 1, 7, 7), torch.randn(3), torch.randn(3)],
+    ),
     "with a bias and an activation": (
         lambda x, w, b: F.silu(F.conv2d(x, w, b, padding=3, groups=3)),
         [torch.randn(2, 3, 9, 12), torch.randn(3, 1, 7, 7), torch.randn(3)],

@@ -7,14 +7,14 @@ of an element before it enters products is computed once, too, instead of in eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.contraction import needed
 from vendor_sdk.ir.index import Int
-from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Param, Range, Reduce, Scalar, Stmt, Store
+from vendor_sdk.ir.loop import Compute, Const, Index, Load, Local, Nest, Param, Range, Reduce, Scalar, Stmt, Store, makes, reads
 from vendor_sdk.ir.ranges import renamed
 from vendor_sdk.lower.copies import Leaf
 
@@ -93,7 +93,11 @@ def staged(nest: Nest, lanes: Range, limits: Limits) -> Nest | None:
         return None
     taken = {d.result for d in dimensions}
     outer = tuple(r for r in nest.ranges if r not in taken)
-    value, cone = _last_of_its_own(load, window, around)
+    others = {name for s in nest.body if s not in around for name in makes(s)}
+    found = _last_of_its_own(load, window, around, others)
+    if found is None:
+        return None
+    value, cone = found
     size = ix.product(ix.wrap(size) for d in dimensions for size in d.sizes)
     param = Param(f"{load.to}_halo", value.dtype, size, "local")
     if not outer or size.value is None or size.value * value.dtype.itemsize > limits.local_bytes:
@@ -164,14 +168,16 @@ def _dimension(place: Int, nest: Nest, window: Reduce) -> _Dimension | None:
     return _Dimension(place, results[0], within[0], low, count, abs(steps[0] or 1))
 
 
-def _last_of_its_own(load: Load, window: Reduce, around: Sequence[Stmt]) -> tuple[Leaf, tuple[Leaf, ...]]:
-    """The last value that follows from ``load`` and from no other memory, and what it needs."""
+def _last_of_its_own(
+    load: Load, window: Reduce, around: Sequence[Stmt], others: Collection[str]
+) -> tuple[Leaf, tuple[Leaf, ...]] | None:
+    """The last value that follows from ``load``, from no other memory and none of ``others``, and what it needs."""
     body = [*around, *window.body]
     best: tuple[Leaf, tuple[Leaf, ...]] | None = None
     for s in window.body:
         if isinstance(s, Load | Compute):
-            cone = needed(body, (s.to,))
-            if [each for each in cone if isinstance(each, Load)] == [load]:
-                best = s, tuple(each for each in cone if isinstance(each, Leaf))
-    assert best is not None
+            cone = tuple(each for each in needed(body, (s.to,)) if isinstance(each, Leaf))
+            own = [each for each in cone if isinstance(each, Load)] == [load]
+            if own and not any(name in others for each in cone for name in reads(each)):
+                best = s, cone
     return best
