@@ -110,6 +110,10 @@ BIG: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "7x7, stride 2": (
         lambda x, w: F.conv2d(x, w, padding=3, stride=2, groups=3), [torch.randn(2, 3, 9, 12), torch.randn(3, 1, 7, 7)],
     ),
+    "7x7, stride 2, padded on one side": (
+        lambda x, w: F.conv2d(F.pad(x, (5, 0, 5, 0)), w, stride=2, groups=3),
+        [torch.randn(2, 3, 8, 12), torch.randn(3, 1, 7, 7)],
+    ),
     "7x7, dilated": (
         lambda x, w: F.conv2d(x, w, padding=6, dilation=2, groups=3), [torch.randn(2, 3, 9, 12), torch.randn(3, 1, 7, 7)],
     ),

@@ -54,12 +54,14 @@ class Limits:
         copies: iterations of a loop that may be written out in its body, where neighbours read the same elements (the windows
             over a position, an image that is enlarged): four are two each way. 1: never.
         window: terms of a reduction over a window (of a pool, of a convolution of each channel) that may be written out in the
-            body of the loop around it, where neighbours of that loop read neighbouring elements, or every second one. 0: never.
+            body of the loop around it, where neighbours of that loop read neighbouring elements, or every second one. Those of
+            many weights stay loops then, over a ``Local`` copy of what they slide over, and gradients of a window's weights are
+            accumulators of one loop. 0: never.
         sharing: iterations of an outer loop that may be written out in its body, where they read the same elements of a large
             input (a table of angles that all heads share). 1: never.
         interleaves: whether loops that walk along memory are written out too, by two, and loops over two results of different
-            kinds (the parts of complex numbers): stores of every second element stand in pairs then, which an emitter does as
-            one.
+            kinds (the parts of complex numbers), and nests that fill a result in turns are one: stores of every second element
+            stand in pairs then, which an emitter does as one.
         affine: iterations of a loop from which on it may be the inner one of two that stand for one loop whose indices hold
             quotients and remainders of its variable (the channel of an element of a group): vectors load along it then, where
             they would gather. Loops are also cut where an index turns or begins anew (a reflected edge, a row that is rolled

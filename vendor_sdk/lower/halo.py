@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.contraction import needed
@@ -109,7 +111,11 @@ def staged(nest: Nest, lanes: Range, limits: Limits) -> Nest | None:
     for d, place in zip(dimensions, places, strict=True):
         moved.update(d.moved(place))
     names = {s.to: f"{s.to}_h" for s in cone}
-    copy = [renamed(s, names, moved) for s in cone]
+    mask, ends = _before_the_end(names[load.mask or ""], dimensions, places, load.to)
+    copy: list[Stmt] = []
+    for s in cone:
+        made = renamed(s, names, moved)
+        copy += [*ends, replace(made, mask=mask)] if isinstance(made, Load) else [made]
     ranges = tuple(r for each in loops for r in each)
     filled = Nest(
         ranges, (*copy, Store(param.name, _flat([ix.variable(r.var, r.size) for r in ranges], ranges), names[value.to]))
@@ -122,6 +128,18 @@ def staged(nest: Nest, lanes: Range, limits: Limits) -> Nest | None:
     summed = replace(window, body=needed(body, wanted))
     inner = Nest(tuple(r for r in nest.ranges if r in taken), tuple(summed if s is window else s for s in nest.body))
     return Nest(outer, (Local(param), filled, inner))
+
+
+def _before_the_end(mask: str, dimensions: Sequence[_Dimension], places: Sequence[Int], name: str) -> tuple[str, list[Stmt]]:
+    """A mask of what windows read, which ends where a step has more places than that; and what computes it from ``mask``."""
+    found: list[Stmt] = []
+    for n, (d, place) in enumerate(zip(dimensions, places, strict=True)):
+        if d.count % d.step:
+            at, end, inside, both = (f"{name}_h{n}_{each}" for each in ("at", "end", "inside", "mask"))
+            found += [Index(at, place - d.low), Const(end, d.count, torch.int64)]
+            found += [Compute(inside, "lt", (at, end), torch.bool), Compute(both, "bitand", (mask, inside), torch.bool)]
+            mask = both
+    return mask, found
 
 
 def _dimensions(nest: Nest, window: Reduce, load: Load, around: Sequence[Stmt]) -> list[_Dimension]:
