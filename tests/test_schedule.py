@@ -485,3 +485,37 @@ def test_what_follows_from_many_values_by_many_ways_is_scheduled_in_linear_time(
     found = compiled(shifted, [torch.randn(3, (1 << steps) + 64)])
     assert len(found.plan.kernels) > steps // 2
     assert moved.call_count < 100 * steps
+
+
+def test_what_is_made_where_it_is_read_counts_once_in_a_kernel() -> None:
+    """A weight that ten members read is one value of their kernel: a limit of statements is not reached by it ten times."""
+
+    def weighted(x: torch.Tensor) -> torch.Tensor:
+        weight = (torch.arange(40).float() + 0.5) * 0.25 - 0.5
+        for _ in range(10):
+            x = x * weight
+        return x
+
+    x = torch.randn(30, 40)
+    for statements, count in ((60, 1), (30, 4)):
+        program = compiled(weighted, (x,), Limits(statements=statements, launch_bytes=1 << 20))
+        _check(program.run(x), weighted(x))
+        assert len(program.kernels) == count, statements
+
+
+def test_a_launch_is_saved_by_its_price_in_a_kernel() -> None:
+    """What reads the step before twice computes it once: the price of eight such steps is not two to the power of eight."""
+
+    def squared(x: torch.Tensor) -> torch.Tensor:
+        weight = (torch.arange(40).float() + 0.5) * 0.01
+        for _ in range(8):
+            weight = weight * weight + weight
+        return x * weight
+
+    x = torch.randn(30, 40)
+    (result,) = (program := compiled(squared, (x,), Limits(launch_bytes=1 << 20))).run(x)
+    torch.testing.assert_close(result, squared(x))
+    assert len(program.kernels) == 1
+    assert len(compiled(squared, (x,), Limits(launch_bytes=x.nbytes // 2)).kernels) == 2, (
+        "where the result is large, it is dearer"
+    )

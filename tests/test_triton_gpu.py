@@ -21,6 +21,7 @@ from reference_backends.triton_gpu import indices, launch, plugin
 from reference_backends.triton_gpu.analysis import late
 from reference_backends.triton_gpu.divide import divided
 from reference_backends.triton_gpu.emitter import OPS, Elsewhere, TritonEmitter, functions
+from reference_backends.triton_gpu.together import independent
 from tests import lowered
 from tests.test_hoist import halves
 from vendor_sdk import ALL, STORED, Backend, Launch, LoopKernel, TorchDevice, hoist, hookimpl, index, loop
@@ -440,10 +441,90 @@ def test_what_normalizes_columns_stores_in_programs_of_one_tile(
     x = torch.ones(64, 64, 56, 56, dtype=torch.bfloat16).contiguous(memory_format=torch.channels_last)
     ((_, text),) = emitted(norm, x)
     *sums, last = re.findall(r'Launcher\(\w+, "(\w+)", \d+\)', text)
-    assert set(sums) == {"across"}
+    assert set(sums) == {"across", "columns"}, "of rows, and of the parts' sums"
     assert last == "short"
     assert f".fixed({64 * 56 * 56 // 64}, 64, (64, ), {x.numel()})" in text
     assert text.rpartition("@triton.jit")[2].count("for ") == 0
+
+
+@pytest.mark.parametrize(("dim", "shape"), [(1, (32, 64, 512)), (0, (512, 2048)), (2, (3, 5, 1000, 96))])
+def test_short_columns_are_read_once_by_programs_that_walk_along_lines(
+    emitted: Callable[..., list[tuple[LoopKernel, str]]], dim: int, shape: tuple[int, ...]
+) -> None:
+    ((_, text),) = emitted(lambda x: x.softmax(dim), torch.ones(shape))
+    assert '"columns"' in text
+    assert text.count("tl.load(in0") == len(launch.blocks_for(shape[dim], launch.PIECES))
+    ((_, sums),) = emitted(lambda x: x.sum(dim), torch.ones(shape))
+    assert '"across"' in sums or shape[dim] <= launch.SQUARE, "what is read once in any case needs no tile as a whole"
+
+
+@pytest.mark.parametrize("kind", ["columns", "whole columns"])
+def test_programs_of_columns_have_lines_and_are_enough(kind: launch.Kind) -> None:
+    assert launch.tile(512, [64], kind, leads=32)[0] == 64, "other dimensions have programs, too"
+    for count, length, leads in ((512, 64, 1), (2048, 512, 1), (1 << 20, 1024, 1), (20, 64, 9000)):
+        x, _, warps = launch.tile(count, [length], kind, leads=leads)
+        assert x >= min(launch.NARROW[kind], count)
+        assert x * length <= max(launch.ELEMENTS, 2 * launch.NARROW[kind] * length)
+        assert 1 <= warps <= 16
+
+
+def test_few_programs_have_more_warps() -> None:
+    x, _, warps = launch.tile(1024, [512], "fixed")
+    many, _, fewer = launch.tile(1 << 20, [512], "fixed")
+    assert x * 512 // (32 * warps) < many * 512 // (32 * fewer) == launch.THREAD
+    assert launch.tile(1 << 20, [], "lean", 16)[0] < launch.tile(1 << 26, [], "lean", 16)[0] == 16 * 32 * launch.WARPS
+    assert launch.tile(132, [16384], "team")[2] == launch.tile(1 << 20, [16384], "team")[2], "so many as run at once"
+
+
+def test_a_thread_has_few_elements_where_neighbours_read_apart(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    x = torch.ones(2, 3, 64, 64)
+    functions = (lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1)), (lambda x: x[..., ::2] * 2), (lambda x: x.roll(5, -1))
+    for function in functions:
+        ((_, text),) = emitted(function, x)
+        assert f'"lean", {launch.ACROSS_VECTORS})' in text
+    for function in ((lambda x: x.flip(-1)), torch.neg, (lambda x: x[:, [2, 0]])):
+        ((_, text),) = emitted(function, x)
+        assert f'"lean", {launch.ACROSS_VECTORS})' not in text
+
+
+def test_parts_of_one_result_are_one_launch(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    x, y = torch.ones(64, 512), torch.ones(64, 768)
+    for function in ((lambda x, y: torch.cat((x, y), -1)), (lambda x, y: torch.stack((x, y[:, :512]), -1))):
+        ((kernel, text),) = emitted(function, x, y)
+        assert len(kernel.body) == 2
+        assert text.count("@triton.jit") == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "beside"),
+    [
+        (lambda i: 2 * i, lambda i: 2 * i + 1, True),
+        (lambda i: 2 * i, lambda i: 4 * i + 2, False),
+        (lambda i: 2 * i, lambda i: 3 * i, False),
+        (lambda i: i, lambda i: i + 40, True),
+        (lambda i: i, lambda i: i + 39, False),
+        (lambda i: 50 * (i // 8) + i % 8, lambda i: 50 * (i // 10) + i % 10 + 8, True),
+        (lambda i: 50 * (i // 8) + i % 8, lambda i: 50 * (i // 10) + i % 10 + 7, False),
+        (lambda i: 50 * (i // 8) + i % 8, lambda i: 50 * (i // 10) + 5 * (i % 10) + 8, False),
+    ],
+)
+def test_launches_are_shared_by_what_never_meets(
+    one: Callable[[index.Int], index.Int], other: Callable[[index.Int], index.Int], beside: bool
+) -> None:
+    i = index.variable("i", index.wrap(40))
+
+    def nest(place: index.Int, *loads: loop.Stmt) -> loop.Nest:
+        return loop.Nest((loop.Range("i", index.wrap(40)),), (*loads, loop.Store("out0", place, "v")))
+
+    value = loop.Const("v", 1.0, torch.float32)
+    assert independent([nest(one(i), value), nest(other(i), value)]) == beside
+    reading = loop.Load("v", "out0", other(i), torch.float32)
+    assert independent([nest(one(i), value), loop.Nest(nest(i).ranges, (reading, loop.Store("out1", i, "v")))]) == beside
+
+
+def test_a_flip_is_made_where_it_is_read(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    for function in ((lambda x: x + x.flip(-1)), (lambda x: x.flip(0).softmax(-1)), (lambda x: x.sin().flip(1).cos())):
+        assert len(emitted(function, torch.ones(20, 30))) == 1
 
 
 def test_a_max_pools_gradient_takes_no_arithmetic_of_int64(register: Callable[..., str]) -> None:

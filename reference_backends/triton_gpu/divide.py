@@ -23,6 +23,7 @@ from reference_backends.triton_gpu.copies import copied
 from reference_backends.triton_gpu.launch import (
     ACROSS,
     AT_ONCE,
+    COLUMN,
     LONG,
     LONG_PART,
     LONGEST,
@@ -47,8 +48,11 @@ SHORTEST = 8 * SHORT_TURN
 def rows(nest: loop.Nest) -> tuple[list[index.Int], int, int]:
     """Lengths of a nest's inner loops, the longest that is known, and the longest of which a tile holds all."""
     lengths = list(dict.fromkeys(map(length_of, inner_loops(nest))))
-    # Where a loop walks across memory, a tile holds the rows that lie along its lines: short columns fit.
-    limit = SQUARE if walks_across(nest) else LONGEST * (2 if keeps_rows(nest) else 1)
+    if walks_across(nest):
+        # A tile holds the rows that lie along its lines: short columns fit, longer ones where they would be read again.
+        limit = COLUMN if len(inner_loops(nest)) > 1 else SQUARE
+    else:
+        limit = LONGEST * (2 if keeps_rows(nest) else 1)
     return lengths, max((size.value for size in lengths if size.value is not None), default=0), limit
 
 
@@ -104,7 +108,7 @@ def in_parts(kernel: LoopKernel, position: int, number: index.Int) -> LoopKernel
 def open_parts(kernel: LoopKernel, nest: loop.Nest) -> tuple[index.Int, int] | None:
     """Into how many parts the inner loops of a nest are divided, of the call's sizes, as a multiple of a number; up to one part
     where they are not. None where sizes do not tell."""
-    lengths, _, _ = rows(nest)
+    lengths, _, limit = rows(nest)
     sizes = {s.name for s in kernel.symbols if s.role == "size"}
     told = all(index.symbols(n).keys() <= sizes and n.value != 0 for n in lengths)
     if not told or all(n.value is not None for n in lengths):
@@ -125,6 +129,8 @@ def open_parts(kernel: LoopKernel, nest: loop.Nest) -> tuple[index.Int, int] | N
     longest = longest_of(nest)
     if across:
         tiles = longest // SHORTEST
+        if limit > SHORTEST:
+            tiles = tiles * index.minimum(longest // (limit + 1), 1)
     else:
         block = LONG[manner(nest)][0]
         tiles = (longest + block - 1) // block * index.minimum(longest // (LONGEST + 1), 1)
@@ -159,7 +165,7 @@ def in_known_parts(kernel: LoopKernel, position: int) -> LoopKernel:
     across = walks_across(nest)
     known = [size.value for size in lengths if size.value]
     if count and known and len(known) == len(lengths):
-        kind: Kind = "whole" if longest <= LONGEST and not across else manner(nest)
+        kind: Kind = "whole" if longest <= min(limit, LONGEST) else manner(nest)
         number = parts(count, known, kind, vectors=begins_alike(nest), small=several_results(nest))
         if number > 1 and across:
             apart = not reads_around(nest)

@@ -21,26 +21,26 @@ from reference_backends.triton_gpu.machine_code import Argument, compiled, point
 from reference_backends.triton_gpu.table import FLOAT8
 from vendor_sdk import split
 
-Kind = Literal[
-    "row", "team", "fixed", "short", "whole", "along", "scan", "lean", "again", "costly", "heavy", "across", "deep", "spread"
-]
+Whole = Literal["row", "team", "fixed", "columns", "short", "whole", "whole columns"]
+Kind = Whole | Literal["along", "scan", "lean", "again", "costly", "heavy", "across", "deep", "spread"]
 """How a nest's inner loops become tiles: all iterations at once, as the text says (with one iteration of the nest in a program,
-for which others may wait, or several, or, where they only store, as many as lie in a line that they walk across) or as the
-launch does; some at a time, with the lanes along memory in the loop (once, to scan or not; or several times over, one row or
-more; or with costly functions, of one row or more) or across it, in the nest (or in many whole tiles); or divided among
-programs."""
+for which others may wait, or several, or as many as lie in a line that the loops walk across, and more where they only store)
+or as the launch does (along memory or across it); some at a time, with the lanes along memory in the loop (once, to scan or
+not; or several times over, one row or more; or with costly functions, of one row or more) or across it, in the nest (or in many
+whole tiles); or divided among programs."""
 
 WARPS = 4
 """Of a program where no inner loop is a tile."""
-ALONE = 4
-"""Programs up to which each has a multiprocessor's threads for itself: with fewer elements in each, nothing waits as long."""
 POINTS = 16
 """Elements in one thread where no inner loop is a tile: two vectors of halves."""
 PLAIN = 8
 """The same where all indices are those of the iterations, elements are bytes, or several iterations of a loop stand in the
 body."""
 LEAST = 4
-"""The same at least."""
+"""The same at least: a vector of float32."""
+ACROSS_VECTORS = 2
+"""The same where neighbours read or write what does not lie side by side: of the elements of one thread, those of a whole warp
+would lie as far apart again."""
 FEWEST = 256
 """Iterations of a program where no inner loop is a tile, at least, where there are few programs: two for each thread."""
 ELEMENTS = 4096
@@ -66,6 +66,12 @@ REGISTERS = 65536
 """Of a multiprocessor."""
 PROGRAMS = 264
 """Programs that a large GPU wants at least: two for each of its multiprocessors."""
+OCCUPIED = 8 * PROGRAMS
+"""Warps with which it is a quarter full: with fewer, what one of them waits for is seen."""
+FULL = 32 * PROGRAMS
+"""As many as it holds."""
+ALONE = 4
+"""Programs up to which each may have a multiprocessor's threads for itself."""
 MANY = 8
 """Times as many share one long loop: those that end sooner leave room for others."""
 LONG: dict[str, tuple[int, int]] = {
@@ -90,13 +96,15 @@ LONG_PART = 2048
 were seen to take twice as long (H200)."""
 AT_ONCE = 2 * PROGRAMS
 """Programs of that kind that run at once on a large GPU. Of others it is twice as many."""
-NARROW: dict[Kind, int] = {"across": 8, "deep": 8, "short": 16, "spread": 16}
+NARROW: dict[Kind, int] = {"across": 8, "deep": 8, "columns": 8, "whole columns": 8, "short": 16, "spread": 16}
 """The same where there are few programs (a sector of 32 bytes: partial sums are float32); and of a tile that divides inner
 loops too, or only stores."""
 LINE = 128
 """Bytes to which buffers that share memory are aligned."""
 MAP = ELEMENTS // ACROSS
 """Iterations of a loop that only stores and walks across memory in one program: a tile."""
+COLUMN = 1024
+"""Most iterations of loops that walk across memory, several over the same columns, in a tile as a whole."""
 SQUARE = 64
 """Edge of a tile that reads lines along one axis and writes them along the other."""
 
@@ -110,7 +118,7 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
     """
     if not lengths:
         points = thread * 32 * WARPS
-        while points > FEWEST and count < points * PROGRAMS:
+        while count < points * (FULL // WARPS if points > LEAST * 32 * WARPS else PROGRAMS) and points > FEWEST:
             points //= 2
         return min(points, _power(count)), [], WARPS
     longest = max(lengths)
@@ -134,14 +142,28 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
         if max(blocks) == block:
             return 1, blocks, warps
     else:
-        blocks = [_power(n) for n in lengths] if kind == "whole" else []
+        blocks = [_power(n) for n in lengths] if kind in ("whole", "whole columns") else []
     row = max(blocks or [longest])
+    if kind in ("columns", "whole columns"):
+        x = min(max(_below(ELEMENTS // row), 2 * NARROW[kind]), _power(count))
+        x = narrowed(x, kind, leads, count)
+        return x, blocks, _warps(x * row, thread, leads * -(-count // x), 16)
     x = 1 if kind in ("row", "team") else min(_below(ELEMENTS // 2 // row), _power(count))
     while x > 1 and count < x * PROGRAMS:
         x //= 2
-    if kind == "fixed" and -(-count // x) <= ALONE:
-        return x, blocks, min(_below(x * row // (2 * LEAST) // 32), 32)
-    return x, blocks, min(_below(x * row // thread // 32), 32 if row > LONGEST else 16)
+    if kind == "team":  # which waits for others: how many run at once was reckoned with these warps
+        return x, blocks, min(_below(row // thread // 32), 32 if row > LONGEST else 16)
+    alone = kind == "fixed" and -(-count // x) <= ALONE
+    return x, blocks, _warps(x * row, thread, -(-count // x), 32 if row > LONGEST or alone else 16)
+
+
+def _warps(elements: int, thread: int, programs: int, most: int) -> int:
+    """Of a program with a tile of so many elements: with fewer than ``thread`` in a thread where there are few programs, so
+    that nothing waits as long."""
+    warps = min(_below(elements // thread // 32), most)
+    while 2 * warps <= most and programs * warps < OCCUPIED and elements >= 2 * warps * 32 * 2 * LEAST:
+        warps *= 2
+    return warps
 
 
 def narrowed(x: int, kind: Kind, leads: int, count: int) -> int:

@@ -35,13 +35,26 @@ from reference_backends.triton_gpu.analysis import (
     written_out,
 )
 from reference_backends.triton_gpu.functions import argument_names, function_text, most_elements, numbers_text, told_text
-from reference_backends.triton_gpu.launch import LEAST, ONE_ROW, PIECES, PLAIN, POINTS, THREAD, VECTOR, WARPS, Kind
+from reference_backends.triton_gpu.launch import (
+    ACROSS_VECTORS,
+    LEAST,
+    ONE_ROW,
+    PIECES,
+    PLAIN,
+    POINTS,
+    THREAD,
+    VECTOR,
+    WARPS,
+    Kind,
+)
 from reference_backends.triton_gpu.loops import Loops
 from reference_backends.triton_gpu.reuse import policies
 from reference_backends.triton_gpu.statements import NONE, Writer
 from reference_backends.triton_gpu.tiles import VECTOR_BYTES, Tile, modulo, pieces, piecewise, vectors
 from vendor_sdk import LoopKernel, index, loop, split
 
+WALKING = ("across", "deep", "columns", "whole columns", "short")
+"""Kinds of nests along whose last range memory goes on."""
 CARRIED = 8
 """Running totals of a tile and operands up to which a thread holds 16 elements of each: more do not fit in 128 registers."""
 WIDE = 64
@@ -114,16 +127,15 @@ class NestText(Loops):
         self.kind: Kind = manner(nest)
         if self.spread or self.whole:
             stores = bool(self.inner) and all(isinstance(s, loop.Nest) for s in self.inner)
-            short = self.fixed and stores and walks_across(self.nest)
-            self.kind = "spread" if self.spread else "short" if short else "fixed" if self.fixed else "whole"
+            across = walks_across(self.nest)
+            kinds: tuple[Kind, Kind] = ("short" if stores else "columns", "whole columns") if across else ("fixed", "whole")
+            self.kind = "spread" if self.spread else kinds[not self.fixed]
         self.written = {s.param for s in loop.walk(self.nest.body) if isinstance(s, loop.Store)}
         self.late = late(self.nest.body)
         self.private: dict[str, Private] = {}
         self.kept: dict[str, Private] = {}
         self.place(self.lead, index.variable("lead", self.leads))
-        self.shift = (
-            self.vector_shift(nest) if self.kind in ("across", "deep", "short") and len(self.ranges) == 1 else index.ZERO
-        )
+        self.shift = self.vector_shift(nest) if self.kind in WALKING and len(self.ranges) == 1 else index.ZERO
         """How many iterations the axis x begins before the first: what lies in memory before them in the first vector."""
         if self.shift == index.ZERO:
             self.place(self.ranges, index.variable("x_index", self.count))
@@ -151,7 +163,7 @@ class NestText(Loops):
         writes = any(isinstance(each, loop.Store) for s in self.inner for each in body_of(s))
         self.thread = THREAD if writes and not (self.kind == "team" and team.holds_more(kernel, self.nest)) else 2 * THREAD
         if not self.inner:
-            self.thread = max(self.points() >> (written_out(self.nest) - 1).bit_length(), LEAST)
+            self.thread = ACROSS_VECTORS if self.scattered() else self.points()
         if totals:
             self.thread = even * VECTOR or THREAD // (4 if crowded else 2)
         """Elements of a tile in one thread: fewer where totals take registers too, more where rows are only read. Where there
@@ -163,13 +175,26 @@ class NestText(Loops):
         rows = [s for s in self.inner if (length_of(s).value or 0) > ONE_ROW]
         return any(not any(isinstance(each, loop.Load) for each in body_of(s)) for s in rows)
 
+    def scattered(self) -> bool:
+        """Whether neighbouring iterations read or write elements of which the program knows that they are no neighbours."""
+        if not self.ranges:
+            return False
+        last, values = self.ranges[-1].var, {name for s in loop.walk(self.nest.body) for name in loop.makes(s)}
+        for s in loop.walk(self.nest.body):
+            if isinstance(s, loop.Load | loop.Store):
+                names = index.symbols(s.index).keys()
+                if last in names and not names & values and step(s.index, last) not in (-1, 1):
+                    return True
+        return False
+
     def points(self) -> int:
         """Elements in one thread where there is no tile."""
         accesses = [s for s in loop.walk(self.nest.body) if isinstance(s, loop.Load | loop.Store)]
         steps = [step(index.substitute(each.index, self.places), "x_index") for each in accesses]
         narrow = any(self.kernel.param(each.param).dtype.itemsize == 1 for each in accesses)
         plain = all(each in (0, 1) for each in steps)
-        return PLAIN if narrow or plain or written_out(self.nest) > 1 else POINTS
+        points = PLAIN if narrow or plain or written_out(self.nest) > 1 else POINTS
+        return max(points >> (written_out(self.nest) - 1).bit_length(), LEAST)
 
     def pieces_of(self, n: int, size: index.Int, *, whole: bool) -> list[Tile]:
         """The tile of loops of one length; ``whole``: in one piece."""

@@ -6,6 +6,7 @@ program has iterations of one nest: it finds out which by where its block begins
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -77,12 +78,39 @@ class TogetherText:
 
 
 def independent(nests: Sequence[loop.Nest]) -> bool:
-    """Whether no nest touches what another one writes."""
-    written: list[set[str]] = []
-    touched: list[set[str]] = []
-    for nest in nests:
-        accesses = [s for s in loop.walk(nest.body) if isinstance(s, loop.Load | loop.Store)]
-        written.append({s.param for s in accesses if isinstance(s, loop.Store)})
-        touched.append({s.param for s in accesses})
-    readers = [(one, other) for one in range(len(nests)) for other in range(len(nests)) if one != other]
-    return all(written[one].isdisjoint(touched[other]) for one, other in readers)
+    """Whether no nest touches what another one writes: other buffers, or other places of one (the parts of a ``cat``)."""
+    accesses = [[s for s in loop.walk(nest.body) if isinstance(s, loop.Load | loop.Store)] for nest in nests]
+    return all(_beside(one, other) for one, other in itertools.permutations(accesses, 2))
+
+
+def _beside(one: Sequence[loop.Load | loop.Store], other: Sequence[loop.Load | loop.Store]) -> bool:
+    """Whether nothing in ``other`` touches what is stored in ``one``."""
+    touched: dict[str, list[index.Int]] = {}
+    for each in other:
+        touched.setdefault(each.param, []).append(each.index)
+    stores = [s for s in one if isinstance(s, loop.Store)]
+    return all(_never_meet(s.index, place) for s in stores for place in touched.get(s.param, ()))
+
+
+def _never_meet(one: index.Int, other: index.Int) -> bool:
+    """Whether two places differ whatever the loops' variables are: they lie in other ranges of memory, or of each line."""
+    strides = {abs(coefficient) for _, coefficient in one.terms} & {abs(coefficient) for _, coefficient in other.terms}
+    return any(_apart(one, other, line) for line in (0, *strides - {1}))
+
+
+def _apart(one: index.Int, other: index.Int, line: int) -> bool:
+    """The same of the places in lines of ``line`` elements; 0: of memory."""
+    (low, high), (other_low, other_high) = (index.bounds(_rest(place, line)) for place in (one, other))
+    if low is None or high is None or other_low is None or other_high is None:
+        return False
+    within = line == 0 or max(high, other_high) - min(low, other_low) < line
+    return within and (high < other_low or other_high < low)
+
+
+def _rest(place: index.Int, line: int) -> index.Int:
+    """A place less what are whole lines."""
+    if line == 0:
+        return place
+    return index.wrap(place.constant) + sum(
+        (index.wrap_atom(atom) * coefficient for atom, coefficient in place.terms if coefficient % line), index.ZERO
+    )

@@ -1,4 +1,4 @@
-"""Prims that move data into a new contiguous result: clone, cat, padding, repeat."""
+"""Prims that move data into a new contiguous result: clone, flip, cat, padding."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
 from vendor_sdk.lower.build import Argument, Builder, Lowering, Value, opmath
+from vendor_sdk.lower.view import VIEWS
 
 
 def copy(k: Builder, source: Argument) -> None:
@@ -19,6 +20,13 @@ def copy(k: Builder, source: Argument) -> None:
 
 def _copy(k: Builder) -> None:
     copy(k, k.args["self"])
+
+
+def _flip(k: Builder) -> None:
+    """Torch has no strides for it, so that it is a result; who reads it folds it all the same."""
+    source, shape = k.args["self"], k.outputs[0].shape
+    with k.nest(shape) as i:
+        k.store(0, i, k.load(source, VIEWS["flip"](k, k.args, k.shape(source), shape, i)))
 
 
 def _cat(k: Builder) -> None:
@@ -105,6 +113,7 @@ def _pad(k: Builder) -> None:
 
 LOWERINGS: Mapping[str, Lowering] = {
     "clone": _copy,
+    "flip": _flip,
     "cat": _cat,
     "constant_pad_nd": _pad,
 }

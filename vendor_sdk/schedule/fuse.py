@@ -25,7 +25,7 @@ from vendor_sdk.schedule.again import DEAREST, SMALL, Again, compute_again
 from vendor_sdk.schedule.batch import batch
 from vendor_sdk.schedule.group import AGAIN, Group, Joined, Shape, absorb, fit, is_total, loops_of, results
 from vendor_sdk.schedule.reach import Reach
-from vendor_sdk.schedule.space import moved, names, plain
+from vendor_sdk.schedule.space import Index, moved, names, plain
 
 ONCE = 32
 """Cost up to which the one prim that moves a result makes it on the way."""
@@ -192,7 +192,7 @@ class _Pass:
             if (
                 (price <= AGAIN and self._saves(node, summary))
                 or (price <= ONCE and self._moves_once(node, summary))
-                or (price <= DEAREST and self._saves_launch(node, summary))
+                or self._saves_launch(node, summary)
             ):
                 prices[node] = price
                 self.schedule.inlined[node] = summary
@@ -260,12 +260,14 @@ class _Pass:
     def _saves_launch(self, node: fx.Node, summary: Summary) -> bool:
         """Whether a kernel for a result would take longer than computing it wherever it is read: a function of the graph's
         inputs (the scale of a batch norm that is not trained), a number a row or a column of small readers."""
-        if any(self.base[read.node].op == "call_function" for read in self._expanded(summary).reads):
+        expanded = self._expanded(summary)  # where each part is computed once, as in a kernel
+        if any(self.base[read.node].op == "call_function" for read in expanded.reads):
             return False
-        return self._saves(node, summary) and self._repeats(node)
+        return self._saves(node, summary) and self._repeats(node, max(expanded.cost, DEAREST))
 
-    def _repeats(self, node: fx.Node) -> bool:
-        """Whether all that reads a value in the end, what follows from it first, is much larger and yet small."""
+    def _repeats(self, node: fx.Node, price: int) -> bool:
+        """Whether all that reads a value in the end, what follows from it first, is much larger and yet small: an element at
+        ``price`` for each of theirs takes no longer than a launch."""
         size, itemsize = _elements(node), node.meta["val"].dtype.itemsize
         seen: set[fx.Node] = set()
         waiting = [node]
@@ -274,7 +276,7 @@ class _Pass:
                 if user not in self.emitted or user not in self.summaries:
                     return False
                 count = ix.product(self.summaries[user].shape)
-                if not ix.nonnegative(self.limits.launch_bytes - count * itemsize):
+                if not ix.nonnegative(self.limits.launch_bytes * DEAREST - count * itemsize * price):
                     return False
                 if user not in seen and not ix.nonnegative(count - size * SMALL):
                     waiting.append(user)
@@ -490,7 +492,7 @@ class _Pass:
         return ""
 
     def _room(self, group: Group, node: fx.Node, summary: Summary, joined: Joined) -> str:
-        if group.statements + summary.statements > self.limits.statements:
+        if self._too_long(group, summary):
             return f"more than {self.limits.statements} statements"
         # Counted in full only where it may matter: groups are long, and this is asked for each of their members.
         most = len(group.inputs) + len(group.members) + len(summary.reads) + len(tensors_of(node.meta["val"]))
@@ -505,6 +507,38 @@ class _Pass:
         if joined.reduced is not None and self.limits.total_width and (width or 0) > self.limits.total_width:
             return f"totals of rows longer than {self.limits.total_width}"
         return ""
+
+    def _too_long(self, group: Group, summary: Summary) -> bool:
+        """Whether a group and one more member would have more statements than a kernel may."""
+        limit = self.limits.statements
+        if group.statements + summary.statements > limit and not group.counted and self._mostly_inlined(group.own):
+            group.statements, group.counted = self._statements(group.members), True
+        return group.statements + summary.statements > limit
+
+    def _mostly_inlined(self, own: int) -> bool:
+        """Whether members with so many statements of their own may be fewer than were counted: what is inlined counts for every
+        member that reads it, and those that read it at one place share it. To count that takes time."""
+        return 2 * own <= self.limits.statements
+
+    def _statements(self, members: Mapping[fx.Node, Index]) -> int:
+        """Statements of members at these places, with those of what is inlined once at each place."""
+        seen: set[Read] = set()
+        total = 0
+        for member, place in members.items():
+            waiting = [(self.summaries[member], place)]
+            while waiting:
+                summary, index = waiting.pop()
+                total += summary.statements
+                reads = [read for read in summary.reads if read.node in self.schedule.inlined]
+                if not reads:
+                    continue
+                values = {name: i for v, i in zip(summary.variables, index, strict=True) if (name := plain(v))}
+                for read in reads:
+                    there = Read(read.node, moved(read.index, values))
+                    if there not in seen:
+                        seen.add(there)
+                        waiting.append((self.schedule.inlined[read.node], there.index))
+        return total
 
     def _overflows(self, group: Group, node: fx.Node, summary: Summary) -> bool:
         """Whether a group and one more member would have more operands and results than a kernel may."""
@@ -533,6 +567,8 @@ class _Pass:
                 self._remember(read.node, group)
         group.prices[node] = None if summary.steps else price
         group.statements += summary.statements
+        group.own += self.summaries[node].statements
+        group.counted = False
         self.owner[node] = group
 
     def _remember(self, value: fx.Node, reader: Group) -> None:
@@ -547,8 +583,9 @@ class _Pass:
             return "out of fuel"
         if not self.reach.may_merge(home.unit, other.unit):
             return "something between them runs elsewhere"
-        if home.statements + other.statements > self.limits.statements:
-            return f"more than {self.limits.statements} statements"
+        too_long = f"more than {self.limits.statements} statements"
+        if home.own + other.own > self.limits.statements:
+            return too_long
         most = sum(len(group.inputs) + len(group.members) for group in (home, other))
         if most > self.limits.buffers < len({*home.inputs, *other.inputs}) + results(home) + results(other):
             return f"more than {self.limits.buffers} buffers"
@@ -571,6 +608,12 @@ class _Pass:
                 price = other.prices[base]
                 if price is None or price > AGAIN:
                     return "it reads elements that other iterations compute"
+        statements, counted = home.statements + other.statements, False
+        if statements > self.limits.statements and self._mostly_inlined(home.own + other.own):
+            statements = self._statements({**home.members, **{m: moved(i, values) for m, i in other.members.items()}})
+            counted = True
+        if statements > self.limits.statements:
+            return too_long
         other.substitute(values)
         for member, index in other.members.items():
             home.members[member] = index
@@ -588,7 +631,9 @@ class _Pass:
         for value in (*other.inputs, *other.behind):
             known = self.readers.get(value, [])
             known[:] = list(dict.fromkeys(home if g is other else g for g in known))
-        home.statements += other.statements
+        home.statements = statements
+        home.own += other.own
+        home.counted = counted
         self.reach.merge(home.unit, other.unit)
         del self.group[other.unit]
         self.schedule.fused += 1

@@ -39,7 +39,9 @@ class Group:
         inputs: values read from outside, with the index of a first read.
         behind: values that inputs follow from, should the group compute these again, likewise.
         prices: cost of a member's element with all that is computed for it; None where a reduction is.
-        statements: of all members.
+        statements: of all members, with what is inlined in them: once for each, or fewer where that was counted.
+        own: those without what is inlined.
+        counted: whether what is inlined was counted once at each place.
     """
 
     unit: int
@@ -53,6 +55,8 @@ class Group:
     behind: dict[fx.Node, Index] = field(default_factory=dict)
     prices: dict[fx.Node, int | None] = field(default_factory=dict)
     statements: int = 0
+    own: int = 0
+    counted: bool = False
 
     def substitute(self, values: Mapping[str, Int]) -> None:
         """Replaces loop variables in every index."""
