@@ -105,6 +105,40 @@ def test_results_that_are_filled_in_turns_are_one_nest(height: int, width: int, 
         assert sum(isinstance(s, Load) and s.param != kernel.params[0].name for s in walk(kernel.body)) == 4
 
 
+@pytest.mark.parametrize(
+    ("shape", "window", "padding", "ceil", "nests"),
+    [
+        ((2, 3, 8, 12), 2, 0, False, 1),
+        ((2, 3, 7, 12), 2, 0, True, 2),
+        ((1, 2, 9, 11), 3, 1, False, 4),
+        ((1, 2, 9, 11), 3, 1, True, 4),
+        ((2, 3, 8, 6), 2, 1, False, 1),
+        ((2, 3, 6, 8, 10), 2, 0, False, 1),
+    ],
+)
+@pytest.mark.parametrize("counts_padding", [False, True])
+def test_gradients_of_averages_two_steps_apart_are_written_out(
+    shape: tuple[int, ...], window: int, padding: int, ceil: bool, nests: int, counts_padding: bool
+) -> None:
+    """Neighbours read ``(x - k) // 2``: by two, they read what lies side by side."""
+    average = F.avg_pool3d if len(shape) == 5 else F.avg_pool2d
+    given = torch.randn(average(torch.randn(shape), window, 2, padding, ceil, counts_padding).shape)
+    options = ([window], [2], [padding], ceil, counts_padding, None)
+    backward = torch.ops.aten.avg_pool3d_backward if len(shape) == 5 else torch.ops.aten.avg_pool2d_backward
+    inputs = [given, torch.randn(shape)]
+
+    def function(g: Tensor, x: Tensor) -> Tensor:
+        return backward(g, x, *options)  # type: ignore[no-any-return]
+
+    found = fusing.compiled(function, inputs, replace(ALL, copies=8))
+    torch.testing.assert_close(found.run(*inputs)[0].double(), function(*(t.double() for t in inputs)))
+    ((nest, *rest),) = (lowered.kernel.body for lowered in found.kernels.values())
+    assert len(rest) + 1 == nests
+    assert not any(isinstance(s, Reduce) for s in walk((nest, *rest)))
+    loads = [s for s in walk(nest.body) if isinstance(s, Load)]
+    assert all(ix.stride(s.index, nest.ranges[-1].var) == 1 for s in loads)
+
+
 BIG: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "7x7": (lambda x, w: F.conv2d(x, w, padding=3, groups=3), [torch.randn(2, 3, 9, 12), torch.randn(3, 1, 7, 7)]),
     "7x7, stride 2": (

@@ -38,13 +38,14 @@ def written(nest: Nest, limits: Limits) -> Nest:
     windows = [s for s in loops if isinstance(s, Reduce) and _is_window(s)]
     if not windows or len(windows) < len(loops):
         return nest
-    lanes = _lanes(nest, windows)
+    terms = sum(len(s.body) * _count(s) for s in windows)
+    lanes = _lanes(nest, windows, by_two=limits.interleaves and limits.copies > 1 and terms <= STATEMENTS // 2)
     product = match(nest)
     if lanes is None or (product is not None and 1 not in (sizes(product.m), sizes(product.n))):
         return nest  # A template may know better.
     few = min(FEW, limits.window)
     long = any(_count(s) > (few if _weighs(s, lanes) else limits.window) for s in windows)
-    if long or sum(len(s.body) * _count(s) for s in windows) > STATEMENTS:
+    if long or terms > STATEMENTS:
         return staged(nest, lanes, limits) or _tables_beside(nest, windows, lanes, limits)
     copies = Copies(integers(nest.body), {s.param for s in nest.body if isinstance(s, Store)})
     for s in nest.body:
@@ -130,17 +131,28 @@ def _is_window(s: Reduce) -> bool:
     return leaves and several and least <= _count(s) <= WIDEST
 
 
-def _lanes(nest: Nest, windows: Sequence[Reduce]) -> Range | None:
-    """The loop of the nest whose neighbours read elements close to each other, or the same, but for tables of their own."""
+def _lanes(nest: Nest, windows: Sequence[Reduce], *, by_two: bool) -> Range | None:
+    """The loop of the nest whose neighbours read elements close to each other, or the same, but for tables of their own;
+    ``by_two``: or every second neighbour."""
     inside = {r.var for s in windows for r in s.ranges}
     loads = [s for each in windows for s in each.body if isinstance(s, Load)]
     for near, tables in itertools.product(NEAR, (False, True)):
         for r in reversed(nest.ranges):
             others = [s for s in loads if not (tables and _is_table(s, r, inside))]
-            steps = {step.value if (step := ix.stride(s.index, r.var)) is not None else None for s in others}
+            steps = {_step(s.index, r, by_two=by_two) for s in others}
             if steps & near and steps <= near | {0} and (len(others) == len(loads) or len(nest.ranges) > 1):
                 return r
     return None
+
+
+def _step(place: ix.Int, r: Range, *, by_two: bool) -> int | None:
+    """How far apart neighbours read, or every second one: of windows two steps apart, gradients read ``(x - k) // 2``, of which
+    ``strides`` makes places side by side, two neighbours at a time."""
+    step = ix.stride(place, r.var)
+    if step is None and by_two and r.size.value is not None:
+        second = ix.variable(r.var, ix.wrap((r.size.value + 1) // 2)) * 2
+        step = ix.stride(ix.substitute(place, {r.var: second}), r.var)
+    return None if step is None else step.value
 
 
 def _terms(s: Reduce, copies: Copies) -> None:
