@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 import shutil
@@ -28,14 +29,16 @@ from vendor_sdk.prims.samples import Effort, SampleContext
 EMITTER = CppEmitter()
 MOVES = ("view", "indexing", "conversion")
 """Families whose loops are short, masked, of every width of an element, or turned."""
+NEEDED = {"x86-64-v2": set(), "x86-64-v3": {"avx2", "fma"}, "x86-64-v4": {"avx512f", "avx512bw", "avx512dq", "avx512vl"}}
+"""What a processor must have to run code for another, besides what all have."""
 
 
 @pytest.fixture(params=["x86-64-v3", "x86-64-v2"])
 def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if platform.machine() != "x86_64":
         pytest.skip("for x86")
-    if request.param == "x86-64-v3" and not {"avx2", "fma"} <= machine.flags():
-        pytest.skip("this processor has no AVX2")
+    if not NEEDED[request.param] <= machine.flags():
+        pytest.skip("this processor lacks instructions")
     flags = tuple(f"-march={request.param}" if f.startswith("-march=") else f for f in compiler.FLAGS)
     monkeypatch.setattr(compiler, "FLAGS", flags)
     compiler.toolchain.cache_clear()
@@ -90,6 +93,27 @@ def test_what_moves_elements() -> None:
         launch([*lowered.inputs, *outputs], lowered.symbols(1234))
         verdict = violations(row.bound, row, sample, lowered.results(outputs), reference(row, sample))
         assert verdict.ok, f"{name}: {sample.label}: {verdict.message}"
+
+
+@pytest.mark.parametrize("_instructions", ["x86-64-v4"], indirect=True)
+@pytest.mark.usefixtures("_instructions")
+def test_quotients_by_one_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of wide registers without the name of a processor whose divisions are quick: by its reciprocal."""
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    test_cpp_emitter.test_quotients_by_one_number_are_rounded_as_divisions_are()
+    for c in (3.0, -3.0, -0.0, math.inf, math.nan, 1e-40, -(2.0**-56), 2.0**56, 2.0**57):
+        test_cpp_emitter.test_quotients_of_special_values_by_one_number(c)
+    divided = torch.compile(lambda x, c: x / c, backend="cpp_cpu", dynamic=False)
+    exponents = torch.arange(256, dtype=torch.int64).repeat_interleave(64) << 23
+    bits = exponents | torch.randint(1 << 23, exponents.shape) | torch.randint(2, exponents.shape) << 31
+    x = torch.cat((bits.int().view(torch.float32), torch.full((33,), -0.0)))
+    for exponent in range(-149, 128, 9):
+        for c in (2.0**exponent, -1.7 * 2.0**exponent):
+            divisor = torch.tensor(c, dtype=torch.float32)
+            found, expected = divided(x, divisor), x / divisor
+            assert torch.equal(found.view(torch.int32)[~expected.isnan()], expected.view(torch.int32)[~expected.isnan()]), c
+            assert torch.equal(found.isnan(), expected.isnan()), c
 
 
 @pytest.mark.parametrize("_instructions", ["x86-64-v3"], indirect=True)

@@ -657,21 +657,30 @@ INLINE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, 
 #else
 INLINE float multiply_add(float a, float b, float c) { return a * b + c; }
 #endif
-// By one divisor for all lanes. The product with its reciprocal, corrected by what it leaves over, is rounded as the quotient is
-// (Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990), where no step leaves the normal numbers. Narrower
-// registers are divided in about the time that this takes.
+// By one divisor for all lanes. Where r is the reciprocal rounded to nearest, and p the product a r, the sum p + r (a - p b), each step fused
+// into one rounding, is the quotient rounded to nearest, if no step leaves the normal numbers (Markstein, "Computation of elementary
+// functions on the IBM RISC System/6000", 1990; Brisebarre, Muller and Raina, "Accelerating correctly rounded floating-point division when
+// the divisor is known in advance", 2004). None does with |b| in [2^-56, 2^56] and |a| at least 2^-56: quotients are above 2^-113, and what
+// is left over is a multiple of 2^-105. Of large ones, and what is not finite, only the product may be infinite or NaN; then so is
+// what is left over, with the same sign, and the sum is NaN. A zero leaves +0, which times -|r| is -0, and keeps the product's sign.
+//
+// Narrower registers are divided in about the time that this takes, and so are wide ones by AMD's cores, beside other arithmetic: GCC knows
+// them by the newest of their names that it has.
+#if REGISTER_BYTES == 64 && defined(__FMA__) && !defined(__znver3__) && !defined(__znver4__) && !defined(__znver5__)
+#define SLOW_DIVISION 1
+#endif
 template <class T, int S> INLINE V<T, S> op_div_by(V<T, S> a, T b) { return a / V<T, S>(b); }
-#if REGISTER_BYTES == 64 && defined(__FMA__)
+#ifdef SLOW_DIVISION
 INLINE V<float> op_div_by(V<float> a, float b) {
-  const int32_t least = 0x23800000, most = 0x5b800000;  // 2^-56, 2^56
+  const int32_t least = 0x23800000;  // 2^-56
   const float reciprocal = 1.0f / b, size = __builtin_fabsf(b);
-  V<float> product = a * V<float>(reciprocal);
-  V<float> quotient = multiply_add(multiply_add(product, V<float>(-b), a), V<float>(reciprocal), product);
-  V<int32_t> magnitude = bits<int32_t>(a) & V<int32_t>(0x7fffffff);
-  B zero = magnitude == V<int32_t>(0);
-  B far = (magnitude < V<int32_t>(least)) | (magnitude > V<int32_t>(most));
-  if (__builtin_expect(!(size >= 0x1p-56f && size <= 0x1p56f) || some(far & !zero), 0)) return a / V<float>(b);
-  return select(zero, product, quotient);
+  V<float> product = a * V<float>(reciprocal), left = multiply_add(product, V<float>(size), b < 0 ? a : -a);
+  V<float> quotient = multiply_add(left, V<float>(-__builtin_fabsf(reciprocal)), product);
+  // Twice the bits have no sign; less than twice the least's and not zero, they wrap to what is above zero's.
+  Part<uint32_t> place = (Part<uint32_t>)a.v * 2 - 2u * least;
+  B far = B((Mask)(place > 0u - 2u * least)) | (quotient != quotient);
+  if (__builtin_expect(!(size >= 0x1p-56f && size <= 0x1p56f) || some(far), 0)) return a / V<float>(b);
+  return quotient;
 }
 #endif
 template <class T, int S> INLINE V<T, S> op_rsqrt(V<T, S> a) { return V<T, S>((T)1) / op_sqrt(a); }
