@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from reference_backends.cpp_cpu import compiler, machine
 from reference_backends.cpp_cpu.emitter import CppEmitter
-from tests import kernels, test_cpp_emitter
+from tests import kernels, test_cpp_emitter, test_cpp_wide
 from tests.lowered import call
 from tests.toys import use_kind
 from vendor_sdk.errors import LoweringError
@@ -93,6 +93,13 @@ def test_what_moves_elements() -> None:
         launch([*lowered.inputs, *outputs], lowered.symbols(1234))
         verdict = violations(row.bound, row, sample, lowered.results(outputs), reference(row, sample))
         assert verdict.ok, f"{name}: {sample.label}: {verdict.message}"
+
+
+@pytest.mark.usefixtures("_instructions")
+@pytest.mark.parametrize("name", ["tan", "sinh", "atanh", "lgamma", "erfinv"])
+def test_functions_by_wider_arithmetic(name: str) -> None:
+    test_cpp_wide.test_nearly_all_are_rounded_once(name)
+    test_cpp_wide.test_special_values_are_those_of_torch(name)
 
 
 @pytest.mark.parametrize("_instructions", ["x86-64-v4"], indirect=True)

@@ -215,15 +215,15 @@ template <class F> INLINE F circular(F a, int turn) {
 }
 INLINE float sin_of(float a) { return __builtin_fabsf(a) < 0x1p20f ? circular(a, 0) : __builtin_sinf(a); }
 INLINE float cos_of(float a) { return __builtin_fabsf(a) < 0x1p20f ? circular(a, 1) : __builtin_cosf(a); }
-#define FAR_LANES(name, turn)                                                                               \
+#define FAR_LANES(name, near)                                                                               \
   INLINE V<float> name##_of(V<float> a) {                                                                   \
-    V<float> result = circular(a, turn);                                                                    \
+    V<float> result = near;                                                                                 \
     B far = !(op_abs(a) < V<float>(0x1p20f));                                                               \
     if (__builtin_expect(some(far), 0)) for (int l = 0; l < LANES; ++l) if (far[l]) result.set(l, name##_of(a[l])); \
     return result;                                                                                          \
   }
-FAR_LANES(sin, 0)
-FAR_LANES(cos, 1)
+FAR_LANES(sin, circular(a, 0))
+FAR_LANES(cos, circular(a, 1))
 
 // |a|**b by logarithm and exponential in double; then the sign and the special cases of C's pow.
 template <class F> INLINE F pow_of(F a, F b) {
@@ -277,9 +277,6 @@ template <class F> INLINE F pow_of(F a, F b) {
   INLINE V<float> op_##name(V<float> a) { return name##_of(a); } \
   INLINE double op_##name(double a) { return __builtin_##name(a); } \
   INLINE V<double> op_##name(V<double> a) { return per_lane<double>(Full(), [&](int l) { return __builtin_##name(a[l]); }); }
-#define BUILTIN_UNARY(name, fn)                              \
-  INLINE float op_##name(float a) { return __builtin_##fn##f(a); } \
-  INLINE double op_##name(double a) { return __builtin_##fn(a); }
 #define BUILTIN_BINARY(name, fn)                                               \
   INLINE float op_##name(float a, float b) { return __builtin_##fn##f(a, b); } \
   INLINE double op_##name(double a, double b) { return __builtin_##fn(a, b); }
@@ -295,8 +292,9 @@ OWN_UNARY(cos)
 OWN_UNARY(tanh)
 OWN_UNARY(erf)
 OWN_UNARY(erfc)
-#define LIBM_UNARY(name) BUILTIN_UNARY(name, name) LANES_UNARY(name)
-#define LIBM_BINARY(name) BUILTIN_BINARY(name, name) LANES_BINARY(name)
+// Of double; of float they are in wide.h.
+#define LIBM_UNARY(name) INLINE double op_##name(double a) { return __builtin_##name(a); } LANES_UNARY(name)
+#define LIBM_BINARY(name) INLINE double op_##name(double a, double b) { return __builtin_##name(a, b); } LANES_BINARY(name)
 LIBM_UNARY(tan)
 LIBM_UNARY(asin)
 LIBM_UNARY(acos)
@@ -308,7 +306,8 @@ LIBM_UNARY(acosh)
 LIBM_UNARY(atanh)
 LIBM_BINARY(atan2)
 LIBM_BINARY(hypot)
-LIBM_BINARY(nextafter)
+BUILTIN_BINARY(nextafter, nextafter)
+LANES_BINARY(nextafter)
 BUILTIN_BINARY(copysign, copysign)
 INLINE V<double> op_copysign(V<double> a, V<double> b) {
   V<int64_t> low((int64_t)0x7fffffffffffffffLL);

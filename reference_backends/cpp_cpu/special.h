@@ -28,13 +28,17 @@ INLINE wide m_lgamma(wide a) { int sign; return lgammal_r(a, &sign); }
   static float op_##name(float a) { return (float)name##_((double)a); }                  \
   static double op_##name(double a) { return (double)name##_((wide)a); }                 \
   LANES_UNARY(name)
+// Of double; of float the function is in gammas.h.
+#define SPECIAL1_DOUBLE(name)                                                           \
+  static double op_##name(double a) { return (double)name##_((wide)a); }                 \
+  LANES_UNARY(name)
 #define SPECIAL2(name)                                                                            \
   static float op_##name(float a, float b) { return (float)name##_((double)a, (double)b); }        \
   static double op_##name(double a, double b) { return (double)name##_((wide)a, (wide)b); }        \
   LANES_BINARY(name)
 
 template <class R> static R lgamma_(R x) { return m_lgamma(x); }
-SPECIAL1(lgamma)
+SPECIAL1_DOUBLE(lgamma)
 // torch gives NaN at the infinities, where the limits of the oscillating functions would be zero.
 template <class R> static R bessel_j0_(R x) { return m_fabs(x) == INF ? (R)NOT_A_NUMBER : m_j0(x); }
 template <class R> static R bessel_j1_(R x) { return m_fabs(x) == INF ? (R)NOT_A_NUMBER : m_j1(x); }
@@ -65,7 +69,7 @@ template <class R> static R ndtri_(R p) {
   if (p == R(0.5)) return 0;
   return p < R(0.5) ? ndtri_lower(p) : -ndtri_lower(1 - p);
 }
-SPECIAL1(ndtri)
+SPECIAL1_DOUBLE(ndtri)
 
 template <class R> static R erfinv_(R x) {
   R a = m_fabs(x);
@@ -80,7 +84,7 @@ template <class R> static R erfinv_(R x) {
   }
   return y;
 }
-SPECIAL1(erfinv)
+SPECIAL1_DOUBLE(erfinv)
 
 template <class R> static R erfcx_(R x) {
   if (x != x) return x;
@@ -116,7 +120,7 @@ template <class R> static R digamma_(R x) {
   for (int k = 0; k < 12; ++k) { sum += BERNOULLI[k] / (2 * (k + 1)) * power; power *= square; }
   return (R)(m_log(y) - 1 / (2 * y) - sum - shift);
 }
-SPECIAL1(digamma)
+SPECIAL1_DOUBLE(digamma)
 
 template <class R> static R trigamma_(R x) {
   if (x != x) return x;
@@ -133,7 +137,7 @@ template <class R> static R trigamma_(R x) {
   for (int k = 0; k < 12; ++k) { sum += BERNOULLI[k] * power; power *= square; }
   return (R)(1 / y + square / 2 + sum + shift);
 }
-SPECIAL1(trigamma)
+SPECIAL1_DOUBLE(trigamma)
 
 // Hurwitz zeta by Euler and Maclaurin; NIST DLMF 25.11.5.
 template <class R> static R zeta_(R s, R q) {

@@ -70,13 +70,13 @@ _CALLS = [
     "signbit",
     "philox",
 ]
+WIDE = ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "atan2", "hypot")
+"""Ops whose text of float32 needs ``wide.h``."""
+GAMMAS = ("erfinv", "ndtri", "lgamma", "digamma", "trigamma")
+"""Ops whose text needs ``wide.h`` and ``gammas.h`` besides ``special.h``."""
 SPECIAL = [
-    "erfinv",
+    *GAMMAS,
     "erfcx",
-    "ndtri",
-    "lgamma",
-    "digamma",
-    "trigamma",
     "zeta",
     "igamma",
     "igammac",
@@ -151,8 +151,8 @@ COSTLY = frozenset((*_CALLS[6:36], "pow", "philox", "gcd", "floordiv", "truncdiv
 """Ops of many instructions: a loop with one of them has enough independent work without unrolling."""
 
 
-LANE_BY_LANE = frozenset((*_WITH_STATUS, "gcd", "nextafter", "frexp_mantissa", "frexp_exponent", *SPECIAL))
-"""Ops that vectors compute one lane after the other."""
+LANE_BY_LANE = frozenset({*_WITH_STATUS, "gcd", "nextafter", "frexp_mantissa", "frexp_exponent", *SPECIAL} - {*GAMMAS})
+"""Ops that vectors of float32 compute one lane after the other."""
 
 
 def combined(op: str, left: str, right: str, kind: str | None) -> str:
