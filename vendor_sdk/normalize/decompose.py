@@ -21,6 +21,7 @@ from vendor_sdk.normalize.experts import EXPERTS
 from vendor_sdk.normalize.experts import LATE as LATE_EXPERTS
 from vendor_sdk.normalize.foreach import FOREACH
 from vendor_sdk.normalize.images import IMAGES
+from vendor_sdk.normalize.padding import PADDING
 from vendor_sdk.normalize.positions import POSITIONS
 from vendor_sdk.normalize.quantized import LATE as LATE_QUANTIZED
 from vendor_sdk.normalize.recurrent import RECURRENT
@@ -84,6 +85,7 @@ def capture_table(keep: frozenset[OpOverload] = frozenset(), exported: bool = Fa
         table.pop(target, None)
     ours = {**_derived(), **VARIANTS, **POSITIONS}
     table.update({target: ours[target] for target in (*DECOMPOSED_AT_CAPTURE, *SLICED_AT_CAPTURE, *TORCHS_OWN_IS_WRONG)})
+    table.update(PADDING)  # torch's are gathers of whole tensors, one for each corner and side
     table.update(ATTENTION)  # forward and backward at once: the one saves what the other reads
     for name in STATISTICS_SAVED:
         rules = {target: rule for target, rule in COMPOSITES[name].targets.items() if target not in keep}
@@ -126,7 +128,19 @@ def _rules() -> dict[OpOverload, Rule]:
     table = {key: rule for key, rule in torch_rules.items() if key not in BY_TARGET}
     for target, composite in COMPOSITE_BY_TARGET.items():
         table[target] = composite.targets[target]
-    for rules in (_derived(), VARIANTS, FOREACH, ELEMENTWISE, POSITIONS, ALGEBRA, SAMPLING, ATTENTION, EXPERTS, RECURRENT):
+    for rules in (
+        _derived(),
+        VARIANTS,
+        FOREACH,
+        ELEMENTWISE,
+        POSITIONS,
+        PADDING,
+        ALGEBRA,
+        SAMPLING,
+        ATTENTION,
+        EXPERTS,
+        RECURRENT,
+    ):
         table.update(rules)
     return table
 

@@ -1,4 +1,4 @@
-"""Rules for indexing, scattering and padding operators that are no prims."""
+"""Rules for indexing and scattering operators that are no prims."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vendor_sdk.normalize.rules import Rules, aten, broadcast_shapes, cast, full, named, number
+from vendor_sdk.normalize.rules import Rules, aten, broadcast_shapes, cast, full, number
 
 POSITIONS = Rules()
 rule = POSITIONS.rule
@@ -56,27 +56,6 @@ def masked_scatter_backward(grad: Tensor, mask: Tensor, sizes: Sequence[Any]) ->
     start = full(0, [length + 1], grad.dtype, grad)
     gathered = aten.index_put.default(start, [place], values)
     return aten.reshape.default(aten.slice.Tensor(gathered, 0, 0, wanted), list(sizes))
-
-
-def _replication_pad_backward(grad: Tensor, x: Tensor, padding: Sequence[Any]) -> Tensor:
-    for pair in range(len(padding) // 2):
-        dim = x.dim() - 1 - pair
-        before, size = padding[2 * pair], x.shape[dim]
-        source = aten.sub.Tensor(_arange(0, grad.shape[dim], grad), before)
-        source = aten.maximum.default(source, number(0, torch.int64, grad))
-        source = aten.minimum.default(source, number(size - 1, torch.int64, grad))
-        source = aten.reshape.default(source, [-1, *([1] * (x.dim() - 1 - dim))])
-        shape = list(grad.shape)
-        shape[dim] = size
-        start = full(0, shape, grad.dtype, grad)
-        grad = aten.scatter_add.default(start, dim, aten.expand.default(source, list(grad.shape)), grad)
-    return grad
-
-
-for _dims in (1, 2, 3):
-    _overload = named(f"aten::replication_pad{_dims}d_backward")
-    if _overload is not None:
-        POSITIONS[_overload] = _replication_pad_backward
 
 
 @rule(aten.searchsorted.Scalar)
