@@ -653,3 +653,17 @@ def test_special_values_in_pairs(pairs: None) -> None:
     (result,) = launch(call(aten.mm.default, (a, b)))
     exact = a.double() @ b.double()
     torch.testing.assert_close(result.double(), exact, rtol=0.02, atol=0.02, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32], ids=str
+)
+def test_vectors_times_matrices_that_lie_across(dtype: torch.dtype) -> None:
+    tolerance = {torch.float32: 1e-5, torch.float64: 1e-13, torch.float16: 2e-3, torch.bfloat16: 1e-2}.get(dtype, 0)
+    for *batch, steps, count in ((3, 3, 70), (37, 2049), (700, 33), (64, 3 * 2048 + 1)):
+        matrix, vector = ((torch.randn(*batch, steps, n) * 8).to(dtype) for n in (count, 1))
+        torch._dynamo.reset()
+        found = torch.compile(lambda m, v: (m.mT @ v).squeeze(-1), backend="cpp_cpu", dynamic=False)(matrix, vector)
+        wanted = (matrix.double().mT @ vector.double()).squeeze(-1)
+        most = (matrix.double().abs().mT @ vector.double().abs()).squeeze(-1)
+        assert ((found.double() - wanted).abs() <= tolerance * most).all()

@@ -531,6 +531,7 @@ enum : int64_t {
   LINE_ACROSS = 256,  // and where results do.
   LINE_STEPS = 512,
   LINE_STEPS_ACROSS = 8,
+  LINE_BESIDE = 2048,  // The most results that one task computes of a matrix that is read where it lies.
 };
 
 // The same where the matrix lies along the sum (dots.h).
@@ -585,6 +586,48 @@ static void line_across(const VectorProduct<T> &p, int64_t batch, int64_t first,
   }
 }
 
+// Adds N steps, `apart` from each other, to sums that lie together.
+template <int N, class T> static void add_steps(const T *from, int64_t apart, const T *vector, int64_t count, T *sums) {
+  typedef typename Lane<T>::Vector V;
+  typedef T Unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(T))));
+  enum { L = Lane<T>::COUNT };
+  V factor[N];
+#pragma GCC unroll 4
+  for (int s = 0; s < N; ++s) factor[s] = vector[s] - V{};
+  int64_t i = 0;
+  for (; i + L <= count; i += L) {
+    V part = {};
+#pragma GCC unroll 4
+    for (int s = 0; s < N; ++s) part = multiply_add((V)*(const Unaligned *)(from + s * apart + i), factor[s], part);
+    *(V *)(sums + i) = add(*(const V *)(sums + i), part);
+  }
+  if (i == count) return;
+  V part = {};
+#pragma GCC unroll 4
+  for (int s = 0; s < N; ++s) {
+    V left = {};
+    __builtin_memcpy(&left, from + s * apart + i, (count - i) * sizeof(T));
+    part = multiply_add(left, factor[s], part);
+  }
+  V sum = {};
+  __builtin_memcpy(&sum, sums + i, (count - i) * sizeof(T));
+  sum = add(sum, part);
+  __builtin_memcpy(sums + i, &sum, (count - i) * sizeof(T));
+}
+
+// The same where the matrix lies across the sum, and as it is read: long pieces of lines, one after the other. The sums stay in the
+// first cache; a few steps are added at once, so that they are seldom read and written.
+template <class T>
+static void line_beside(const VectorProduct<T> &p, int64_t batch, int64_t first, int64_t count, const T *vector, T *sums) {
+  enum { STEPS = 4 };
+  const int64_t apart = p.matrix.step;
+  const T *step = p.matrix.address(p.matrix.address_context, batch, first, 0);
+  __builtin_memset(sums, 0, count * sizeof(T));
+  int64_t from = 0;
+  for (; from + STEPS <= p.k; from += STEPS, step += STEPS * apart) add_steps<STEPS>(step, apart, vector + from, count, sums);
+  for (; from < p.k; ++from, step += apart) add_steps<1>(step, apart, vector + from, count, sums);
+}
+
 template <class T> static int32_t product_of_vector(const VectorProduct<T> &p) {
   if (p.batches <= 0 || p.n <= 0) return OK;
   const bool along = lies_along(p.matrix, p.k), in_place = along && lies_along(p.vector, p.k);
@@ -593,9 +636,13 @@ template <class T> static int32_t product_of_vector(const VectorProduct<T> &p) {
   const Memory memory(spare, copies * padded * (int64_t)sizeof(T));
   T *const vectors = (T *)memory.data;
   if (!vectors && copies) return OUT_OF_MEMORY;
-  const int64_t line = p.matrix.along ? LINE : LINE_ACROSS, lines = parts(p.n, line);
-  const auto sum_line = along ? dot_line<T> : p.matrix.along ? line_along<T> : line_across<T>;
   const bool parallel = p.batches * p.n * p.k >= PARALLEL_PRODUCTS;
+  const bool beside = p.matrix.address && p.matrix.row == 1 && p.matrix.stretch >= p.k && !p.matrix.along;
+  // What a thread computes of long lines, in whole lines of the cache.
+  const int64_t share = parts(parts(p.n * p.batches, parallel ? omp_get_max_threads() : 1), LINE) * LINE;
+  const int64_t across = beside ? max_int(LINE_ACROSS, min_int(share, LINE_BESIDE)) : (int64_t)LINE_ACROSS;
+  const int64_t line = p.matrix.along ? (int64_t)LINE : across, lines = parts(p.n, line);
+  const auto sum_line = along ? dot_line<T> : p.matrix.along ? line_along<T> : beside ? line_beside<T> : line_across<T>;
 #pragma omp parallel if (parallel)
   {
     if (copies) {
@@ -610,7 +657,7 @@ template <class T> static int32_t product_of_vector(const VectorProduct<T> &p) {
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < p.batches * lines; ++task) {
       const int64_t batch = task / lines, first = task % lines * line, count = min_int(line, p.n - first);
-      T sums[LINE_ACROSS] __attribute__((aligned(64)));
+      T sums[LINE_BESIDE] __attribute__((aligned(64)));
       const T *const vector = in_place ? p.vector.address(p.vector.address_context, batch, 0, 0) : vectors + batch * padded;
       sum_line(p, batch, first, count, vector, sums);
       p.finish(p.context, batch, first, count, sums);
