@@ -123,6 +123,34 @@ def along(ranges: Sequence[loop.Range], body: Sequence[loop.Stmt]) -> int:
     return max(range(len(ranges)), key=score)
 
 
+REPEATED = 16
+"""Work of an iteration from which on it pays to do it once and not for each value of another loop's variable."""
+
+
+def repeated(ranges: Sequence[loop.Range], inner: loop.Range, body: Sequence[loop.Stmt]) -> loop.Range | None:
+    """A loop around the vector loop ``inner`` that does most of its work again in every iteration, such as the channels of an
+    image that is sampled at the points of a grid: better each vector has that loop inside."""
+
+    def saved(r: loop.Range) -> int:
+        once, again, _ = hoist(body, r.var)
+        # What does not change with the vector loop's variable either is done before that.
+        _, each, _ = hoist(once, inner.var)
+        first = _weight(each)
+        # Threads share the outermost loop alone where iterations of others may meet.
+        if r is ranges[0] and scatters(body):
+            return 0
+        return first if r.size.value not in (0, 1) and first >= max(REPEATED, _weight(again)) else 0
+
+    best = max((r for r in ranges if r is not inner), key=saved, default=None)
+    return best if best is not None and saved(best) else None
+
+
+def _weight(body: Sequence[loop.Stmt]) -> int:
+    return sum(
+        9 if isinstance(s, loop.Compute) and s.op in COSTLY else not isinstance(s, loop.Const | loop.Index) for s in body
+    )
+
+
 def gathers(body: Sequence[loop.Stmt], variable: str) -> bool:
     """Whether most of the work is access to elements apart from each other, which vectors do not help."""
     _, inside, varying = hoist(body, variable)
@@ -130,10 +158,13 @@ def gathers(body: Sequence[loop.Stmt], variable: str) -> bool:
     if _branches(inside, variable):
         return False
     paired = in_turn(inside, variable)
+    others = varying - {variable}
     single = [
         s
         for s in accesses
-        if id(s) not in paired and (not _together(s, variable) or index.symbols(s.index).keys() & (varying - {variable}))
+        if id(s) not in paired
+        and not _gathered(s, others)
+        and (not _together(s, variable) or index.symbols(s.index).keys() & others)
     ]
     raising = [s for s in inside if isinstance(s, loop.Compute) and s.op in LANE_BY_LANE]
     return len(single) + len(raising) > min(6, max(2, len(inside) // 8))
@@ -150,6 +181,11 @@ def _branches(inside: Sequence[loop.Stmt], variable: str) -> bool:
         elif isinstance(s, loop.Compute) and loaded.intersection(s.args):
             loaded.add(s.to)
     return narrow and any(isinstance(s, loop.Compute) and s.op == "where" and s.args[0] in loaded for s in inside)
+
+
+def _gathered(s: loop.Load | loop.Store, values: set[str]) -> bool:
+    """Whether an instruction loads what lies where values of the body say (``load_at``)."""
+    return isinstance(s, loop.Load) and s.dtype.itemsize >= 4 and not index.symbols(s.index).keys().isdisjoint(values)
 
 
 def _together(s: loop.Load | loop.Store, variable: str) -> bool:

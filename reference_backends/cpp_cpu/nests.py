@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from reference_backends.cpp_cpu.analysis import along, collides, iterations, plain, scatters, work
+from reference_backends.cpp_cpu.analysis import along, collides, iterations, plain, repeated, scatters, work
 from reference_backends.cpp_cpu.columns import GRAIN
 from reference_backends.cpp_cpu.reductions import kinds
 from reference_backends.cpp_cpu.scans import side_by_side
@@ -16,6 +16,8 @@ from vendor_sdk import index, loop
 
 PIECE = 8192
 """Iterations of a long inner loop that one thread takes at a time; a multiple of every vector's length."""
+SHARE = 512
+"""The same where each of its steps runs a loop of its own."""
 CHUNKS = 64
 """Parts a reduction to one result is cut into: a fixed number, so that results do not depend on the number of threads."""
 FEW = 8
@@ -74,10 +76,15 @@ class Nests(Tiles):
     def pointwise(self, nest: loop.Nest, serial: bool = False) -> None:
         ranges = nest.ranges
         position = len(ranges) - 1 if serial else along(ranges, nest.body)
+        if not position and len(ranges) > 1 and scatters(nest.body):
+            # Only iterations of the outermost loop are known to keep apart: that is the one that threads share.
+            position = 1 + along(ranges[1:], nest.body)
         inner = ranges[position]
-        outer = [r for r in ranges if r is not inner]
+        within = repeated(ranges, inner, nest.body)
+        outer = [r for r in ranges if r is not inner and r is not within]
         size = inner.size
-        pieces = not serial and (size.value is None or size.value > 2 * PIECE)
+        piece = PIECE if within is None else SHARE
+        pieces = not serial and (size.value is None or size.value > 2 * piece)
         total = iterations(ranges, nest.body)
         # Only the outermost loop keeps scattering iterations apart.
         together = 1 if scatters(nest.body) else len(outer) + pieces
@@ -89,12 +96,12 @@ class Nests(Tiles):
         start, end = "0", index.to_c(size)
         if pieces:
             start = self.fresh("piece")
-            self.out.open(f"for (int64_t {start} = 0; {start} < {end}; {start} += {PIECE})")
-            end = f"min_int({start} + {PIECE}, {end})"
+            self.out.open(f"for (int64_t {start} = 0; {start} < {end}; {start} += {piece})")
+            end = f"min_int({start} + {piece}, {end})"
         elif parallel and not outer:
             self.out("#pragma omp single nowait")
             self.out.open("")
-        self.vector_loop(inner, nest.body, start, end)
+        self.vector_loop(inner, nest.body, start, end, within=within)
         self.out.close(len(outer) + (pieces or (parallel and not outer)))
         self.close_region()
 

@@ -343,6 +343,54 @@ template <class T, class L, class F> INLINE vec<T> per_lane(L live, F f) {
   for (int l = 0; l < live.n; ++l) lane[l] = f(l);
   return load(lane, Full());
 }
+// Elements that lie apart, at `place` from p on. Lanes that do not live, or that the mask leaves out, read nothing.
+#if MASKED_MOVES
+template <class T> INLINE V<T> gathered(uint32_t bits, const T *p, V<int64_t> place, V<T> other) {
+  const Longs low = (Longs)place.low, high = (Longs)place.high;
+  if constexpr (sizeof(T) == 4) {
+    typedef Piece<float> P;
+    const P a = __builtin_ia32_gatherdiv16sf((P)low_half<T>(other.v), p, low, (uint8_t)bits, 4);
+    const P b = __builtin_ia32_gatherdiv16sf((P)high_half<T>(other.v), p, high, (uint8_t)(bits >> HALF), 4);
+    return joined<T>((Piece<T>)a, (Piece<T>)b);
+  } else {
+    typedef Piece<double> P;
+    const P a = __builtin_ia32_gatherdiv8df((P)other.low, p, low, (uint8_t)bits, 8);
+    const P b = __builtin_ia32_gatherdiv8df((P)other.high, p, high, (uint8_t)(bits >> HALF), 8);
+    return {(Piece<T>)a, (Piece<T>)b};
+  }
+}
+#elif VECTOR_MASKED_MOVES
+template <class T> INLINE V<T> gathered(B mask, const T *p, V<int64_t> place, V<T> other) {
+  const Longs low = (Longs)place.low, high = (Longs)place.high;
+  if constexpr (sizeof(T) == 4) {
+    typedef Piece<float> P;
+    const P a = __builtin_ia32_gatherdiv4sf256((P)low_half<T>(other.v), (const float *)p, low, (P)low_half<int32_t>(mask.v), 4);
+    const P b = __builtin_ia32_gatherdiv4sf256((P)high_half<T>(other.v), (const float *)p, high, (P)high_half<int32_t>(mask.v), 4);
+    return joined<T>((Piece<T>)a, (Piece<T>)b);
+  } else {
+    typedef Piece<double> P;
+    const P a = __builtin_ia32_gatherdiv4df((P)other.low, (const double *)p, low, (P)mask.low(), 8);
+    const P b = __builtin_ia32_gatherdiv4df((P)other.high, (const double *)p, high, (P)mask.high(), 8);
+    return {(Piece<T>)a, (Piece<T>)b};
+  }
+}
+#endif
+template <class T, class L> INLINE vec<T> load_at(const T *p, V<int64_t> place, L live) {
+#if MASKED_MOVES
+  if constexpr (sizeof(T) >= 4) return gathered(lane_bits(alive(live)), p, place, V<T>((T)0));
+#elif VECTOR_MASKED_MOVES
+  if constexpr (sizeof(T) >= 4) return gathered(alive(live), p, place, V<T>((T)0));
+#endif
+  return per_lane<T>(live, [&](int l) INLINE_LAMBDA { return p[place[l]]; });
+}
+template <class T, class L> INLINE vec<T> load_at_where(B mask, const T *p, V<int64_t> place, vec<T> other, L live) {
+#if MASKED_MOVES
+  if constexpr (sizeof(T) >= 4) return gathered(lane_bits(mask & alive(live)), p, place, other);
+#elif VECTOR_MASKED_MOVES
+  if constexpr (sizeof(T) >= 4) return gathered(mask & alive(live), p, place, other);
+#endif
+  return per_lane<T>(live, [&](int l) INLINE_LAMBDA { return mask[l] ? p[place[l]] : other[l]; });
+}
 template <class T, class L> INLINE vec<T> load_where(B mask, const T *p, vec<T> other, L live) {
 #if MASKED_MOVES
   if constexpr (sizeof(T) == 4) return vec<T>((Part<T>)__builtin_ia32_loaddqusi512_mask((const int *)p, (Mask)other.v, (uint16_t)lane_bits(mask & alive(live))));
@@ -747,7 +795,19 @@ LANES_STATUS(floordiv)
 LANES_STATUS(truncdiv)
 LANES_STATUS(mod)
 LANES_STATUS(fmod)
+// Whether all lanes are in [0, size), which negative numbers, read without a sign, are not.
+INLINE bool every_below(V<int64_t> i, V<int64_t> size) {
+#if MASKED_MOVES
+  const uint32_t low = __builtin_ia32_ucmpq512_mask((Longs)i.low, (Longs)size.low, 5, (uint8_t)-1);
+  return !(low | __builtin_ia32_ucmpq512_mask((Longs)i.high, (Longs)size.high, 5, (uint8_t)-1));
+#else
+  typedef Piece<uint64_t> U;
+  return !some(B((WideMask)((U)i.low >= (U)size.low), (WideMask)((U)i.high >= (U)size.high)));
+#endif
+}
+// Indices count from the end where they are negative, which few do: what that takes is left out where no lane needs it.
 template <class L> INLINE V<int64_t> wrap_index(V<int64_t> i, V<int64_t> size, int32_t *status, L live) {
+  if (__builtin_expect(every_below(i, size), 1)) return i;
   V<int64_t> zero((int64_t)0), wrapped = select(i < zero, i + size, i);
   B bad = ((wrapped < zero) | (wrapped >= size)) & alive(live);
   if (__builtin_expect(some(bad), 0)) { *status = INDEX_OUT_OF_RANGE; return select(bad, zero, wrapped); }

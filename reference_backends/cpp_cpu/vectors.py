@@ -61,20 +61,22 @@ class Vectors(Statements):
         given: Mapping[str, str] | None = None,
         after: Callable[[], None] | None = None,
         cut: bool = True,
+        within: loop.Range | None = None,
     ) -> None:
         """``body`` for each value of ``r`` from ``start`` to ``end``.
 
         ``given``: texts of vectors that outer loops made for values that the body reads; ``after`` writes what ends a step;
-        ``cut``: both bounds are multiples of ``LANES``, or the end of ``r``.
+        ``cut``: both bounds are multiples of ``LANES``, or the end of ``r``; ``within``: a loop to run in each step, over what
+        changes with it alone.
         """
         end = end or index.to_c(r.size)
-        if not given and after is None and (self.is_short(r) or gathers(body, r.var)):
+        if not given and after is None and within is None and (self.is_short(r) or gathers(body, r.var)):
             self.scalar_loop(r, body, start, end)
             return
-        inside = self.prepare(r, body, start, end, given or {})
-        if r.size.value is None and not given and after is None and not self.runs and len(body) <= MANY:
+        inside = self.prepare(r, body, start, end, given or {}, within)
+        if r.size.value is None and not given and after is None and within is None and not self.runs and len(body) <= MANY:
             start = self.interior(r, inside, start, end)
-        step = self.step(r, inside, given or {}, after)
+        step = self.step(r, inside, given or {}, after, within=within)
         run = "run_masked" if len(body) > MANY else f"run_steps<{known(r) if cut else 1}>"
         self.out(f"{run}({start}, {end}, {step});")
         self.finish()
@@ -107,16 +109,26 @@ class Vectors(Statements):
         self.out.close()
 
     def prepare(
-        self, r: loop.Range, body: Sequence[loop.Stmt], start: str, end: str, given: Mapping[str, str]
+        self,
+        r: loop.Range,
+        body: Sequence[loop.Stmt],
+        start: str,
+        end: str,
+        given: Mapping[str, str],
+        within: loop.Range | None = None,
     ) -> list[loop.Stmt]:
         """Opens a block with all that comes before the loop; what stays inside."""
         before, inside, varying = hoist(body, r.var, given)
+        if within is not None:
+            before, inside, _ = hoist(body, r.var, (*given, within.var))
         # A loop of no iterations must not load what does not exist.
         guarded = r.size.value is None and any(isinstance(s, loop.Load | loop.Compute) for s in before)
         self.out.open(f"if ({start} < {end})" if guarded else "")
         self.varying, self.along, self.past, self.runs, self.rising = varying, r.var, {}, {}, {}
         for s in before:
             self.statement(s)
+        if within is not None:
+            return inside
         self.runs = self.philox_runs(inside)
         made = {s.to for s in inside if isinstance(s, Leaf)} | given.keys()
         for store in inside:
@@ -141,18 +153,26 @@ class Vectors(Statements):
         given: Mapping[str, str],
         after: Callable[[], None] | None = None,
         extra: str = "",
+        within: loop.Range | None = None,
     ) -> str:
         """Writes the lambda of one step; its name."""
         name = self.fresh("step")
         self.out.open(f"const auto {name} = [&](const int64_t {r.var}, const auto live{extra}) INLINE_LAMBDA")
         for value, text in given.items():
             self.out(f"const vec<{CTYPES[self.types[value]]}> {value}_v = {text};")
+        if within is not None:
+            once, inside, _ = hoist(inside, within.var)
+            for leaf in once:
+                self.vector_statement(leaf)
+            self.open_loop(within)
         pairs = in_turn(inside, r.var)
         for s in inside:
             if id(s) not in pairs:
                 self.vector_statement(s)
             elif (pair := pairs[id(s)]) is not None:
                 self.store_pairs(*pair)
+        if within is not None:
+            self.out.close()
         if after is not None:
             after()
         self.out.close(after=";")
@@ -215,6 +235,15 @@ class Vectors(Statements):
     def vector_load(self, s: loop.Load) -> str:
         element = index.to_c(s.index)
         step = "" if self.contiguous(s.index) else "_second" if self.walks(s.index, 2) else None
+        if step is None and (apart := self.apart(s.index)) is not None:
+            start, place = apart
+            place = f"{s.param} + {self.sum(start)}, {place}"
+            if s.mask is None:
+                return f"load_at({place}, live)"
+            assert s.other is not None
+            if s.mask in self.varying:
+                return f"load_at_where({s.mask}_v, {place}, {self.operand(s.other)}, live)"
+            return f"{s.mask} ? load_at({place}, live) : {self.operand(s.other)}"
         if step is None:
             text = f"{s.param}[{element}]"
             if s.mask is None:
@@ -227,6 +256,22 @@ class Vectors(Statements):
         if s.mask in self.varying:
             return f"load{step}_where({s.mask}_v, {s.param} + {self.sum(element)}, {self.operand(s.other)}, live)"
         return f"{s.mask} ? load{step}({s.param} + {self.sum(element)}, live) : {self.operand(s.other)}"
+
+    def apart(self, position: index.Int) -> tuple[str, str] | None:
+        """The text of where the first lane touches memory, and that of how far from there each one does, where the latter is a
+        sum of multiples."""
+        names = sorted(index.symbols(position).keys() & self.varying)
+        steps = {n: index.stride(position, n) for n in names}
+        terms = []
+        for n, step in steps.items():
+            if step is None or step.value is None:
+                return None
+            if n == self.along:
+                terms.append(f"iota(0, {step.value})")
+            else:
+                terms.append(f"{n}_v" if step.value == 1 else f"{n}_v * vec<int64_t>({step.value}LL)")
+        start = index.substitute(position, {n: 0 for n in names if n != self.along})
+        return index.to_c(start), " + ".join(terms)
 
     def sum(self, element: str) -> str:
         """An index expression as the second operand of a sum."""

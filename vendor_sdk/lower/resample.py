@@ -88,12 +88,11 @@ Tap = tuple[Int, Value, Value, Value]
 
 
 def _tap(k: Builder, place: Value, size: Int, weight: Value, by: Value) -> Tap:
-    # Far outside, and NaN: any pixel outside will do, and none may overflow.
-    limit = like(k, place, 2.0**30)
-    safe = k.compute("fmax", k.compute("fmin", place, limit), k.compute("neg", limit))
-    pixel = k.convert(safe, torch.int64)
-    low = k.compute("ge", pixel, k.const(0, torch.int64))
-    return k.as_index(pixel), k.compute("bitand", low, k.compute("lt", pixel, k.index(size))), weight, by
+    zero, last = like(k, place, 0), k.compute("sub", _extent(k, size, place.dtype), like(k, place, 1))
+    inside = k.compute("bitand", k.compute("ge", place, zero), k.compute("le", place, last))
+    # Far outside, and NaN: any pixel of the image will do, since none is read. The last one's number may have been rounded up.
+    near = k.convert(k.compute("fmax", k.compute("fmin", place, last), zero), torch.int64)
+    return k.as_index(k.compute("min", near, k.index(size - 1)), 0, size), inside, weight, by
 
 
 def _linear_taps(k: Builder, position: Value, slope: Value, size: Int) -> list[Tap]:
