@@ -1,4 +1,4 @@
-"""Gradients of paddings by reflection and by the outermost element, one dimension after the other.
+"""Gradients of paddings by reflection and by the outermost element.
 
 Along a dimension, what a source element gets is a sum of at most three parts of the gradient: where it lies itself, and what
 the borders before and behind made of it. Each part is a slice, turned round or summed up, with zeros beside. So places are
@@ -7,7 +7,8 @@ known when loops are made, and no positions are computed, loaded or checked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,50 +19,12 @@ from vendor_sdk.normalize.rules import Rules, aten, cast, computation_dtype, ful
 PADDING = Rules()
 
 Tensor = torch.Tensor
-Part = Callable[[Tensor, int], Tensor]
-"""What a border's gradient, a slice along a dimension, means for the source elements that it was made of."""
 
 
-def _flipped(border: Tensor, dim: int) -> Tensor:
-    return aten.flip.default(border, [dim])  # type: ignore[no-any-return]
-
-
-def _summed(border: Tensor, dim: int) -> Tensor:
-    return aten.sum.dim_IntList(border, [dim], True)  # type: ignore[no-any-return]
-
-
-def _among_zeros(x: Tensor, dim: int, before: Any, size: Any) -> Tensor:
-    """``x`` from place ``before`` of a dimension of ``size``."""
-    after = size - before - x.shape[dim]
-    if before == 0 and after == 0:
-        return x
-    return aten.constant_pad_nd.default(x, [*([0] * (2 * (x.dim() - 1 - dim))), before, after], 0)  # type: ignore[no-any-return]
-
-
-def _along(grad: Tensor, dim: int, size: Any, before: Any, after: Any, part: Part, apart: int) -> Tensor:
-    """The gradient along one dimension; borders are made of elements that lie ``apart`` from the outermost ones.
-
-    What is padded by less than nothing is cut off, and gets no gradient.
-    """
-    length = grad.shape[dim]
-    own = aten.slice.Tensor(grad, dim, max(before, 0), length - max(after, 0))
-    total = _among_zeros(own, dim, max(-before, 0), size)
-    if before > 0:
-        border = part(aten.slice.Tensor(grad, dim, 0, before), dim)
-        total = aten.add.Tensor(total, _among_zeros(border, dim, apart, size))
-    if after > 0:
-        border = part(aten.slice.Tensor(grad, dim, length - after, length), dim)
-        total = aten.add.Tensor(total, _among_zeros(border, dim, size - apart - border.shape[dim], size))
-    return total
-
-
-def _backward(grad: Tensor, x: Tensor, padding: Sequence[Any], part: Part, apart: int) -> Tensor:
-    total = cast(grad, computation_dtype(grad.dtype))
-    for pair in range(len(padding) // 2):
-        dim = x.dim() - 1 - pair
-        before, after = padding[2 * pair], padding[2 * pair + 1]
-        total = _along(total, dim, x.shape[dim], before, after, part, apart)
-    return cast(total, grad.dtype)
+def _among_zeros(x: Tensor, sides: Sequence[tuple[Any, Any]]) -> Tensor:
+    """``x`` with so many zeros before and behind, from the first dimension on."""
+    pads = [each for pair in reversed(sides) for each in pair]
+    return aten.constant_pad_nd.default(x, pads, 0) if any(each != 0 for each in pads) else x
 
 
 def _all_cut(x: Tensor, padding: Sequence[Any]) -> bool:
@@ -69,17 +32,67 @@ def _all_cut(x: Tensor, padding: Sequence[Any]) -> bool:
     return any(p < 0 and -p >= x.shape[x.dim() - 1 - i // 2] for i, p in enumerate(padding))
 
 
+def _dimensions(x: Tensor, padding: Sequence[Any]) -> Iterator[tuple[int, Any, Any]]:
+    """The dimensions that are padded, with how many elements before and behind; less than none: so many are cut off."""
+    for pair in range(len(padding) // 2):
+        yield x.dim() - 1 - pair, padding[2 * pair], padding[2 * pair + 1]
+
+
+def _own(x: Tensor, dim: int, before: Any, after: Any) -> Tensor:
+    """Where source elements lie themselves; what is cut off got no gradient."""
+    return aten.slice.Tensor(x, dim, max(before, 0), x.shape[dim] - max(after, 0))  # type: ignore[no-any-return]
+
+
 def _reflection(overload: Any) -> Callable[..., Tensor]:
+    """Every corner, side and middle of the gradient is a part, turned round where it was reflected, among zeros. All are read
+    from the gradient itself, so that one pass adds them up."""
+
     def backward(grad: Tensor, x: Tensor, padding: Sequence[Any]) -> Tensor:
         if _all_cut(x, padding):
             return torch_private.core_aten_table()[overload](grad, x, padding)  # type: ignore[no-any-return]
-        return _backward(grad, x, padding, _flipped, 1)
+        parts: list[tuple[Tensor, dict[int, tuple[Any, Any]]]] = [(cast(grad, computation_dtype(grad.dtype)), {})]
+        for dim, before, after in _dimensions(x, padding):
+            size, length = x.shape[dim], grad.shape[dim]
+            found = []
+            for part, zeros in parts:
+                found.append((_own(part, dim, before, after), {**zeros, dim: (max(-before, 0), max(-after, 0))}))
+                if before > 0:
+                    border = aten.flip.default(aten.slice.Tensor(part, dim, 0, before), [dim])
+                    found.append((border, {**zeros, dim: (1, size - 1 - before)}))
+                if after > 0:
+                    border = aten.flip.default(aten.slice.Tensor(part, dim, length - after, length), [dim])
+                    found.append((border, {**zeros, dim: (size - 1 - after, 1)}))
+            parts = found
+        around = [[zeros.get(dim, (0, 0)) for dim in range(x.dim())] for _, zeros in parts]
+        total = functools.reduce(
+            aten.add.Tensor, (_among_zeros(part, each) for (part, _), each in zip(parts, around, strict=True))
+        )
+        return cast(total, grad.dtype)
 
     return backward
 
 
 def _replication(grad: Tensor, x: Tensor, padding: Sequence[Any]) -> Tensor:
-    return _by_positions(grad, x, padding) if _all_cut(x, padding) else _backward(grad, x, padding, _summed, 0)
+    """One dimension after the other: what the borders got belongs to the outermost elements."""
+    if _all_cut(x, padding):
+        return _by_positions(grad, x, padding)
+    total = cast(grad, computation_dtype(grad.dtype))
+    for dim, before, after in _dimensions(x, padding):
+        size, length = x.shape[dim], grad.shape[dim]
+
+        def among(part: Tensor, start: Any, dim: int = dim, size: Any = size) -> Tensor:
+            sides: list[tuple[Any, Any]] = [(0, 0)] * x.dim()
+            sides[dim] = start, size - start - part.shape[dim]
+            return _among_zeros(part, sides)
+
+        parts = [among(_own(total, dim, before, after), max(-before, 0))]
+        if before > 0:
+            parts.append(among(aten.sum.dim_IntList(aten.slice.Tensor(total, dim, 0, before), [dim], True), 0))
+        if after > 0:
+            border = aten.slice.Tensor(total, dim, length - after, length)
+            parts.append(among(aten.sum.dim_IntList(border, [dim], True), size - 1))
+        total = functools.reduce(aten.add.Tensor, parts)
+    return cast(total, grad.dtype)
 
 
 def _by_positions(grad: Tensor, x: Tensor, padding: Sequence[Any]) -> Tensor:
