@@ -17,7 +17,7 @@ typedef __UINT64_TYPE__ uint64_t;
 #define RESTRICT __restrict__
 
 // Why a kernel failed: its return value.
-enum Status : int32_t { OK = 0, DIVISION_BY_ZERO = 1, INDEX_OUT_OF_RANGE = 2, OUT_OF_MEMORY = 3 };
+enum Status : int32_t { OK = 0, DIVISION_BY_ZERO = 1, INDEX_OUT_OF_RANGE = 2, OUT_OF_MEMORY = 3, PIVOT_OUT_OF_RANGE = 4 };
 
 template <class To, class From> INLINE To bits(From value) {
   static_assert(sizeof(To) == sizeof(From), "a bit cast keeps the width");

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from reference_backends.cpp_cpu import attention, compiler, grouped, linalg, resample
+from reference_backends.cpp_cpu import attention, compiler, grouped, linalg, resample, solvers
 from reference_backends.cpp_cpu.table import CTYPES
 from reference_backends.cpp_cpu.written import Written
 from vendor_sdk import FLOAT8, Kernel, NodeContext, TensorInfo
@@ -363,6 +363,7 @@ KERNELS: Mapping[str, Kernel | Callable[..., Any]] = {
     **grouped.KERNELS,
     **linalg.KERNELS,
     **resample.KERNELS,
+    **solvers.KERNELS,
 }
 """Prim to kernel; the presence of a key is the capability."""
 
@@ -380,6 +381,8 @@ def libraries(node: NodeContext) -> list[Written]:
     if node.prim in _LIBRARIES:
         return [_LIBRARIES[node.prim]]
     dtypes = [each.dtype for each in node.args if isinstance(each, TensorInfo)]
+    if node.prim in solvers.KERNELS:
+        return [solvers.LIBRARIES[dtypes[0]]]
     if node.prim == "searchsorted":  # Operands of different dtypes are compared in their common one.
         dtypes = [functools.reduce(torch.promote_types, dtypes[:2])]
     calls = [(function, dtypes[0]) for function in _FUNCTIONS.get(node.prim, ())]

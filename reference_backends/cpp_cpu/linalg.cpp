@@ -1,5 +1,5 @@
-// Dense factorizations and solvers on batches of contiguous matrices, in LAPACK's storage schemes. Follows base.h in its translation
-// unit. All arithmetic is in float64: matrices are widened into a work copy and rounded once at the end.
+// Orthogonal and symmetric factorizations, their solvers and exponentials, on batches of contiguous matrices, in LAPACK's storage
+// schemes (solvers.cpp has the triangular ones). Follows base.h in its translation unit. All arithmetic is in float64: matrices are widened into a work copy and rounded once at the end.
 
 #include <algorithm>
 #include <cmath>
@@ -30,86 +30,6 @@ static Matrix transposed(const Matrix &a) {
 
 #define PRAGMA(text) _Pragma(#text)
 #define BATCH(work) PRAGMA(omp parallel for if (batch > 1 && batch * (work) >= 65536)) for (int64_t b = 0; b < batch; ++b)
-
-// Cholesky: lower factor, or upper as its transpose from the upper triangle. info is the order of the first minor that is not positive
-// definite, 0 for success.
-template <class T> static void cholesky(const T *in, T *out, int32_t *info, int64_t batch, int64_t n, int64_t upper) {
-  BATCH(n * n * n) {
-    Matrix a(in + b * n * n, n, n);
-    if (upper) a = transposed(a);
-    Matrix l(n, n);
-    info[b] = 0;
-    for (int64_t i = 0; i < n && !info[b]; ++i)
-      for (int64_t j = 0; j <= i; ++j) {
-        double sum = a[i][j];
-        for (int64_t k = 0; k < j; ++k) sum -= l[i][k] * l[j][k];
-        if (i > j) l[i][j] = sum / l[j][j];
-        else if (sum > 0) l[i][i] = std::sqrt(sum);
-        else { info[b] = (int32_t)(i + 1); break; }
-      }
-    (upper ? transposed(l) : l).store(out + b * n * n);
-  }
-}
-
-// x with a x = rhs for a triangular matrix, in place in x.
-static void substitute(const Matrix &a, Matrix &x, bool upper, bool unit) {
-  const int64_t n = a.rows;
-  for (int64_t step = 0; step < n; ++step) {
-    const int64_t i = upper ? n - 1 - step : step;
-    for (int64_t k = upper ? i + 1 : 0; k < (upper ? n : i); ++k) x.subtract_row(i, k, a[i][k]);
-    if (!unit) for (int64_t c = 0; c < x.columns; ++c) x[i][c] /= a[i][i];
-  }
-}
-
-template <class T> static void solve_triangular(const T *in, T *x, int64_t batch, int64_t n, int64_t m, int64_t upper, int64_t unit) {
-  BATCH(n * n * m) {
-    const Matrix a(in + b * n * n, n, n);
-    Matrix right(x + b * n * m, n, m);
-    substitute(a, right, upper, unit);
-    right.store(x + b * n * m);
-  }
-}
-
-// P L U with partial pivoting. pivots count from 1; info is the position of the first zero on U's diagonal, 0 for none.
-template <class T> static void lu_factor(const T *in, T *out, int32_t *pivots, int32_t *info, int64_t batch, int64_t m, int64_t n) {
-  const int64_t rank = std::min(m, n);
-  BATCH(m * n * rank) {
-    Matrix a(in + b * m * n, m, n);
-    info[b] = 0;
-    for (int64_t k = 0; k < rank; ++k) {
-      int64_t best = k;
-      for (int64_t i = k + 1; i < m; ++i) if (std::fabs(a[i][k]) > std::fabs(a[best][k])) best = i;
-      pivots[b * rank + k] = (int32_t)(best + 1);
-      a.swap_rows(k, best);
-      if (a[k][k] == 0) { if (!info[b]) info[b] = (int32_t)(k + 1); continue; }
-      for (int64_t i = k + 1; i < m; ++i) {
-        a[i][k] /= a[k][k];
-        a.subtract_row(i, k, a[i][k], k + 1);
-      }
-    }
-    a.store(out + b * m * n);
-  }
-}
-
-// x with A x = rhs (A' x when `adjoint`) from A = P L U, in place.
-template <class T> static void lu_solve(const T *in, const int32_t *pivots, T *x, int64_t batch, int64_t n, int64_t m, int64_t adjoint) {
-  BATCH(n * n * m) {
-    Matrix a(in + b * n * n, n, n);
-    if (adjoint) a = transposed(a);
-    Matrix right(x + b * n * m, n, m);
-    const int32_t *exchange = pivots + b * n;
-    if (!adjoint) {
-      for (int64_t k = 0; k < n; ++k) right.swap_rows(k, exchange[k] - 1);
-      substitute(a, right, false, true);
-      substitute(a, right, true, false);
-    } else {
-      substitute(a, right, false, false);
-      substitute(a, right, true, true);
-      for (int64_t k = n - 1; k >= 0; --k) right.swap_rows(k, exchange[k] - 1);
-    }
-    right.store(x + b * n * m);
-  }
-}
 
 // The factors apart: P (m, m), L (m, rank) with unit diagonal, U (rank, n). A null result is not wanted.
 template <class T> static void lu_unpack(const T *in, const int32_t *pivots, T *p, T *l, T *u, int64_t batch, int64_t m, int64_t n) {
@@ -357,10 +277,6 @@ template <class T> static void matrix_exp(const T *in, T *out, int64_t batch, in
 }
 
 #define FOR_TYPE(T, name)                                                                                                                          \
-  extern "C" void cholesky_##name(const T *a, T *l, int32_t *info, int64_t b, int64_t n, int64_t u) { cholesky(a, l, info, b, n, u); }               \
-  extern "C" void solve_triangular_##name(const T *a, T *x, int64_t b, int64_t n, int64_t m, int64_t u, int64_t d) { solve_triangular(a, x, b, n, m, u, d); } \
-  extern "C" void lu_factor_##name(const T *a, T *o, int32_t *p, int32_t *i, int64_t b, int64_t m, int64_t n) { lu_factor(a, o, p, i, b, m, n); }     \
-  extern "C" void lu_solve_##name(const T *a, const int32_t *p, T *x, int64_t b, int64_t n, int64_t m, int64_t t) { lu_solve(a, p, x, b, n, m, t); } \
   extern "C" void lu_unpack_##name(const T *a, const int32_t *v, T *p, T *l, T *u, int64_t b, int64_t m, int64_t n) { lu_unpack(a, v, p, l, u, b, m, n); } \
   extern "C" void geqrf_##name(const T *a, T *o, T *t, int64_t b, int64_t m, int64_t n) { geqrf(a, o, t, b, m, n); }                                 \
   extern "C" void qr_##name(const T *a, T *q, T *r, int64_t b, int64_t m, int64_t n, int64_t c, int64_t w) { qr(a, q, r, b, m, n, c, w); }            \

@@ -1,4 +1,4 @@
-"""Dense linear algebra kernels: what ``linalg.cpp`` computes, called with torch's arguments.
+"""Dense linear algebra kernels: what ``linalg.cpp`` computes, called with torch's arguments (``solvers.py`` has the rest).
 
 Each takes float32 or float64 matrices, the exponential those of halves, too, with any batch dimensions in front, and returns
 contiguous results.
@@ -45,52 +45,12 @@ def _checked(name: str, info: Tensor, check_errors: bool, what: str) -> None:
         raise torch.linalg.LinAlgError(f"{name}: {what} (the first at position {first})")  # type: ignore[attr-defined]
 
 
-def _cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    a = a.contiguous()
-    factor, info = torch.empty_like(a), torch.empty(a.shape[:-2], dtype=torch.int32)
-    _call("cholesky", a, factor, info, _batch(a), a.shape[-1], int(upper))
-    _checked("linalg.cholesky", info, check_errors, "a leading minor is not positive-definite")
-    return factor, info
-
-
-def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
-    if not left:
-        # x a = b is the transposed system.
-        return _solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT.contiguous()
-    batch = _broadcast(a.shape[:-2], b.shape[:-2])
-    a, x = a.expand(*batch, *a.shape[-2:]).contiguous(), _copied(b, batch)
-    _call("solve_triangular", a, x, math.prod(batch), *x.shape[-2:], int(upper), int(unitriangular))
-    return x
-
-
-def _lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    if not pivot:
-        raise RuntimeError("linalg.lu_factor: LU without pivoting is not implemented on the CPU")
-    a = a.contiguous()
-    m, n = a.shape[-2:]
-    lu, info = torch.empty_like(a), torch.empty(a.shape[:-2], dtype=torch.int32)
-    pivots = torch.empty((*a.shape[:-2], min(m, n)), dtype=torch.int32)
-    _call("lu_factor", a, lu, pivots, info, _batch(a), m, n)
-    _checked("linalg.lu_factor", info, check_errors, "U has a zero on its diagonal")
-    return lu, pivots, info
-
-
 def _pivots(pivots: Tensor, batch: torch.Size, rows: int) -> Tensor:
     """LAPACK's pivots, contiguous; refused where they name no row, since the C++ follows them blindly."""
     pivots = pivots.expand(*batch, pivots.shape[-1]).to(torch.int32).contiguous()
     if pivots.numel() and (int(pivots.abs().min()) < 1 or int(pivots.abs().max()) > rows):
         raise RuntimeError("pivots must be between 1 and the number of rows")
     return pivots
-
-
-def _lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
-    if not left:
-        return _lu_solve(lu, pivots, b.mT, adjoint=not adjoint).mT.contiguous()
-    batch = _broadcast(lu.shape[:-2], b.shape[:-2])
-    factors, x = lu.expand(*batch, *lu.shape[-2:]).contiguous(), _copied(b, batch)
-    order = _pivots(pivots, batch, lu.shape[-1])
-    _call("lu_solve", factors, order, x, math.prod(batch), *x.shape[-2:], int(adjoint))
-    return x
 
 
 def _lu_unpack(
@@ -167,10 +127,6 @@ def _matrix_exp(a: Tensor) -> Tensor:
 
 
 KERNELS: Mapping[str, Callable[..., Any]] = {
-    "linalg_cholesky_ex": _cholesky,
-    "linalg_solve_triangular": _solve_triangular,
-    "linalg_lu_factor_ex": _lu_factor,
-    "linalg_lu_solve": _lu_solve,
     "lu_unpack": _lu_unpack,
     "geqrf": _geqrf,
     "linalg_qr": _qr,

@@ -22,6 +22,7 @@ ERRORS: Mapping[int, Callable[[], Exception]] = {
     1: lambda: RuntimeError("ZeroDivisionError"),
     2: lambda: IndexError("index out of range"),
     3: lambda: MemoryError("no memory for a kernel's scratch buffer"),
+    4: lambda: RuntimeError("pivots must be between 1 and the number of rows"),
 }
 """Status of a kernel (``Status`` in base.h) to the exception that torch's own operator raises."""
 
