@@ -8,7 +8,7 @@ from dataclasses import replace
 from reference_backends.cpp_cpu.analysis import along, collides, iterations, plain, repeated, scatters, work
 from reference_backends.cpp_cpu.columns import GRAIN
 from reference_backends.cpp_cpu.reductions import kinds
-from reference_backends.cpp_cpu.scans import side_by_side
+from reference_backends.cpp_cpu.scans import side_by_side, turned_scan
 from reference_backends.cpp_cpu.sliding import window
 from reference_backends.cpp_cpu.table import CTYPES
 from reference_backends.cpp_cpu.tiles import Tiles, crossing
@@ -58,6 +58,10 @@ class Nests(Tiles):
         scan = None if serial else side_by_side(nest)
         if scan is not None:
             self.scans(nest, scan)
+            return
+        turned_one = None if serial else turned_scan(nest)
+        if turned_one is not None:
+            self.turned_scans(nest, turned_one)
             return
         if serial and plain(nest.body) and len(nest.ranges) > 1 and not collides(replace(nest, ranges=nest.ranges[-1:])):
             self.strips(nest)

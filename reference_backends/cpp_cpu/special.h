@@ -342,3 +342,7 @@ template <class T> static T op_logaddexp(T a, T b) {
   T top = a > b ? a : b, low = a > b ? b : a;
   return op_abs(top) == (T)INF ? top : top + op_log1p(op_exp(low - top));
 }
+template <class T, int S> static V<T, S> op_logaddexp(V<T, S> a, V<T, S> b) {
+  const V<T, S> top = op_max(a, b), low = op_min(a, b), sum = top + op_log1p(op_exp(low - top));
+  return select(op_abs(top) == V<T, S>((T)INF), top, sum);  // NaN is the largest, and the sum.
+}
