@@ -49,31 +49,39 @@ template <class T> struct Elimination {
     const int64_t threads = !team || depth * columns * (depth + rows) < PARALLEL_PRODUCTS ? 1 : omp_get_max_threads();
     const int64_t count = parts(columns, WIDTH), panels = parts(rows, rest.rows), groups = threads > 1 ? min_int(max_int(panels, 1), parts(2 * threads, count)) : 1;
     const auto vectors_of = [&](int64_t strip) INLINE_LAMBDA { return parts(min_int(WIDTH, columns - strip * WIDTH), L); };
-#pragma omp parallel num_threads(threads) if (threads > 1)
+    const auto solve = [&](int64_t strip) {
+      const int64_t first = middle + strip * WIDTH, there = min_int(WIDTH, end - first), vectors = vectors_of(strip), width = vectors * L;
+      const Lying<T> part = symmetric ? Lying<T>{at(first, begin), 1, pitch} : Lying<T>{at(begin, first), pitch, 1};
+      T *const x = strips + strip * WIDTH * depth;
+      if (there < width) __builtin_memset(x, 0, depth * width * sizeof(T));
+      copy_matrix<false, T>(read(part), {x, width, 1}, depth, there);
+      solve_strip<T>({at(begin, begin), pitch, 1, depth, !symmetric}, x, width, vectors, solving);
+      copy_matrix<true, T>({x, width, 1}, part, depth, there);
+    };
+    const auto subtract = [&](int64_t task) {
+      const int64_t strip = task / groups, vectors = vectors_of(strip), width = vectors * L;
+      // Above the diagonal nothing is wanted.
+      const int64_t top = symmetric ? strip * WIDTH / rest.rows : 0, share = parts(panels - top, groups), from = top + task % groups * share;
+      const bool slim = vectors < TILE_VECTORS;
+      for (int64_t start = 0; start < depth; start += DEPTH)
+        for (int64_t each = from; each < min_int(from + share, panels); ++each) {
+          const int64_t row = middle + each * rest.rows;
+          const auto run = each + 1 < panels ? (slim ? rest.slim : rest.wide) : (slim ? rest.last_slim : rest.last_wide);
+          run({at(row, begin + start), pitch, 1, min_int(rest.rows, last - row)}, strips + strip * WIDTH * depth + start * width, width, min_int(DEPTH, depth - start), at(row, middle + strip * WIDTH), pitch, false);
+        }
+    };
+    const int64_t tasks = rows > 0 ? count * groups : 0;
+    if (threads == 1) {  // Small ones take no longer than a region of one thread.
+      for (int64_t strip = 0; strip < count; ++strip) solve(strip);
+      for (int64_t task = 0; task < tasks; ++task) subtract(task);
+      return;
+    }
+#pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(dynamic)
-      for (int64_t strip = 0; strip < count; ++strip) {
-        const int64_t first = middle + strip * WIDTH, there = min_int(WIDTH, end - first), vectors = vectors_of(strip), width = vectors * L;
-        const Lying<T> part = symmetric ? Lying<T>{at(first, begin), 1, pitch} : Lying<T>{at(begin, first), pitch, 1};
-        T *const x = strips + strip * WIDTH * depth;
-        if (there < width) __builtin_memset(x, 0, depth * width * sizeof(T));
-        copy_matrix<false, T>(read(part), {x, width, 1}, depth, there);
-        solve_strip<T>({at(begin, begin), pitch, 1, depth, !symmetric}, x, width, vectors, solving);
-        copy_matrix<true, T>({x, width, 1}, part, depth, there);
-      }
+      for (int64_t strip = 0; strip < count; ++strip) solve(strip);
 #pragma omp for schedule(dynamic)
-      for (int64_t task = 0; task < (rows > 0 ? count * groups : 0); ++task) {
-        const int64_t strip = task / groups, vectors = vectors_of(strip), width = vectors * L;
-        // Above the diagonal nothing is wanted.
-        const int64_t top = symmetric ? strip * WIDTH / rest.rows : 0, share = parts(panels - top, groups), from = top + task % groups * share;
-        const bool slim = vectors < TILE_VECTORS;
-        for (int64_t start = 0; start < depth; start += DEPTH)
-          for (int64_t each = from; each < min_int(from + share, panels); ++each) {
-            const int64_t row = middle + each * rest.rows;
-            const auto run = each + 1 < panels ? (slim ? rest.slim : rest.wide) : (slim ? rest.last_slim : rest.last_wide);
-            run({at(row, begin + start), pitch, 1, min_int(rest.rows, last - row)}, strips + strip * WIDTH * depth + start * width, width, min_int(DEPTH, depth - start), at(row, middle + strip * WIDTH), pitch, false);
-          }
-      }
+      for (int64_t task = 0; task < tasks; ++task) subtract(task);
     }
   }
 
