@@ -119,6 +119,12 @@ def keeps_rows(nest: loop.Nest) -> bool:
     return len(found) > 1 and {*map(id, found)} == direct and rows_of(nest) > 1
 
 
+def reads_again(nest: loop.Nest) -> bool:
+    """Whether several inner loops read one operand."""
+    loops = [{s.param for s in body_of(each) if isinstance(s, loop.Load)} for each in inner_loops(nest)]
+    return sum(map(len, loops)) > len(set().union(*loops))
+
+
 def several_results(nest: loop.Nest) -> bool:
     """Whether an inner loop has several running results: with those of a large tile, few programs fit on a multiprocessor."""
     return any(isinstance(s, loop.Reduce) and len(s.accumulators) > 1 for s in inner_loops(nest))

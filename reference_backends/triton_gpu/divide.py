@@ -14,6 +14,7 @@ from reference_backends.triton_gpu.analysis import (
     keeps_rows,
     length_of,
     manner,
+    reads_again,
     reads_around,
     several_results,
     walks_across,
@@ -50,7 +51,7 @@ def rows(nest: loop.Nest) -> tuple[list[index.Int], int, int]:
     lengths = list(dict.fromkeys(map(length_of, inner_loops(nest))))
     if walks_across(nest):
         # A tile holds the rows that lie along its lines: short columns fit, longer ones where they would be read again.
-        limit = COLUMN if len(inner_loops(nest)) > 1 else SQUARE
+        limit = COLUMN if reads_again(nest) else SQUARE
     else:
         limit = LONGEST * (2 if keeps_rows(nest) else 1)
     return lengths, max((size.value for size in lengths if size.value is not None), default=0), limit

@@ -104,7 +104,7 @@ LINE = 128
 MAP = ELEMENTS // ACROSS
 """Iterations of a loop that only stores and walks across memory in one program: a tile."""
 COLUMN = 1024
-"""Most iterations of loops that walk across memory, several over the same columns, in a tile as a whole."""
+"""Most iterations of loops that walk across memory, of which several read the same columns, in a tile as a whole."""
 SQUARE = 64
 """Edge of a tile that reads lines along one axis and writes them along the other."""
 
@@ -145,22 +145,26 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
         blocks = [_power(n) for n in lengths] if kind in ("whole", "whole columns") else []
     row = max(blocks or [longest])
     if kind in ("columns", "whole columns"):
-        x = min(max(_below(ELEMENTS // row), 2 * NARROW[kind]), _power(count))
-        x = narrowed(x, kind, leads, count)
-        return x, blocks, _warps(x * row, thread, leads * -(-count // x), 16)
+        x = narrowed(min(max(_below(ELEMENTS // row), 2 * NARROW[kind]), _power(count)), kind, leads, count)
+        warps = min(_below(x * row // thread // 32), 16)
+        return x, blocks, _occupying(warps, x * row, leads * -(-count // x), 16)
     x = 1 if kind in ("row", "team") else min(_below(ELEMENTS // 2 // row), _power(count))
     while x > 1 and count < x * PROGRAMS:
         x //= 2
-    if kind == "team":  # which waits for others: how many run at once was reckoned with these warps
-        return x, blocks, min(_below(row // thread // 32), 32 if row > LONGEST else 16)
-    alone = kind == "fixed" and -(-count // x) <= ALONE
-    return x, blocks, _warps(x * row, thread, -(-count // x), 32 if row > LONGEST or alone else 16)
+    programs = -(-count // x)
+    alone = kind == "fixed" and programs <= ALONE
+    most = 32 if row > LONGEST or alone else 16
+    warps = min(_below(x * row // thread // 32), most)
+    if kind == "team" or (thread % THREAD and not alone):
+        # A team's programs wait for each other, and those that go through rows keep totals in registers (of even pieces, or of
+        # half as many elements): how many run at once was reckoned with these warps.
+        return x, blocks, warps
+    return x, blocks, _occupying(warps, x * row, programs, most)
 
 
-def _warps(elements: int, thread: int, programs: int, most: int) -> int:
-    """Of a program with a tile of so many elements: with fewer than ``thread`` in a thread where there are few programs, so
-    that nothing waits as long."""
-    warps = min(_below(elements // thread // 32), most)
+def _occupying(warps: int, elements: int, programs: int, most: int) -> int:
+    """Warps of a program with a tile of so many elements, more where there are few programs: with fewer elements in each
+    thread, nothing waits as long."""
     while 2 * warps <= most and programs * warps < OCCUPIED and elements >= 2 * warps * 32 * 2 * LEAST:
         warps *= 2
     return warps
