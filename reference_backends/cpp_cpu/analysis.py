@@ -11,6 +11,7 @@ from vendor_sdk import index, loop
 
 Leaf = loop.Load | loop.Const | loop.Scalar | loop.Index | loop.Compute
 """Statements that make one value."""
+Access = loop.Load | loop.Store
 
 
 def plain(body: Iterable[loop.Stmt]) -> bool:

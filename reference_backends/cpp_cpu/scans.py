@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from reference_backends.cpp_cpu.analysis import gathers, iterations, loads, plain, stride_is
+from reference_backends.cpp_cpu.analysis import Access, gathers, iterations, loads, plain, stride_is
 from reference_backends.cpp_cpu.reductions import Reductions, join
 from reference_backends.cpp_cpu.table import CTYPES, combined, identity
 from reference_backends.cpp_cpu.vectors import known
@@ -49,9 +49,6 @@ def side_by_side(nest: loop.Nest) -> loop.Scan | None:
     crosses = any(stride_is(s.index, inner.var, 1) and not stride_is(s.index, scan.range.var, 0, 1) for s in loads(scan.body))
     whole = (*nest.body[:-1], *scan.body, *scan.then)
     return scan if crosses and _in_vectors(scan, JOINED | SLOW) and not gathers(whole, inner.var) else None
-
-
-Access = loop.Load | loop.Store
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,11 @@ from itertools import permutations
 
 import torch
 
-from reference_backends.cpp_cpu.analysis import Leaf, iterations, loads, stores, stride_is
+from reference_backends.cpp_cpu.analysis import Access, Leaf, iterations, loads, stores, stride_is
 from reference_backends.cpp_cpu.sliding import Sliding
 from reference_backends.cpp_cpu.table import CTYPES
 from reference_backends.cpp_cpu.vectors import SHORT
 from vendor_sdk import index, loop
-
-Access = loop.Load | loop.Store
 
 
 @dataclass(frozen=True)

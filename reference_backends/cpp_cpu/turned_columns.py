@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from reference_backends.cpp_cpu import machine
-from reference_backends.cpp_cpu.analysis import loads, plain, scatters, stores, stride_is
+from reference_backends.cpp_cpu.analysis import Access, loads, plain, scatters, stores, stride_is
 from vendor_sdk import index, loop
 
 TILE = 64
@@ -21,7 +21,6 @@ LONGEST = 1024
 """Elements of a row."""
 FEWEST = 16
 """Rows that are neighbours."""
-Access = loop.Load | loop.Store
 
 
 @dataclass(frozen=True)

@@ -234,28 +234,26 @@ class Vectors(Statements):
 
     def vector_load(self, s: loop.Load) -> str:
         element = index.to_c(s.index)
-        step = "" if self.contiguous(s.index) else "_second" if self.walks(s.index, 2) else None
-        if step is None and (apart := self.apart(s.index)) is not None:
-            start, place = apart
-            place = f"{s.param} + {self.sum(start)}, {place}"
-            if s.mask is None:
-                return f"load_at({place}, live)"
-            assert s.other is not None
-            if s.mask in self.varying:
-                return f"load_at_where({s.mask}_v, {place}, {self.operand(s.other)}, live)"
-            return f"{s.mask} ? load_at({place}, live) : {self.operand(s.other)}"
-        if step is None:
-            text = f"{s.param}[{element}]"
-            if s.mask is None:
-                return self.per_lane(s.dtype, s.index, text)
-            assert s.other is not None
-            return self.per_lane(s.dtype, s.index, f"{s.mask} ? {text} : {s.other}", s.mask, s.other)
+        call, place = "load", f"{s.param} + {self.sum(element)}"
+        if not self.contiguous(s.index):
+            if self.walks(s.index, 2):
+                call = "load_second"
+            elif (apart := self.apart(s.index)) is not None:
+                call, place = "load_at", f"{s.param} + {self.sum(apart[0])}, {apart[1]}"
+            else:
+                return self.load_each(s, f"{s.param}[{element}]")
         if s.mask is None:
-            return f"load{step}({s.param} + {self.sum(element)}, live)"
+            return f"{call}({place}, live)"
         assert s.other is not None
         if s.mask in self.varying:
-            return f"load{step}_where({s.mask}_v, {s.param} + {self.sum(element)}, {self.operand(s.other)}, live)"
-        return f"{s.mask} ? load{step}({s.param} + {self.sum(element)}, live) : {self.operand(s.other)}"
+            return f"{call}_where({s.mask}_v, {place}, {self.operand(s.other)}, live)"
+        return f"{s.mask} ? {call}({place}, live) : {self.operand(s.other)}"
+
+    def load_each(self, s: loop.Load, element: str) -> str:
+        if s.mask is None:
+            return self.per_lane(s.dtype, s.index, element)
+        assert s.other is not None
+        return self.per_lane(s.dtype, s.index, f"{s.mask} ? {element} : {s.other}", s.mask, s.other)
 
     def apart(self, position: index.Int) -> tuple[str, str] | None:
         """The text of where the first lane touches memory, and that of how far from there each one does, where the latter is a
