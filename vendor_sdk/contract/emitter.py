@@ -47,7 +47,7 @@ class Limits:
             least eight rows, since more would wait until some of these end.
         launch_bytes: what the device moves in the time of one more launch. A result that follows from the graph's inputs
             alone has no kernel of its own then, though it is dear, where it is a number a row or a column of what its readers
-            compute, and they compute no more bytes than that; 0: launches are free.
+            compute, and they compute no more bytes than that, fewer where it is dearer; 0: launches are free.
         part: iterations of each part from which on an innermost loop that computes different things in its parts (a ``cat``, a
             ``pad``) is cut into a loop for each, instead of one with conditions: where shorter ones begin or end, lines of
             memory are cut.
