@@ -27,6 +27,7 @@ from vendor_sdk.ir.loop import (
 )
 from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.ir.ranges import merge
+from vendor_sdk.lower.bounds import proved
 from vendor_sdk.lower.build import TRAPS, Lowered
 from vendor_sdk.lower.interleaved import joined
 from vendor_sdk.lower.picks import picked
@@ -42,7 +43,8 @@ REPORTS = TRAPS | {"wrap_index"}
 
 def simplify(lowered: Lowered, limits: Limits) -> Lowered:
     kernel = lowered.kernel
-    written_out = joined(tuple(_windows(nest, limits) for nest in live(picked(kernel.body), set())), limits)
+    checked = tuple(proved(nest) if isinstance(nest, Nest) else nest for nest in picked(kernel.body))
+    written_out = joined(tuple(_windows(nest, limits) for nest in live(checked, set())), limits)
     changed = strided(unfolded(affine(written_out, limits), limits), limits)
     body = tuple(nest for nest in map(_nest, live(changed, set())) if isinstance(nest, Nest))
     return replace(lowered, kernel=replace(kernel, body=body))
