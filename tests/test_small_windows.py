@@ -133,7 +133,7 @@ def test_what_ends_a_convolution_of_each_channel_is_one_kernel_of_vectors(
     text = path.read_text()
     assert "[lane]" not in text
     # Weights of neighbouring channels lie apart: they are loaded before all loops over positions.
-    assert ("per_lane" in text.split("for (int64_t x2")[0], "per_lane" in text.split("for (int64_t x2")[1]) == (
-        layout == torch.channels_last,
-        False,
-    )
+    before, inside = text.split("for (int64_t x2")[:2]
+    assert "load_at(" not in inside
+    assert "per_lane" not in text
+    assert ("load_at(" in before) == (layout == torch.channels_last)

@@ -259,6 +259,8 @@ class Vectors(Statements):
         """The text of where the first lane touches memory, and that of how far from there each one does, where the latter is a
         sum of multiples."""
         names = sorted(index.symbols(position).keys() & self.varying)
+        if not names:
+            return None  # one element for all lanes
         steps = {n: index.stride(position, n) for n in names}
         terms = []
         for n, step in steps.items():
