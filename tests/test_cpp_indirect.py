@@ -118,3 +118,36 @@ def test_threads_share_iterations_that_keep_apart(tmp_path: Path, monkeypatch: p
     assert torch.equal(found, x.scatter_add(-1, index, source))
     shared = texts(tmp_path).rsplit("#pragma omp for", 1)[1]
     assert re.match(r"[^\n]*\n\s*for \(int64_t \w+ = 0; \w+ < 500; ", shared)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16, torch.bool], ids=str)
+def test_what_is_read_backwards(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VENDOR_SDK_DEBUG", str(tmp_path))
+    for columns in (1, 5, 16, 70, 131):
+        x = (torch.randn(6, columns) * 50).to(dtype)
+
+        def function(x: Tensor) -> Tensor:
+            return torch.where(x == x.flip(-1), x, x.flip(0)) | x.flip(-1) if x.dtype == torch.bool else x + x.flip(-1)
+
+        def framed(x: Tensor) -> Tensor:
+            return F.pad(x.flip(-1)[:, 1:], (3, 2)) == F.pad(x, (2, 2))
+
+        for each in (function, framed):
+            assert torch.equal(compiled(each, x), each(x)), columns
+    if dtype in (torch.float32, torch.int32):
+        text = texts(tmp_path)
+        assert "load_back(" in text
+        assert "load_back_where(" in text
+        assert "per_lane" not in text
+
+
+def test_sums_from_the_end() -> None:
+    """The gradient of a running sum reads what it adds up from the last element on."""
+    for shape, dim in (((70, 37), 0), ((70, 37), 1), ((3, 40, 20), 1)):
+        x = torch.randn(shape, requires_grad=True)
+        given = torch.randn(shape)
+        for function in (torch.cumsum, torch.logcumsumexp):
+            exact = x.detach().double().requires_grad_()
+            (wanted,) = torch.autograd.grad(function(exact, dim), exact, given.double())
+            (found,) = torch.autograd.grad(compiled(lambda x, f=function, d=dim: f(x, d), x), x, given)
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)

@@ -118,7 +118,7 @@ def along(ranges: Sequence[loop.Range], body: Sequence[loop.Stmt]) -> int:
         variable = ranges[position].var
         accesses = [s.index for s in body if isinstance(s, loop.Load | loop.Store)]
         contiguous = sum(stride_is(e, variable, 1) for e in accesses)
-        across = sum(not stride_is(e, variable, 0, 1, 2) for e in accesses)
+        across = sum(not stride_is(e, variable, -1, 0, 1, 2) for e in accesses)
         return contiguous - across, position
 
     return max(range(len(ranges)), key=score)
@@ -190,9 +190,10 @@ def _gathered(s: loop.Load | loop.Store, values: set[str]) -> bool:
 
 
 def _together(s: loop.Load | loop.Store, variable: str) -> bool:
-    """Whether lanes touch one element, neighbouring ones, or what two vectors give when they are shuffled (``load_second``)."""
+    """Whether lanes touch one element, neighbouring ones, or what vectors give when they are shuffled (``load_second``,
+    ``load_back``)."""
     shuffled = isinstance(s, loop.Load) and s.dtype.itemsize <= 4
-    return stride_is(s.index, variable, 0, 1, *((2,) if shuffled else ()))
+    return stride_is(s.index, variable, 0, 1, *((2, -1) if shuffled else ()))
 
 
 MOST_LANES = 16

@@ -472,6 +472,19 @@ template <class T, class L> INLINE vec<T> load_second_where(B mask, const T *p, 
   for (int l = 0; l < live.n; ++l) if (mask[l]) other.set(l, p[2 * l]);
   return other;
 }
+// Elements that lie before each other, from p on downwards.
+template <class L> INLINE Mask from_the_last(L live) { return spread<Mask>(live.n - 1) - (Mask)lane_numbers(); }
+template <class T, class L> INLINE vec<T> load_back(const T *p, L live) {
+  if constexpr (sizeof(T) == 4) return vec<T>((Part<T>)shuffle((Mask)load(p - (live.n - 1), live).v, Mask{}, from_the_last(live)));
+  else return per_lane<T>(live, [&](int l) INLINE_LAMBDA { return p[-l]; });
+}
+template <class T, class L> INLINE vec<T> load_back_where(B mask, const T *p, vec<T> other, L live) {
+  if constexpr (sizeof(T) == 4) {
+    const Mask order = from_the_last(live);
+    const vec<T> there = load_where(B(shuffle(mask.v, Mask{}, order)), p - (live.n - 1), vec<T>((T)0), live);
+    return select(mask, vec<T>((Part<T>)shuffle((Mask)there.v, Mask{}, order)), other);
+  } else return per_lane<T>(live, [&](int l) INLINE_LAMBDA { return mask[l] ? p[-l] : other[l]; });
+}
 // Elements of a and b in turn, from p on.
 template <class P> INLINE void store_in_turn(void *p, P a, P b, int n) {
   P low, high;

@@ -238,6 +238,8 @@ class Vectors(Statements):
         if not self.contiguous(s.index):
             if self.walks(s.index, 2):
                 call = "load_second"
+            elif self.walks(s.index, -1):
+                call = "load_back"
             elif (apart := self.apart(s.index)) is not None:
                 call, place = "load_at", f"{s.param} + {self.sum(apart[0])}, {apart[1]}"
             else:
