@@ -21,8 +21,10 @@ from reference_backends.triton_gpu.machine_code import Argument, compiled, point
 from reference_backends.triton_gpu.table import FLOAT8
 from vendor_sdk import split
 
-Whole = Literal["row", "team", "fixed", "columns", "short", "whole", "whole columns"]
-Kind = Whole | Literal["along", "scan", "lean", "again", "costly", "heavy", "across", "deep", "spread"]
+Kind = Literal[
+    "row", "team", "fixed", "columns", "short", "whole", "whole columns",
+    "along", "scan", "lean", "again", "costly", "heavy", "across", "deep", "spread",
+]  # fmt: skip
 """How a nest's inner loops become tiles: all iterations at once, as the text says (with one iteration of the nest in a program,
 for which others may wait, or several, or as many as lie in a line that the loops walk across, and more where they only store)
 or as the launch does (along memory or across it); some at a time, with the lanes along memory in the loop (once, to scan or

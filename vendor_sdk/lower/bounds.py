@@ -22,7 +22,10 @@ Interval = tuple[float, float]
 """The smallest and the largest number that a value can be, both finite; it is no NaN."""
 
 ROUNDED = frozenset(("add", "sub", "mul", "div"))
-"""Ops whose floating point results a compiler may compute with another rounding, as a part of a fused one."""
+"""Ops whose floating point results a compiler may compute with another rounding, as a part of a fused one, or a division from a
+reciprocal."""
+DIGITS = 4
+"""Units in the last place by which they may differ for it: more than any row's bound."""
 MONOTONE = ROUNDED | {"neg", "max", "min", "fmax", "fmin", "floor", "ceil", "trunc", "round", "convert"}
 """Ops that grow, or fall, with each operand while the others stay: over intervals, extremes lie at the ends."""
 DTYPES = (torch.int64, torch.float32, torch.float64)
@@ -105,8 +108,8 @@ class _Values:
         options = {"dtype": s.dtype} if OPS[s.op].result == "given" else {}
         results = OPS[s.op].reference(*corners, **options)
         if s.op in ROUNDED and s.dtype.is_floating_point:
-            outside = torch.tensor(math.inf, dtype=s.dtype)
-            results = torch.cat((torch.nextafter(results, outside), torch.nextafter(results, -outside)))
+            off = DIGITS * torch.finfo(s.dtype).eps * results.abs() + torch.finfo(s.dtype).tiny
+            results = torch.cat((results - off, results + off))
         return _finite(results.min().item(), results.max().item())
 
 

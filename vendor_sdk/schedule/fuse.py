@@ -260,6 +260,8 @@ class _Pass:
     def _saves_launch(self, node: fx.Node, summary: Summary) -> bool:
         """Whether a kernel for a result would take longer than computing it wherever it is read: a function of the graph's
         inputs (the scale of a batch norm that is not trained), a number a row or a column of small readers."""
+        if not self.limits.launch_bytes:
+            return False
         expanded = self._expanded(summary)  # where each part is computed once, as in a kernel
         if any(self.base[read.node].op == "call_function" for read in expanded.reads):
             return False
