@@ -38,13 +38,13 @@ def proved(nest: Nest) -> Nest:
     checks = [s for s in walk((nest,)) if isinstance(s, Compute) and s.op == "wrap_index"]
     if not checks:
         return nest
-    made = [(name, s) for s in walk((nest,)) for name in makes(s)]
-    values = _Values(dict(made))
-    if len(values.made) < len(made):
+    made = [name for s in walk((nest,)) for name in makes(s)]
+    if len(set(made)) < len(made):
         return nest  # A name stands for different values in different loops.
+    known = _intervals(nest)
     needless: dict[str, str] = {}
     for s in checks:
-        place, size = (values.interval(arg) for arg in s.args)
+        place, size = (known.get(arg) for arg in s.args)
         if place is not None and size is not None and place[0] >= 0 and place[1] < size[0]:
             needless[s.to] = s.args[0]
     if not needless:
@@ -70,47 +70,39 @@ def _without(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]
     return tuple(found)
 
 
-class _Values:
-    """What the values of a nest can be."""
+def _intervals(nest: Nest) -> dict[str, Interval]:
+    """What the values of a nest can be, where that is known."""
+    known: dict[str, Interval] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for s in walk((nest,)):
+        if isinstance(s, Const | Index | Compute) and s.dtype in DTYPES:
+            found = _interval(s, known, dtypes)
+            if found is not None:
+                known[s.to], dtypes[s.to] = found, s.dtype
+    return known
 
-    def __init__(self, made: Mapping[str, Stmt]) -> None:
-        self.made = made
-        self.known: dict[str, Interval | None] = {}
 
-    def interval(self, name: str) -> Interval | None:
-        """None where nothing is known."""
-        if name not in self.known:
-            self.known[name] = None
-            self.known[name] = self._interval(self.made.get(name))
-        return self.known[name]
-
-    def _interval(self, s: Stmt | None) -> Interval | None:
-        if isinstance(s, Const):
-            return _finite(s.value, s.value) if s.dtype in DTYPES else None
-        if isinstance(s, Index):
-            low, high = ix.bounds(s.index)
-            return None if low is None or high is None else _finite(low, high)
-        if not isinstance(s, Compute) or s.op not in MONOTONE or s.dtype not in DTYPES:
-            return None
-        operands, dtypes = [], []
-        for arg in s.args:
-            found, dtype = self.interval(arg), getattr(self.made.get(arg), "dtype", None)
-            if found is None or dtype not in DTYPES:
-                return None
-            operands.append(found)
-            dtypes.append(dtype)
-        if s.op == "div" and operands[1][0] <= 0 <= operands[1][1]:
-            return None
-        if s.op == "mul" and math.prod(max(map(abs, ends)) for ends in operands) > FARTHEST:
-            return None
-        ends = zip(*itertools.product(*operands), strict=True)
-        corners = [torch.tensor(each, dtype=dtype) for each, dtype in zip(ends, dtypes, strict=True)]
-        options = {"dtype": s.dtype} if OPS[s.op].result == "given" else {}
-        results = OPS[s.op].reference(*corners, **options)
-        if s.op in ROUNDED and s.dtype.is_floating_point:
-            off = DIGITS * torch.finfo(s.dtype).eps * results.abs() + torch.finfo(s.dtype).tiny
-            results = torch.cat((results - off, results + off))
-        return _finite(results.min().item(), results.max().item())
+def _interval(s: Const | Index | Compute, known: Mapping[str, Interval], dtypes: Mapping[str, torch.dtype]) -> Interval | None:
+    if isinstance(s, Const):
+        return _finite(s.value, s.value)
+    if isinstance(s, Index):
+        low, high = ix.bounds(s.index)
+        return None if low is None or high is None else _finite(low, high)
+    if s.op not in MONOTONE or any(arg not in known for arg in s.args):
+        return None
+    operands = [known[arg] for arg in s.args]
+    if s.op == "div" and operands[1][0] <= 0 <= operands[1][1]:
+        return None
+    if s.op == "mul" and math.prod(max(map(abs, ends)) for ends in operands) > FARTHEST:
+        return None
+    ends = zip(*itertools.product(*operands), strict=True)
+    corners = [torch.tensor(each, dtype=dtype) for each, dtype in zip(ends, map(dtypes.__getitem__, s.args), strict=True)]
+    options = {"dtype": s.dtype} if OPS[s.op].result == "given" else {}
+    results = OPS[s.op].reference(*corners, **options)
+    if s.op in ROUNDED and s.dtype.is_floating_point:
+        off = DIGITS * torch.finfo(s.dtype).eps * results.abs() + torch.finfo(s.dtype).tiny
+        results = torch.cat((results - off, results + off))
+    return _finite(results.min().item(), results.max().item())
 
 
 def _finite(low: float, high: float) -> Interval | None:

@@ -63,11 +63,8 @@ def _reflection(overload: Any) -> Callable[..., Tensor]:
                     border = aten.flip.default(aten.slice.Tensor(part, dim, length - after, length), [dim])
                     found.append((border, {**zeros, dim: (size - 1 - after, 1)}))
             parts = found
-        around = [[zeros.get(dim, (0, 0)) for dim in range(x.dim())] for _, zeros in parts]
-        total = functools.reduce(
-            aten.add.Tensor, (_among_zeros(part, each) for (part, _), each in zip(parts, around, strict=True))
-        )
-        return cast(total, grad.dtype)
+        whole = [_among_zeros(part, [zeros.get(dim, (0, 0)) for dim in range(x.dim())]) for part, zeros in parts]
+        return cast(functools.reduce(aten.add.Tensor, whole), grad.dtype)
 
     return backward
 
