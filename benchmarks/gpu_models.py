@@ -161,8 +161,9 @@ def compiled(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     backend, recorded, _ = name.partition(RECORDED)
     if backend == "eager":
         return function
+    backend, _, mode = backend.partition(":")
     if backend == "inductor":
-        return torch.compile(function, mode="reduce-overhead" if recorded else None)
+        return torch.compile(function, mode="reduce-overhead" if recorded else mode or None)
     return torch.compile(function, backend=backend, options={"mode": "reduce-overhead"} if recorded else None)
 
 
@@ -306,7 +307,9 @@ def host_profile(call: Call, inputs: Inputs) -> Iterator[str]:
 @click.command()
 @click.option("--backend", default="triton_gpu", help="The backend to time.")
 @click.option("--only", default=["*"], multiple=True, help="Names or globs.")
-@click.option("--peers", default="eager,inductor,inductor/recorded")
+@click.option(
+    "--peers", default="eager,inductor,inductor/recorded", help="eager, and inductor, with :MODE or /recorded where wanted."
+)
 @click.option("--rounds", default=21)
 @click.option("--cold", is_flag=True, help="Start with empty caches and time first calls.")
 @click.option("--profile", is_flag=True, help="List what the host does in a call of the backend.")

@@ -585,10 +585,11 @@ def test_extra_names_what_the_peers_need() -> None:
         assert all(module in extra for module in peer.requires)
 
 
-@pytest.mark.parametrize(("name", "result"), [("performance_gpu", "h200"), ("performance_gpu_dynamic", "dynamic_h200")])
-def test_the_gpu_page_is_that_of_its_result(name: str, result: str) -> None:
+@pytest.mark.parametrize("kind", ["", "dynamic", "autotuned"])
+def test_the_gpu_page_is_that_of_its_result(kind: str) -> None:
     from benchmarks.gpu import page
 
+    result, name = "_".join(filter(None, (kind, "h200"))), "_".join(filter(None, ("performance_gpu", kind)))
     measured = json.loads((ROOT / "benchmarks" / "results" / "gpu" / f"{result}.json").read_text())
     assert (ROOT / "docs" / f"{name}.md").read_text() == page(measured)
 
