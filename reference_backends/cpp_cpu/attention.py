@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 
 from reference_backends.cpp_cpu import compiler
+from reference_backends.cpp_cpu.headers import library
 from reference_backends.cpp_cpu.program import CompiledFunction, native_kernel
-from reference_backends.cpp_cpu.units import library
 from vendor_sdk import Decline, Kernel, NativeCall, NodeContext, Operand, TensorInfo, kept_factor, words_kept
 
 Tensor = torch.Tensor

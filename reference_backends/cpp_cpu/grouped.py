@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 
 from reference_backends.cpp_cpu import compiler, products
+from reference_backends.cpp_cpu.headers import library
 from reference_backends.cpp_cpu.program import CompiledFunction, native_kernel
-from reference_backends.cpp_cpu.units import library
 from vendor_sdk import Kernel, NativeCall, Operand
 
 COMPOSITES = frozenset(("grouped_mm",))

@@ -6,7 +6,7 @@ import ctypes
 from functools import cached_property
 
 from reference_backends.cpp_cpu import compiler, products
-from reference_backends.cpp_cpu.units import library
+from reference_backends.cpp_cpu.headers import library
 
 
 class Written:
