@@ -6,10 +6,12 @@ Work is counted in calls of the SDK's own functions, which no machine changes. T
 
 from __future__ import annotations
 
+import cProfile
 import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -102,18 +104,12 @@ def stepped(count: int) -> Callable[[], Any]:
 
 def work(run: Callable[[], Any]) -> Counter[str]:
     """Calls of each function of the SDK."""
+    profile = cProfile.Profile(subcalls=False, builtins=False)
+    profile.runcall(run)
     found: Counter[str] = Counter()
-
-    def note(frame: Any, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(SDK):
-            found[frame.f_code.co_filename[len(SDK) + 1 :] + ":" + frame.f_code.co_name] += 1
-
-    before = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        run()
-    finally:
-        sys.setprofile(before)
+    for entry in profile.getstats():
+        if isinstance(entry.code, CodeType) and entry.code.co_filename.startswith(SDK):
+            found[entry.code.co_filename[len(SDK) + 1 :] + ":" + entry.code.co_name] += entry.callcount
     return found
 
 
