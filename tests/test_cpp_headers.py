@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import random
 import re
 import subprocess
@@ -18,14 +19,19 @@ NAMES = (*units._FILES, *units.HEADER_WEIGHT)
 PIECES = [piece for name in NAMES for piece in headers.pieces_of(name).pieces]
 
 
-def test_any_piece_compiles_with_what_it_needs_alone(tmp_path: Path) -> None:
-    chosen = random.sample(range(len(PIECES)), 120)
-    spaces = (f"namespace of_{at} {{\n{headers.needed(NAMES, units._values() + PIECES[at].text)}\n}}" for at in chosen)
+@pytest.mark.parametrize(("processor", "share"), [("native", 1.0), ("x86-64-v3", 0.2), ("x86-64-v2", 0.2)])
+def test_any_piece_compiles_with_what_it_needs_alone(processor: str, share: float, tmp_path: Path) -> None:
+    if processor != "native" and platform.machine() != "x86_64":
+        pytest.skip("other processors have other names")
+    values = units._values()
+    texts = sorted({headers.needed(NAMES, f"{values}\n{piece.text}") for piece in PIECES})
+    chosen = random.sample(texts, round(share * len(texts)))
     file = tmp_path / "pieces.cpp"
-    file.write_text("\n".join((units._values(), *spaces)))
+    file.write_text("\n".join((values, *(f"namespace of_{at} {{\n{text}\n}}" for at, text in enumerate(chosen)))))
     path = compiler.compiler()
     assert path
-    command = [path, *compiler.FLAGS, "-fsyntax-only", "-fmax-errors=3", str(file)]
+    flags = [flag for flag in compiler.FLAGS if not flag.startswith("-march")]
+    command = [path, *flags, f"-march={processor}", "-fsyntax-only", "-fmax-errors=3", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
 
