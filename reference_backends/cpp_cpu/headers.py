@@ -1,4 +1,4 @@
-"""What a text needs of the headers: a compiler reads all that it is given, which takes as long as a small kernel itself.
+"""What a text needs of the headers: a compiler reads all that it is given, needed or not.
 
 A header is cut into pieces: a declaration, a macro, a whole ``#if``. A piece is needed where one of the names that it declares
 stands in the text, or in a piece that is needed; one that declares operators, which have no names, always is. All pieces that
