@@ -19,7 +19,7 @@ _FILES = {
     TILES: ("base.h", "products.h", "gemm.h", "products.cpp"),
     MATRICES: ("base.h", "products.h", "gemm.h", "products.cpp"),
     DOT_PRODUCTS: ("base.h", "products.h", "gemm.h", "dots.h", "products.cpp"),
-    FILTERS: ("base.h", "products.h", "gemm.h", "winograd.h", "winograd_weights.h", "products.cpp"),
+    FILTERS: ("base.h", "products.h", "gemm.h", "slides.h", "winograd.h", "winograd_weights.h", "products.cpp"),
 }
 Need = tuple[str, str]
 """A library: which, and its element type (C++)."""

@@ -250,7 +250,7 @@ template <class T> struct Gathering {
 // The product of a gradient and windows, whichever way is faster.
 template <class T> static int32_t product_of_overlaps(const Product<T> &given, const Overlaps<T> &o) {
   if (given.batches <= 0 || given.m <= 0 || given.n <= 0) return OK;
-  if (!filters_minimally(o.images, o.height, o.width, given.n / 9, given.m)) return matrix_product(given);
+  if (!filters_minimally({o.images, o.height, o.width, given.n / 9, given.m})) return matrix_product(given);
   Product<T> p = given;
   choose_tiles(p, p.n / 9);
   const int64_t threads = threads_for(p.m * p.n * p.k);
