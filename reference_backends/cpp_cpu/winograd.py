@@ -1,4 +1,4 @@
-"""Convolutions with windows of 3x3 that move by one element, found in contractions: what ``winograd.h`` and ``slides.h`` ask for.
+"""Convolutions with windows of 3x3 that move by one element, found in contractions: for ``winograd.h`` and ``slides.h``.
 
 Nothing here knows of the prim: the gradient of a convolution with respect to its input is a convolution too, and so is one
 whose input is computed where it is read. The gradient of the weights has the same windows, positions and offsets exchanged.
