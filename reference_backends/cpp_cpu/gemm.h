@@ -71,47 +71,64 @@ template <> SPECIALISED Pairs add(Pairs a, Pairs b) {
 }
 template <> SPECIALISED bfloat16_pair add(bfloat16_pair a, bfloat16_pair b) { return bits<bfloat16_pair>(bits<float>(a) + bits<float>(b)); }
 
+// The sums of a tile of M rows and N vectors, in registers.
+template <class T, int M, int N> struct Sums {
+  typedef typename Lane<T>::Vector V;
+  typedef T Unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(T))));
+  enum { L = Lane<T>::COUNT };
+  V of[M][N];
+
+  INLINE_METHOD Sums() {
+#pragma GCC unroll 32
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) of[i][j] = V{};
+  }
+  // One step: row i of the left factor has left(i), and `columns` are its columns of the right one.
+  template <class F> INLINE_METHOD void add_products(F left, const T *columns) {
+    V right[N];
+#pragma GCC unroll 4
+    for (int j = 0; j < N; ++j) {
+      right[j] = (V)*(const Unaligned *)(columns + j * L);
+      keep_loaded(right[j]);
+    }
+#pragma GCC unroll 32
+    for (int i = 0; i < M; ++i) {
+      const V row = left(i) - V{};
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) of[i][j] = multiply_add(row, right[j], of[i][j]);
+    }
+  }
+  // tile[i][j] = (fresh ? 0 : tile[i][j]) + of[i][j]; rows of the tile are `apart`.
+  INLINE_METHOD void add_to(T *tile, int64_t apart, bool fresh) const {
+#pragma GCC unroll 32
+    for (int i = 0; i < M; ++i)
+#pragma GCC unroll 4
+      for (int j = 0; j < N; ++j) {
+        V *const to = (V *)(tile + i * apart + j * L);
+        *to = fresh ? of[i][j] : add<V>(*to, of[i][j]);
+      }
+  }
+};
+
 // tile[i][j] = (fresh ? 0 : tile[i][j]) + the sum of a[i][.] * b[.][j] over `k` steps, for a tile of M rows and N vectors; steps of b
 // are `pitch` apart, rows of the tile `apart`. Sums of sums: the rounding errors of a long sum grow with its blocks instead of with its
 // terms.
 template <class T, int M, int N>
 static __attribute__((noinline)) void tile_product(const Tile<T> &a, const T *RESTRICT b, int64_t pitch, int64_t k, T *RESTRICT tile, int64_t apart, bool fresh) {
-  typedef typename Lane<T>::Vector V;
-  enum { L = Lane<T>::COUNT };
-  V sum[M][N];
-#pragma GCC unroll 32
-  for (int i = 0; i < M; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) sum[i][j] = V{};
+  Sums<T, M, N> sums;
   const T *row[M];
 #pragma GCC unroll 32
   for (int i = 0; i < M; ++i) row[i] = a.data + (i < a.rows ? i : 0) * a.row;
   const int64_t step = a.step;
   int64_t at = 0;
   const auto add_products = [&]() INLINE_LAMBDA {
-    V right[N];
-#pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) {
-      right[j] = *(const V *)(b + j * L);
-      keep_loaded(right[j]);
-    }
-#pragma GCC unroll 32
-    for (int i = 0; i < M; ++i) {
-      const V left = row[i][at] - V{};
-#pragma GCC unroll 4
-      for (int j = 0; j < N; ++j) sum[i][j] = multiply_add(left, right[j], sum[i][j]);
-    }
+    sums.add_products([&](int i) INLINE_LAMBDA { return row[i][at]; }, b);
     at += step, b += pitch;
   };
   for (; k > 1; k -= 2) add_products(), add_products();
   if (k > 0) add_products();
-#pragma GCC unroll 32
-  for (int i = 0; i < M; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) {
-      V *const to = (V *)(tile + i * apart + j * L);
-      *to = fresh ? sum[i][j] : add<V>(*to, sum[i][j]);
-    }
+  sums.add_to(tile, apart, fresh);
 }
 
 // Lanes 0, 1, ... as a parameter pack, for shuffles with constant indices.

@@ -7,38 +7,12 @@
 // a tile of M rows and N vectors; the left factor's steps are `apart`, rows of the tile `pitch`.
 template <class T, int M, int N>
 static __attribute__((noinline)) void sliding_tile(const T *left, int64_t apart, const T *from, int64_t plane, const int64_t *offsets, int64_t channels, T *tile, int64_t pitch, bool fresh) {
-  typedef typename Lane<T>::Vector V;
-  typedef T Unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(T))));
-  enum { L = Lane<T>::COUNT };
-  V sum[M][N];
-#pragma GCC unroll 32
-  for (int i = 0; i < M; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) sum[i][j] = V{};
+  Sums<T, M, N> sums;
   for (int64_t channel = 0; channel < channels; ++channel, from += plane)
 #pragma GCC unroll 3
-    for (int offset = 0; offset < 9; ++offset, left += apart) {
-      const T *const columns = from + offsets[offset];
-      V right[N];
-#pragma GCC unroll 4
-      for (int j = 0; j < N; ++j) {
-        right[j] = (V)*(const Unaligned *)(columns + j * L);
-        keep_loaded(right[j]);
-      }
-#pragma GCC unroll 32
-      for (int i = 0; i < M; ++i) {
-        const V row = left[i] - V{};
-#pragma GCC unroll 4
-        for (int j = 0; j < N; ++j) sum[i][j] = multiply_add(row, right[j], sum[i][j]);
-      }
-    }
-#pragma GCC unroll 32
-  for (int i = 0; i < M; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) {
-      V *const to = (V *)(tile + i * pitch + j * L);
-      *to = fresh ? sum[i][j] : add<V>(*to, sum[i][j]);
-    }
+    for (int offset = 0; offset < 9; ++offset, left += apart)
+      sums.add_products([&](int i) INLINE_LAMBDA { return left[i]; }, from + offsets[offset]);
+  sums.add_to(tile, pitch, fresh);
 }
 template <class T> using SlidingTile = void (*)(const T *, int64_t, const T *, int64_t, const int64_t *, int64_t, T *, int64_t, bool);
 template <class T> struct SlidingTiles {
