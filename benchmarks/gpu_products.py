@@ -29,6 +29,7 @@ import click
 import torch
 import torch.nn.functional as F
 
+from benchmarks import gpu
 from benchmarks.gpu import CALLS, chosen, covers_for, environment, seconds
 
 Tensor = torch.Tensor
@@ -222,8 +223,7 @@ def compiled(function: Callable[..., Any], name: str, inputs: Sequence[Tensor]) 
     own = types.FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
-    kind, _, mode = name.partition(":")
-    again = torch.compile(own, backend=kind, dynamic=False, mode=mode or None)
+    again = gpu.compiled(name, own)
     again(*inputs)
     return lambda: again(*inputs)
 

@@ -12,12 +12,13 @@ from tests.test_cpp_winograd import ONE
 aten = torch.ops.aten
 Tensor = torch.Tensor
 # images, groups, channels and results of each, height, width, padding
+ONE_IMAGE = (1, 1, 3, 32, 60, 61, 1)
 SHAPES = [
     (2, 8, 16, 16, 28, 28, 1),
     (1, 4, 1, 5, 9, 40, 1),
     (3, 2, 3, 2, 1, 9, 1),
     (2, 3, 7, 13, 33, 17, 0),
-    (1, 1, 3, 32, 60, 61, 1),
+    ONE_IMAGE,
     (4, 1, 2, 1, 5, 130, 2),
     (1, 2, 40, 9, 6, 11, 1),  # more steps of the sum than are summed in one go
     (2, 16, 4, 4, 7, 3, 1),
@@ -66,12 +67,13 @@ def test_gradients_subtract_their_offsets(shape: tuple[int, ...]) -> None:
 
 
 def test_threads_change_nothing() -> None:
-    x, weight = operands(SHAPES[0], False)
+    """A single image is cut into bands of lines, by how many threads there are."""
+    x, weight = operands(ONE_IMAGE, False)
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 3, 2):
             torch.set_num_threads(threads)
-            results += launch(call(aten.convolution.default, (x, weight, None, *rest(SHAPES[0]))))
+            results += launch(call(aten.convolution.default, (x, weight, None, *rest(ONE_IMAGE))))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(results[0], other) for other in results)

@@ -116,6 +116,9 @@ def cut(text: str) -> Iterator[tuple[list[str], list[str]]]:
 
     What has begun ends at the line that closes its brackets and its conditions, with a semicolon, a brace, or, of a macro's
     call, a parenthesis.
+
+    Raises:
+        ValueError: the text ends before that.
     """
     lines: list[str] = []
     code: list[str] = []

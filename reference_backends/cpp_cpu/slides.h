@@ -29,7 +29,7 @@ template <class T> struct Slides {
     SLIM = WIDTH / 2,
     BAND_BYTES = 192 << 10,         // Of a band's elements and sums.
     BLOCK = DEPTH / 9,              // Channels that are summed in one go.
-    MOST_ROWS = 32,
+    MOST_ROWS = 32,                 // With more, packed columns pay.
   };
 
   const Product<T> &p;
