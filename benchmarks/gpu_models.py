@@ -167,9 +167,21 @@ def compiled(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, backend=backend, options={"mode": "reduce-overhead"} if recorded else None)
 
 
+def halved(model: nn.Module) -> nn.Module:
+    """A copy in bfloat16, as ``from_pretrained`` loads one: what no checkpoint has (the frequencies of rotary embeddings) keeps
+    its dtype, without which late tokens would be turned to other places."""
+    own = copy.deepcopy(model).to(torch.bfloat16)
+    saved = own.state_dict().keys()
+    for name, buffer in model.named_buffers():
+        if name not in saved:
+            path, _, attribute = name.rpartition(".")
+            setattr(own.get_submodule(path), attribute, buffer.clone())
+    return own
+
+
 def contestant(name: str, row: Row, model: nn.Module) -> Call:
     """A call that gives logits, or does one training step and gives its loss."""
-    own = copy.deepcopy(model).to(torch.bfloat16)
+    own = halved(model)
     call = compiled(name, own)
     if not row.training:
 

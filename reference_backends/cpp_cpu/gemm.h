@@ -10,13 +10,14 @@
 // summed in one order, whatever the number of threads.
 
 // A tile's sums, the vectors that they are made of and an element of the left factor are all in registers: what is spilled is
-// loaded and stored at every step.
+// loaded and stored at every step. A block of the right factor, of BLOCK_STEPS steps of the sum, takes at most a third of the
+// second cache: the fewer blocks, the seldomer a tile's sums are written and read again.
 #if defined __AVX512F__
-enum { VECTOR_BYTES = 64, TILE_ROWS = 6, TILE_VECTORS = 4 };
+enum { VECTOR_BYTES = 64, TILE_ROWS = 6, TILE_VECTORS = 4, BLOCK_STEPS = 768 };
 #elif defined __AVX2__ && defined __FMA__
-enum { VECTOR_BYTES = 32, TILE_ROWS = 6, TILE_VECTORS = 2 };
+enum { VECTOR_BYTES = 32, TILE_ROWS = 6, TILE_VECTORS = 2, BLOCK_STEPS = 512 };
 #else
-enum { VECTOR_BYTES = 16, TILE_ROWS = 6, TILE_VECTORS = 2 };
+enum { VECTOR_BYTES = 16, TILE_ROWS = 6, TILE_VECTORS = 2, BLOCK_STEPS = 512 };
 #endif
 enum {
   SPAN_TILES = 256 / (VECTOR_BYTES * TILE_VECTORS),  // Side by side in the columns that a thread takes at a time.
@@ -220,7 +221,7 @@ INLINE void fill_block(const Factor<T> &f, int64_t batch, int64_t first, int64_t
 }
 
 enum : int64_t {
-  DEPTH = 256,                  // Steps of the sum in one block of the right factor.
+  DEPTH = 256,                  // Steps of the sum that are packed together.
   HEIGHT = 512,                 // Rows whose sums a thread keeps while it goes through the blocks.
   STRIP = 128,                  // Steps that are filled before they are transposed.
   LEFT_BYTES = 2 << 20,         // Of packed left factor.
@@ -316,7 +317,7 @@ template <class T> struct Blocks {
         height = min_int(panels, max_int((few ? most : LEFT_BYTES) / (steps * step_bytes), 4) * per_group);
       else depth = parts(steps, parts(steps, max_int(LEFT_BYTES / (all * step_bytes), DEPTH)));
     }
-    block = parts(unit, parts(unit, DEPTH));
+    block = parts(unit, parts(unit, BLOCK_STEPS));
     // A task that packs what others pack, too, is as large as can be.
     const int64_t tasks = packs_alone() ? threads : 4 * threads, most_rows = packs_alone() ? HEIGHT * parts(threads, columns) : HEIGHT;
     if (keeps_tiles() && !split()) height = min_int(height, max_int(most_rows / p.rows, 1));
