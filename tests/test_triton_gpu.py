@@ -418,6 +418,19 @@ def test_programs_that_transpose_have_elements_enough(count: int, length: int) -
     assert x * block == launch.SQUARE**2 or (x >= count and block >= length)
 
 
+def test_tiles_that_turn_halves_are_larger_where_they_are_many(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
+    given = [torch.ones(shape, dtype=torch.bfloat16) for shape in ((300, 200), (200, 300), (200, 300))]
+    ((_, narrow),) = emitted(lambda a, b: a.t() + b, *given[:2])
+    ((_, more),) = emitted(lambda a, b, c: a.t() + b * c, *given)
+    ((_, wide),) = emitted(lambda a, b: a.t() + b, *(x.float() for x in given[:2]))
+    threads = [int(re.search(r'"spread", (\d+)', text).group(1)) for text in (narrow, more, wide)]  # type: ignore[union-attr]
+    assert threads == [2 * launch.THREAD, launch.THREAD, launch.THREAD]
+    assert launch.tile(16384, [4096], "spread", 2 * launch.THREAD) == (128, [128], 8)
+    assert launch.tile(16384, [4096], "spread") == (64, [64], 16)
+    assert launch.tile(2048, [2048], "spread", 2 * launch.THREAD) == (64, [64], 16)
+    assert launch.tile(2048, [2048], "spread", 2 * launch.THREAD, 16) == (128, [128], 8)
+
+
 def test_loops_are_not_cut_where_lines_would_be(emitted: Callable[..., list[tuple[LoopKernel, str]]]) -> None:
     def turned(x: torch.Tensor) -> torch.Tensor:
         left, right = x.chunk(2, -1)

@@ -109,6 +109,8 @@ COLUMN = 1024
 """Most iterations of loops that walk across memory, of which several read the same columns, in a tile as a whole."""
 SQUARE = 64
 """Edge of a tile that reads lines along one axis and writes them along the other."""
+LARGE_SQUARE = 128
+"""The same where elements are few and narrow (a thread has more than ``THREAD``), and such tiles make many programs."""
 
 
 def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, leads: int = 1) -> tuple[int, list[int], int]:
@@ -126,9 +128,11 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
     longest = max(lengths)
     if kind == "spread":
         # Where one edge is short (the pixels of a filter), the other has as much more: programs of few bytes take as long.
-        edge = min(SQUARE, _power(longest))
-        x = min(SQUARE * SQUARE // edge, _power(count))
-        return x, [min(SQUARE * SQUARE // x, _power(longest))], 16
+        large = thread > THREAD and leads * count * longest >= 8 * PROGRAMS * LARGE_SQUARE**2
+        square, warps = (LARGE_SQUARE, 8) if large else (SQUARE, 16)
+        edge = min(square, _power(longest))
+        x = min(square * square // edge, _power(count))
+        return x, [min(square * square // x, _power(longest))], warps
     if kind in ("across", "deep"):
         x = min(ACROSS, _power(count))
         large = kind == "deep" or longest <= ACROSS or leads * -(-count // x) < AT_ONCE

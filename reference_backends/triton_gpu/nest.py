@@ -164,6 +164,8 @@ class NestText(Loops):
         self.thread = THREAD if writes and not (self.kind == "team" and team.holds_more(kernel, self.nest)) else 2 * THREAD
         if not self.inner:
             self.thread = ACROSS_VECTORS if self.scattered() else self.points()
+        if self.spread:
+            self.thread = 2 * THREAD if self.light() else THREAD
         if totals:
             self.thread = even * VECTOR or THREAD // (4 if crowded else 2)
         """Elements of a tile in one thread: fewer where totals take registers too, more where rows are only read. Where there
@@ -174,6 +176,11 @@ class NestText(Loops):
         layout of what varies from row to row, in which each thread of a program of one row holds all elements."""
         rows = [s for s in self.inner if (length_of(s).value or 0) > ONE_ROW]
         return any(not any(isinstance(each, loop.Load) for each in body_of(s)) for s in rows)
+
+    def light(self) -> bool:
+        """Whether a thread can have many iterations: all they read and write is three halves."""
+        accesses = [s for s in loop.walk(self.nest.body) if isinstance(s, loop.Load | loop.Store)]
+        return len(accesses) <= 3 and all(self.kernel.param(s.param).dtype.itemsize <= 2 for s in accesses)
 
     def scattered(self) -> bool:
         """Whether neighbouring iterations read or write elements of which the program knows that they are no neighbours."""
