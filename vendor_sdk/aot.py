@@ -18,6 +18,7 @@ from torch import fx
 from vendor_sdk import debug, pipeline, resting, torch_private
 from vendor_sdk.capture.attention import keep_attention
 from vendor_sdk.capture.channels import lie_channels_last
+from vendor_sdk.capture.flex import spell_out_flex_attention
 from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.capture.heads import share_heads
@@ -53,6 +54,7 @@ def compile_dynamo(
 ) -> Callable[..., Any]:
     """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
     session = load(backend, options).session(options)
+    spell_out_flex_attention(module)
     open_attention(module)
     keep_attention(module, everywhere=session.target is not None)
     know_windows(module)

@@ -124,7 +124,7 @@ template <class A, class T> static void backward_span(const Problem &p, const Ba
       Tile<A> t;
       begin_tile(p, t, batch, shared, first);
       const int64_t n = min_int(block, reach(p, t) - key), pitch = t.pitch(), start = shared_index * p.lines + first;
-      if (n <= 0) continue;
+      if (n <= 0 || is_hidden(p, t, key, n)) continue;
       pack_columns(t, (const T *)p.q, p.q_at, p.width, (A)p.scale, a.query_columns);
       pack_columns(t, g.grad, g.grad_at, p.depth, (A)1, a.grad_columns);
       for (int64_t l = 0; l < t.live; ++l) {

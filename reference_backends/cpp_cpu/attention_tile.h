@@ -95,6 +95,24 @@ template <class A> LOCAL void begin_tile(const Problem &p, Tile<A> &t, int64_t b
 // Keys that some line of the tile may attend to.
 template <class A> INLINE int64_t reach(const Problem &p, const Tile<A> &t) { return p.causal ? min_int(p.keys, t.last_row + 1) : p.keys; }
 
+// Whether a mask of bools hides keys [key, key + count) from all lines of a tile: nothing follows from these then.
+template <class A> LOCAL bool is_hidden(const Problem &p, const Tile<A> &t, int64_t key, int64_t count) {
+  if (p.mask_kind != BOOL_MASK) return false;
+  const int64_t step = p.mask_at[3];
+  for (int64_t l = 0; l < (t.one_mask ? 1 : t.live); ++l) {
+    const char *from = t.mask[l] + key * step;
+    int64_t k = 0;
+    if (step == 1)
+      for (uint64_t eight; k + 8 <= count; k += 8) {
+        __builtin_memcpy(&eight, from + k, 8);
+        if (eight) return false;
+      }
+    for (; k < count; ++k)
+      if (from[k * step]) return false;
+  }
+  return true;
+}
+
 // Rows from `from` on, as accumulators; rows up to a whole block are zero.
 template <class A, class T> LOCAL void pack_rows(const T *from, const int64_t *stride, int64_t rows, int64_t width, A *to, int64_t pitch) {
   for (int64_t r = 0; r < rows; ++r) {
@@ -258,12 +276,16 @@ template <class A, class T> static void attend(const Problem &p, Workspace<A> &w
   end = min_int(end, farthest);
   for (int64_t key = begin; key < end; key += KEYS) {
     const int64_t block = min_int(KEYS, end - key);
-    pack_rows(offset((const T *)p.k, p.k_at, batch, shared, key), p.k_at, block, p.width, w.keys, w.k_pitch);
-    if (weigh) pack_rows(offset((const T *)p.v, p.v_at, batch, shared, key), p.v_at, block, p.depth, w.values, w.v_pitch);
+    bool packed = false;
     for (int64_t i = 0; i < count; ++i) {
       Tile<A> &t = w.tiles[i];
       const int64_t n = min_int(block, reach(p, t) - key);
-      if (n <= 0) continue;
+      if (n <= 0 || is_hidden(p, t, key, n)) continue;
+      if (!packed) {
+        pack_rows(offset((const T *)p.k, p.k_at, batch, shared, key), p.k_at, block, p.width, w.keys, w.k_pitch);
+        if (weigh) pack_rows(offset((const T *)p.v, p.v_at, batch, shared, key), p.v_at, block, p.depth, w.values, w.v_pitch);
+        packed = true;
+      }
       score<A, T>(p, t, w.queries + i * w.query_size, w.keys, w.k_pitch, key, n, w.scores);
       online_softmax(t, n, w.scores);
 #if DROPOUT

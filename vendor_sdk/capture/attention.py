@@ -43,24 +43,26 @@ def keep_attention(module: fx.GraphModule, *, everywhere: bool = False) -> None:
 
 def _rewrite_all(module: fx.GraphModule, everywhere: bool) -> bool:
     """Whether anything was to be done."""
-    found = False
-    for node in list(module.graph.nodes):
-        if node.op != "call_function" or node.target is not torch.nn.functional.scaled_dot_product_attention:
-            continue
-        query = node.args[0] if node.args else node.kwargs["query"]
-        value = query.meta.get("example_value") if isinstance(query, fx.Node) else None
-        if not isinstance(value, torch.Tensor):
-            continue
-        away = everywhere or value.device.type != "cpu"
-        call = _read(node, *node.args, **node.kwargs)
-        if call is not None and (away or call.dropout_p or call.flat or call.spread):
-            _rewrite(node, call)
-        elif call is None and away:
-            _spell_out(node, *node.args, **node.kwargs)
-        else:
-            continue
-        found = True
-    return found
+    calls = module.graph.find_nodes(op="call_function", target=torch.nn.functional.scaled_dot_product_attention)
+    done = [keep_call(node, everywhere=everywhere) for node in calls]
+    return any(done)
+
+
+def keep_call(node: Any, *, everywhere: bool = False) -> bool:
+    """The same for one call; whether anything was to be done."""
+    query = node.args[0] if node.args else node.kwargs["query"]
+    value = query.meta.get("example_value") if isinstance(query, fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        return False
+    away = everywhere or value.device.type != "cpu"
+    call = _read(node, *node.args, **node.kwargs)
+    if call is not None and (away or call.dropout_p or call.flat or call.spread):
+        _rewrite(node, call)
+    elif call is None and away:
+        _spell_out(node, *node.args, **node.kwargs)
+    else:
+        return False
+    return True
 
 
 class _Call(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from vendor_sdk import torch_private
 from vendor_sdk.ir.orders import inverse
 from vendor_sdk.normalize.rules import Rules, aten, cast, computation_dtype, full, named, number
 
@@ -364,7 +365,7 @@ def clone_with_format(x: torch.Tensor, *, memory_format: Any = None) -> Any:
 
 @rule(aten._to_copy.default)
 def to_copy(
-    x: torch.Tensor,
+    x: Any,
     *,
     dtype: Any = None,
     layout: Any = None,
@@ -374,6 +375,8 @@ def to_copy(
     memory_format: Any = None,
 ) -> Any:
     """Canonical: ``dtype`` alone, or ``dtype`` and ``device`` where the device changes."""
+    if not isinstance(x, torch.Tensor):  # ``torch.vmap`` promotes a number beside a tensor.
+        return aten.full.default([], x, dtype=dtype or torch_private.promote([x]), device=device or "cpu")
     moves = device is not None and torch.device(device) != x.device
     kwargs: dict[str, Any] = {"device": device} if moves else {}
     if (dtype is not None and dtype != x.dtype) or moves:

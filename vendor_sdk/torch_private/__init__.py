@@ -65,6 +65,13 @@ def fake_mode_of(values: Any) -> FakeTensorMode:
     return detect_fake_mode(values) or new_fake_mode()
 
 
+def own_mode_of(fake: Any) -> FakeTensorMode:
+    """The fake mode of one tensor (``FakeTensor.fake_mode``): values of Dynamo's graph have another than the compilation under
+    way."""
+    mode: FakeTensorMode = fake.fake_mode
+    return mode
+
+
 def new_fake_mode() -> FakeTensorMode:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
 

@@ -17,6 +17,7 @@ from vendor_sdk.torch_private import OpOverload, Table, real_tensors
 
 with private_names():
     from torch._dynamo import utils as dynamo_utils
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
     from torch._dynamo.backends.common import aot_autograd as _aot_autograd
     from torch._dynamo.callback import callback_handler
     from torch._functorch import config as functorch_config
@@ -28,6 +29,15 @@ with private_names():
     from torch._inductor import config as inductor_config
     from torch._inductor.codecache import FxGraphHashDetails
     from torch._inductor.output_code import OutputCode
+
+
+def elements_by_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Inside, ``tensor[place]`` with places of no dimensions reads elements there, and asks for no numbers, which a trace of
+    ``torch.vmap`` does not have.
+
+    Wraps ``TransformGetItemToIndex``, with which torch runs the graphs of FlexAttention (torch 2.11 to 2.14).
+    """
+    return TransformGetItemToIndex()
 
 
 def around_compilations(start: Callable[[Any], None], end: Callable[[Any], None]) -> None:
