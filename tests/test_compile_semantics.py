@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from packaging import version
 from torch import nn
 
+import vendor_sdk
 from tests.toys import KINDS, use_kind
 from vendor_sdk.pipeline import recording
 from vendor_sdk.run.compiled import CompiledGraph
@@ -490,3 +492,36 @@ def test_flex_attention(backend: str) -> None:
         return flex_attention(query, key, value, score_mod=lambda score, b, h, q, k: score + (q - k))
 
     agree(f, *(torch.randn(1, 2, 16, 8) for _ in range(3)), backend=backend)
+
+
+def test_regions_that_are_compiled_once_have_their_own_gradients(backend: str) -> None:
+    """What each call of the region saved has one fake tensor for all calls."""
+
+    def layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return (x.sin() @ weight).relu() + x.sum(0)
+
+    once = torch.compiler.nested_compile_region(layer)
+    weights = [torch.randn(4, 4, requires_grad=True) for _ in range(3)]
+
+    def run(region: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = region(x, weight)
+        return x.cos()
+
+    x = torch.randn(5, 4, requires_grad=True)
+    inputs = (x, *weights)
+    compiled = torch.compile(lambda x: run(once, x), backend=backend)
+    expected, got = run(layer, x), compiled(x)
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+    for a, b in zip(torch.autograd.grad(got.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_regions_run_where_all_else_does() -> None:
+    once = torch.compiler.nested_compile_region(lambda x: x.sin() * 2)
+    report = vendor_sdk.explain(lambda x: once(once(x)).cos(), torch.randn(7), backend=use_kind("toyloops"))
+    assert not report.counts.get("host")
+    (graph,) = json.loads(report.to_json())["graphs"]
+    assert len(graph["kernels"]) == 1

@@ -78,6 +78,7 @@ def compile_dynamo(
             backward=backward,
             static_inputs=static - set(writes),
             writes=writes,
+            inline=session.graph_compiler is None,
         )
         if backward:
             graph.donated_inputs = torch_private.donated_input_indices(fake_inputs)

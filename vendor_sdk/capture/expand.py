@@ -49,18 +49,19 @@ class Expansion:
     result: Any
 
 
-def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table) -> fx.GraphModule:
+def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table, *, inline: bool = False) -> fx.GraphModule:
     """``torch_private.decompose`` in less time.
 
     Args:
         module: a functional ATen graph as the dispatcher traces one, with fake values.
         fake_inputs: of its placeholders.
         table: ATen overload to decomposition.
+        inline: write out what calls of subgraphs (``invoke_subgraph``) do.
     """
     try:
         return _Expanding(module, fake_inputs, table).run()
     except Unlike:
-        return torch_private.decompose(module, fake_inputs, table)
+        return torch_private.decompose(module, fake_inputs, table, inline=inline)
 
 
 class _Expanding:

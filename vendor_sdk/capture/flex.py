@@ -203,7 +203,7 @@ def of_positions(function: Callable[..., Tensor], query: Tensor, key: Tensor, bu
     from vendor_sdk.torch_private.dynamo import elements_by_tensors
 
     sizes = query.shape[0], query.shape[1], query.shape[2], key.shape[2]
-    places = [torch.arange(size, dtype=torch.int32, device=query.device) for size in sizes]
+    places = [torch.arange(size, device=query.device) for size in sizes]
     own = bool(score) and score[0].dim() > 0
     if own or not isinstance(function, fx.GraphModule):
         varies = [True] * 4

@@ -62,6 +62,7 @@ def to_prim_graph(
     backward: bool = False,
     static_inputs: frozenset[int] = frozenset(),
     writes: tuple[int, ...] = (),
+    inline: bool = False,
 ) -> PrimGraph:
     """Decomposes ``module`` with ``table`` and records what the caller was promised about the outputs.
 
@@ -72,6 +73,8 @@ def to_prim_graph(
         backward: whether the graph is a backward graph.
         static_inputs: indices of inputs that are the same tensors at every call.
         writes: inputs to which the last outputs are written (``PrimGraph.writes``).
+        inline: write out what calls of subgraphs do (``torch.compiler.nested_compile_region``): for backends that would run
+            these on the host.
     """
     module = torch_private.without_effect_tokens(module)
     layouts = _output_layouts(module, fake_inputs)
@@ -83,7 +86,7 @@ def to_prim_graph(
     for node, fake in zip(lifted, fake_constants, strict=True):
         node.meta["val"] = fake
     with fake_mode:
-        traced = decompose(module, [*fake_inputs, *fake_constants], table)
+        traced = decompose(module, _each_its_own([*fake_inputs, *fake_constants]), table, inline=inline)
         _settle(traced.graph)
     _check_counts(traced.graph)
     know_masks(traced.graph)
@@ -99,6 +102,18 @@ def to_prim_graph(
     _flatten_outputs(graph)
     _check_outputs(module, graph)
     return graph
+
+
+def _each_its_own(fakes: Sequence[Any]) -> list[Any]:
+    """Fake tensors of which none is there twice: a trace knows operands by their tensors. What several calls of one subgraph
+    saved for a backward graph has one fake tensor for all of them (``invoke_subgraph``)."""
+    seen: set[int] = set()
+    own = []
+    for fake in fakes:
+        again = isinstance(fake, torch.Tensor) and id(fake) in seen
+        own.append(torch_private.fake_like(fake) if again else fake)
+        seen.add(id(fake))
+    return own
 
 
 def _settle(graph: fx.Graph) -> None:

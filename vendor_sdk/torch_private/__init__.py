@@ -90,16 +90,27 @@ def a_trace_of_its_own() -> Iterator[None]:
         yield
 
 
-def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table) -> fx.GraphModule:
-    """Retraces ``module`` with ``table``; nodes keep the user's source lines.
+class _Inlining(fx.Interpreter):
+    """Runs calls of subgraphs as if these stood where they are called."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is invoke_subgraph:
+            subgraph, _, *operands = args
+            return _Inlining(subgraph).run(*operands)
+        return super().call_function(target, args, kwargs)
+
+
+def decompose(module: fx.GraphModule, fake_inputs: Sequence[Any], table: Table, *, inline: bool = False) -> fx.GraphModule:
+    """Retraces ``module`` with ``table``; nodes keep the user's source lines. ``inline``: without calls of subgraphs.
 
     With symbolic sizes under ``torch._dispatch.python.enable_python_dispatcher``, as AOTAutograd traces: composite operators
     that torch.export leaves whole (``gru``) are then taken apart by rules for such sizes, not by kernels that ask for numbers.
     """
     symbolic = any(_is_symbolic(value) for value in fake_inputs)
     dispatcher = enable_python_dispatcher() if symbolic else contextlib.nullcontext()
+    run = (_Inlining if inline else fx.Interpreter)(module).run
     with fx.traceback.preserve_node_meta(), _use_lazy_graph_module(True), dispatcher:
-        traced: fx.GraphModule = make_fx(fx.Interpreter(module).run, decomposition_table=dict(table))(*fake_inputs)
+        traced: fx.GraphModule = make_fx(run, decomposition_table=dict(table))(*fake_inputs)
     for node in traced.graph.nodes:
         if node.op == "call_function":
             node.meta.setdefault("val", None)  # operators that return nothing (assertions) get none from make_fx
