@@ -102,10 +102,11 @@ def test_calls_are_eagers(name: str, backend: str) -> None:
     agree(torch.compile(function, backend=use_kind(backend))(*given), expected)
 
 
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_a_mask_is_one_operator_and_the_rest_has_none_on_the_host(name: str) -> None:
+def test_what_is_a_mask_is_one_operator_and_the_rest_has_none_on_the_host(name: str, backend: str) -> None:
     told, one = CALLS[name]
-    report = vendor_sdk.explain(function_of(told), *operands(), backend="cpp_cpu")
+    report = vendor_sdk.explain(function_of(told), *operands(), backend=use_kind(backend))
     prims = {each["prim"] for graph in json.loads(report.to_json())["graphs"] for each in graph["placements"]}
     assert ("scaled_dot_product_attention" in prims) == one
     assert report.counts["native"]
@@ -134,10 +135,11 @@ def test_sums_of_exponentials_that_are_asked_for(backend: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["plain", "alibi", "capped"])
-def test_sizes_may_be_symbols(name: str) -> None:
+def test_sizes_may_be_symbols(name: str, backend: str) -> None:
     function = function_of(CALLS[name][0])
-    compiled = torch.compile(function, backend=use_kind("cpp_cpu"), dynamic=True)
+    compiled = torch.compile(function, backend=use_kind(backend), dynamic=True)
     for rows, keys in ((7, 9), (24, 40), (33, 17)):
         given = [torch.randn(2, 4, n, WIDTH) for n in (rows, keys, keys)]
         agree(compiled(*given), function(*(x.double() for x in given)))
@@ -180,18 +182,20 @@ def test_what_is_added_may_be_learned(backend: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
 @pytest.mark.parametrize("name", CALLS)
-def test_halves(name: str) -> None:
+def test_halves(name: str, backend: str) -> None:
     function, given = function_of(CALLS[name][0]), [x.bfloat16() for x in operands()]
-    result = torch.compile(function, backend=use_kind("cpp_cpu"))(*given)
+    result = torch.compile(function, backend=use_kind(backend))(*given)
     assert result.dtype == torch.bfloat16
     expected = function(*(x.double() for x in given))
     torch.testing.assert_close(result, expected, check_dtype=False, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.filterwarnings("ignore:.*flex_attention called without torch.compile")
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
 @pytest.mark.parametrize("span", [1, 150])
-def test_whole_blocks_that_a_mask_hides(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_blocks_that_a_mask_hides(span: int, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several tiles' rows, some of which see nothing."""
     monkeypatch.setattr(flex, "_validate_device", lambda query, key, value: None)
     rows, keys = 300, 700
@@ -206,7 +210,8 @@ def test_whole_blocks_that_a_mask_hides(span: int, monkeypatch: pytest.MonkeyPat
 
     ours = [torch.randn(2, 3, n, 16, requires_grad=True) for n in (rows, keys, keys)]
     theirs = [x.detach().double().requires_grad_() for x in ours]
-    results = [run(*given) for run, given in ((torch.compile(function, backend=use_kind("cpp_cpu")), ours), (function, theirs))]
+    compiled = torch.compile(function, backend=use_kind(backend))
+    results = [run(*given) for run, given in ((compiled, ours), (function, theirs))]
     agree(*results)
     weights = torch.randn(2, 3, rows, 16)
     for result in results:
@@ -249,10 +254,9 @@ def test_the_definition_has_its_own_gradients() -> None:
     assert torch.autograd.gradcheck(whole, given)
 
 
-def test_numbers_beside_integers_in_vmap() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_beside_integers_in_vmap(backend: str) -> None:
     """The graph has a conversion of a number then."""
     x = torch.arange(6, dtype=torch.int32)
-    for backend in ("toyloops", "cpp_cpu", "onnxruntime"):
-        torch._dynamo.reset()
-        compiled = torch.compile(lambda x: torch.vmap(lambda a: a * 0.1 + 2)(x), backend=use_kind(backend))
-        torch.testing.assert_close(compiled(x), x * 0.1 + 2)
+    compiled = torch.compile(lambda x: torch.vmap(lambda a: a * 0.1 + 2)(x), backend=use_kind(backend))
+    torch.testing.assert_close(compiled(x), x * 0.1 + 2)
