@@ -602,7 +602,7 @@ def test_gpu_patterns_are_judged(name: str) -> None:
         own = program.own()
         outputs = checked(caller(own, own.function))
     assert not judge.judge(outputs, eager=True).wrong
-    bent = [out + 0.01 * torch.randn_like(out).abs() * out.abs().max() if out.is_floating_point() else out for out in outputs]
+    bent = [out + 0.01 * (0.5 + torch.rand_like(out)) * out.abs().max() if out.is_floating_point() else out for out in outputs]
     assert judge.judge(bent).wrong
 
 
@@ -620,6 +620,21 @@ def test_names_that_match_no_row_on_a_gpu_are_refused(name: str) -> None:
     result = CliRunner().invoke(benchmark.main, ["--only", "nonsense*"])
     assert result.exit_code == 2
     assert "no row has such a name" in result.output
+
+
+def test_what_no_checkpoint_has_keeps_its_dtype_in_half_a_model() -> None:
+    """Rotary frequencies in bfloat16 turn late tokens to other places."""
+    transformers = pytest.importorskip("transformers")
+    from benchmarks.gpu_models import halved
+
+    small = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "vocab_size": 9}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**small))
+    half = halved(model)
+    assert {each.dtype for each in half.parameters()} == {torch.bfloat16}
+    assert half.model.rotary_emb.inv_freq.dtype == torch.float32
+    torch.testing.assert_close(half.model.rotary_emb.inv_freq, model.model.rotary_emb.inv_freq, rtol=0, atol=0)
+    batch_norm = halved(nn.BatchNorm1d(3))
+    assert batch_norm.running_mean.dtype == torch.bfloat16  # a checkpoint has it
 
 
 def test_what_a_diffusion_model_predicts_follows_from_image_and_time() -> None:

@@ -49,7 +49,7 @@ def _rewrite_all(module: fx.GraphModule, everywhere: bool) -> bool:
 
 
 def keep_call(node: Any, *, everywhere: bool = False) -> bool:
-    """The same for one call; whether anything was to be done."""
+    """``keep_attention`` for one call of ``scaled_dot_product_attention``; whether anything was to be done."""
     query = node.args[0] if node.args else node.kwargs["query"]
     value = query.meta.get("example_value") if isinstance(query, fx.Node) else None
     if not isinstance(value, torch.Tensor):
@@ -182,9 +182,14 @@ def _as_cast(node: fx.Node, operands: Sequence[fx.Node]) -> list[fx.Node]:
     return [x if x.meta["example_value"].dtype == dtype else node.graph.call_method("to", (x, dtype)) for x in operands]
 
 
+def origin_of(node: fx.Node) -> dict[str, Any]:
+    """What a node's meta says of where in the user's program it stands: for those that come in its place."""
+    return {key: said for key, said in node.meta.items() if key in ("stack_trace", "nn_module_stack", "source_fn_stack")}
+
+
 def _replace(node: fx.Node, call: fx.Node, result: fx.Node) -> None:
     for each in (call, result):
-        each.meta.update({k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack", "source_fn_stack")})
+        each.meta.update(origin_of(node))
     call.meta["example_value"] = node.meta.get("example_value"), None
     result.meta["example_value"] = node.meta.get("example_value")
     node.replace_all_uses_with(result)

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
-from vendor_sdk.capture.attention import keep_call
+from vendor_sdk.capture.attention import keep_call, origin_of
 from vendor_sdk.ir.orders import inverse, order_in_memory
 
 Tensor = torch.Tensor
@@ -75,7 +75,7 @@ def _rewrite(
         result = node.graph.call_function(in_order, (call, order))
     for each in (call, mask, result):
         if each is not None:
-            each.meta.update({k: v for k, v in node.meta.items() if k in ("stack_trace", "nn_module_stack", "source_fn_stack")})
+            each.meta.update(origin_of(node))
     call.meta["example_value"] = result.meta["example_value"] = promised
     for user in results:
         user.replace_all_uses_with(result)
@@ -165,8 +165,9 @@ def attention(
     score, both to base 2. A row of which no score counts is zero, its logarithm minus infinity.
 
     Args:
-        query, key, value: of shape (batches, heads, queries or keys, width); several heads of queries may share one of keys,
-            and all batches one.
+        query, key, value: of shape (batches, heads, queries or keys, width), of one floating point dtype, that of the result;
+            several heads of queries may share one of keys, and all batches one. Scores, and what is said of rows, are float32,
+            or float64 beside operands of that.
         change, visible: as in ``mask_of``.
         order: of the result's dimensions in memory, as in ``in_order``.
     """

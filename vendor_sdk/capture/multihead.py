@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+from vendor_sdk.capture.attention import origin_of
+
 _FUNCTION = F.multi_head_attention_forward
 _SIGNATURE = inspect.signature(_FUNCTION)
 _UNUSUAL = ("bias_k", "bias_v", "add_zero_attn", "static_k", "static_v", "need_weights")
@@ -66,7 +68,7 @@ class _Nodes:
 
     def __init__(self, instead: fx.Node) -> None:
         self.graph = instead.graph
-        self.meta = {k: v for k, v in instead.meta.items() if k in ("stack_trace", "nn_module_stack", "source_fn_stack")}
+        self.meta = origin_of(instead)
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         node = self.graph.call_function(function, args, kwargs)
