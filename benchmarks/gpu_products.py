@@ -4,11 +4,11 @@
 
 Products: TFLOP/s of the product alone, whatever is fused with it, so that figures of one row compare: ``cublas`` is the bare
 product, ``eager`` has its epilogue after it, ``fused`` is ``triton_gpu`` made to fuse, ``triton_gpu`` chooses. Attention:
-TFLOP/s counting half of the scores of a causal mask; ``generated``, ``cudnn``, ``flash`` and ``efficient`` are called alone,
-``sdpa`` is torch's choice and ``dispatch`` this backend's. Attention with dropout: milliseconds of torch's function, in eager
-and compiled, forward and with its gradients. With ``--tiles``, every size of tiles of all is timed too: what the constants of
-``products.py`` and ``flash_launch.py`` stand for. Results are first compared with eager ones in float32, with dropout with the
-operator's definition. Short tables end it.
+TFLOP/s counting half of the scores of a causal mask, and all of other masks; ``generated``, ``cudnn``, ``flash`` and
+``efficient`` are called alone, ``sdpa`` is torch's choice and ``dispatch`` this backend's. Attention with dropout: milliseconds
+of torch's function, in eager and compiled, forward and with its gradients. With ``--tiles``, every size of tiles of all is also
+timed: what the constants of ``products.py`` and ``flash_launch.py`` stand for. Results are first compared with eager ones in
+float32, with dropout with the operator's definition. Short tables end it.
 """
 
 from __future__ import annotations
@@ -107,6 +107,10 @@ PRODUCTS: Mapping[str, Product] = {
 }
 
 
+WINDOW = 256
+DOCUMENTS = 6
+
+
 @dataclass(frozen=True)
 class Attention:
     """Shapes of one attention."""
@@ -125,6 +129,12 @@ class Attention:
         mask = None
         if self.mask == "padding":
             mask = torch.arange(self.rows, device="cuda") < torch.randint(1, self.rows, (self.batch, 1, 1, 1), device="cuda")
+        elif self.mask == "window":
+            back = torch.arange(self.rows, device="cuda")[:, None] - torch.arange(self.rows, device="cuda")
+            mask = ((back >= 0) & (back < WINDOW))[None, None]
+        elif self.mask == "documents":
+            of = torch.randint(DOCUMENTS, (self.batch, 1, self.rows), device="cuda").sort(2).values
+            mask = of[..., :, None] == of[..., None, :]
         elif self.mask:
             mask = draw(self.batch, 1, self.rows, self.rows)
         return (
@@ -150,6 +160,8 @@ ATTENTION: Mapping[str, Attention] = {
     "padding, d 128, 1024 rows": Attention(8, 16, 1024, 128, False, mask="padding"),
     "numbers added, d 64": Attention(4, 16, 2048, 64, False, mask="numbers"),
     "numbers added, d 128": Attention(4, 16, 2048, 128, False, mask="numbers"),
+    "window of 256, d 64": Attention(4, 16, 4096, 64, False, mask="window"),
+    "documents, d 128": Attention(2, 16, 4096, 128, False, mask="documents"),
     "causal, d 128, 8 heads of keys": Attention(4, 32, 4096, 128, shared=8),
 }
 
@@ -338,7 +350,7 @@ def _blocked(blocks: tuple[int, int, int, int], a: Attention, given: Sequence[An
     from reference_backends.triton_gpu import flash, flash_launch
 
     query, key, value, mask = given
-    form = flash_launch.form_of(query, value, a.causal, mask, None, None)
+    form = flash_launch.form_of(query, key, value, a.causal, mask, None, None)
     made = flash_launch.FlashLauncher(flash.forward, form, lambda *_: blocks, 0)
 
     def call() -> Any:

@@ -350,8 +350,11 @@ def test_a_row_added_to_products_of_odd_sizes_is_rounded_once(shape: tuple[int, 
     assert float((found.double() - exact).abs().max()) <= 0.51 * float(spacing)
 
 
-def test_attention_by_whoever_takes_it() -> None:
+def test_generated_attention() -> None:
     assert not triton_attention.wrong("cuda")
+
+
+def test_attention_by_whoever_takes_it() -> None:
     assert not triton_attention.wrong_ways("cuda")
 
 

@@ -78,6 +78,20 @@ def test_types_and_shapes_are_kept() -> None:
     assert [node.args[1] for node in half.calls() if node.target is aten.full.default] == [1.0]  # rounded as bfloat16 is
 
 
+def test_numbers_stand_on_the_device_of_what_they_meet() -> None:
+    """``torch.vmap`` makes tensors of Python's numbers, on the CPU: there a prim of a GPU would run as one of the host."""
+    x = torch.empty(4, 3, device="meta")
+
+    def function(x: Tensor) -> Tensor:
+        number = torch.full((), 3.0)
+        return torch.vmap(lambda row: row / 2)(x) * number + torch.where(x > number, x, number).sum(1, keepdim=True)
+
+    graph = folded(function, x)
+    found = [node.meta["val"].device.type for node in graph.calls()]
+    assert len(found) > 6
+    assert set(found) == {"meta"}
+
+
 def test_constants_of_no_single_value_are_left_alone() -> None:
     assert same(lambda x: x + torch.arange(8), SPECIAL)[-1] == "add"
 

@@ -281,7 +281,8 @@ def _attention(width: int, *, causal: bool, masked: bool, backward: bool, dropou
 )
 def test_attention_compiles_without_spills(width: int, causal: bool, masked: bool, backward: bool, target: str) -> None:
     calls = _attention(width, causal=causal, masked=masked, backward=backward)
-    assert len(calls) == 2 if backward else 1
+    listed = masked and width == 128  # another mask for each row
+    assert len(calls) == (2 if backward else 1) * (2 if listed else 1)
     for call in calls:
         begun = call.ahead(TARGETS[target])
         assert begun is not None
@@ -298,6 +299,34 @@ def test_attention_with_dropout_compiles_without_spills(width: int, backward: bo
         begun = call.ahead(TARGETS[target])
         assert begun is not None
         assert machine_code.binary(begun.result()).stack_bytes == 0
+
+
+@needs_triton
+def test_masks_of_different_dtypes_do_not_share_machine_code() -> None:
+    """What a launch finds compiled is known by the launcher, the constants and the alignments alone."""
+    query = torch.empty(1, 2, 64, 16, dtype=HALF, device="meta")
+    dtypes = torch.bool, HALF, torch.float16, torch.float32
+    forms = {
+        flash_launch.form_of(query, query, query, False, torch.empty(64, 64, dtype=dtype, device="meta"), None, None)
+        for dtype in dtypes
+    }
+    assert len({flash_launch.forward_launcher(form) for form in forms}) == len(dtypes)
+
+
+@pytest.mark.parametrize(
+    ("mask", "listed"),
+    [
+        (torch.ones(1024, 1024, dtype=torch.bool), True),
+        (torch.ones(1, 12, 1024, 1024, dtype=torch.bool), True),
+        (torch.zeros(1, 1, 1024, 1024), False),
+        (torch.ones(1, 1, 1, 1024, dtype=torch.bool), False),
+        (torch.ones(1024, dtype=torch.bool).expand(1024, 1024), False),
+    ],
+)
+def test_blocks_are_listed_of_masks_that_differ_from_row_to_row(mask: torch.Tensor, *, listed: bool) -> None:
+    query = torch.empty(8, 12, 1024, 64)
+    assert flash_launch.is_listed(query, query, mask) == listed
+    assert not flash_launch.is_listed(query[:, :, :256], query[:, :, :256], mask[..., :256, :256])
 
 
 # Who computes attention
@@ -318,6 +347,8 @@ def test_libraries_compute_what_they_are_for() -> None:
     assert attention.ways(problem(*plain, mask=torch.bool, causal=False, backward=True), 9) == ("triton", "scores")
     wide = 2, 8, 8, 512, 512, 128, 128
     assert attention.ways(problem(*wide, mask=torch.bool, causal=False, backward=True), 9) == ("cudnn", "triton", "scores")
+    sparse = problem(*wide, mask=torch.bool, causal=False, backward=True)._replace(listed=True)
+    assert attention.ways(sparse, 9) == ("triton", "scores")
     assert attention.ways(problem(*plain, mask=torch.bool, backward=True), 9) == ("triton", "scores")
     numbers = problem(*plain, mask=HALF, causal=False)
     assert attention.ways(numbers, 9)[0] == "triton"

@@ -164,6 +164,20 @@ def test_sizes_and_seeds_that_only_a_call_knows_are_compiled(cache: Path) -> Non
     assert len(entries(cache)) >= 2, "rows that fit in a tile, and others"
 
 
+@needs_triton
+def test_columns_of_a_length_that_only_a_call_knows_are_compiled_for_the_longest_that_a_tile_holds() -> None:
+    """Tiles as long as those along memory would have hundreds of elements in each thread, and take half a minute to compile."""
+
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.cumsum(0), x.log_softmax(0)
+
+    x = torch.randn(37, 41)
+    torch._dynamo.mark_dynamic(x, (0, 1))
+    found = vendor_sdk.explain(function, x, backend="triton_gpu", options=H100, show=False)
+    assert [kernel.route for kernel in kernels(found)] == ["emitter"] * 2
+    assert all(kernel.resources["stack bytes"] == 0 for kernel in kernels(found)), [k.resources for k in kernels(found)]
+
+
 def marked(t: Tensor, seen: Tensor, x: Tensor, rows: Tensor) -> Tensor:
     """Rows less the sums of others, of which no element is read."""
     found = torch.where((torch.arange(rows.shape[1]) < t.unsqueeze(1)) & seen.unsqueeze(1), x.unsqueeze(1), 0.0)

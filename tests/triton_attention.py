@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 
 from reference_backends.triton_gpu import attention, flash_launch
+from reference_backends.triton_gpu.machine import machine
 from vendor_sdk import COMPOSITES
 
 Tensor = torch.Tensor
@@ -19,7 +20,8 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Case:
-    """Heads of queries and keys, rows, keys, width and depth; a mask made of (batch, heads, rows, keys)."""
+    """Heads of queries and keys, rows, keys, width and depth; a mask made of (batch, heads, rows, keys), whose numbers are of
+    ``mask_dtype``, or that of the others."""
 
     shape: tuple[int, int, int, int, int, int]
     dtype: torch.dtype = torch.bfloat16
@@ -28,6 +30,7 @@ class Case:
     scale: float | None = None
     across: bool = False
     dropout: float = 0.0
+    mask_dtype: torch.dtype | None = None
 
 
 SEED = 7_400_123_456_789_012_345
@@ -55,6 +58,13 @@ def _added(batch: int, heads: int, rows: int, keys: int) -> Tensor:
     return mask
 
 
+def _window(batch: int, heads: int, rows: int, keys: int) -> Tensor:
+    """Of which some blocks are hidden and some are not, for each head others."""
+    distance = torch.arange(rows)[:, None] - torch.arange(keys)
+    reach = torch.arange(1, heads + 1)[:, None, None] * 90
+    return (distance >= 0) & (distance < reach)
+
+
 CASES: Mapping[str, Case] = {
     "one row": Case((1, 1, 1, 70, 64, 64)),
     "causal, odd": Case((1, 1, 150, 150, 64, 64), causal=True),
@@ -62,6 +72,7 @@ CASES: Mapping[str, Case] = {
     "shared heads, some rows see nothing": Case((2, 1, 40, 150, 24, 40), torch.float16, mask=_seen),
     "some rows see nothing": Case((2, 2, 40, 72, 64, 64), torch.float16, mask=_seen),
     "numbers added": Case((2, 1, 34, 64, 64, 64), mask=_added),
+    "numbers of another dtype added": Case((2, 1, 34, 64, 64, 64), mask=_added, mask_dtype=torch.float32),
     "shared heads, causal": Case((2, 1, 70, 70, 32, 32), causal=True),
     "float32, numbers added": Case((2, 1, 70, 50, 16, 16), torch.float32, causal=True, mask=_added, scale=0.3),
     "numbers added, the same for all heads": Case((2, 2, 34, 40, 16, 16), mask=_added_alike),
@@ -73,8 +84,15 @@ CASES: Mapping[str, Case] = {
     "dropout, some rows see nothing": Case((2, 1, 40, 150, 64, 64), torch.float16, mask=_seen, dropout=0.5),
     "dropout, several blocks": Case((2, 2, 150, 150, 16, 16), causal=True, dropout=0.3),
     "dropout, one row": Case((1, 1, 1, 70, 64, 64), dropout=0.5),
+    "a window": Case((2, 1, 200, 270, 16, 16), mask=_window),
+    "a window, no block beyond the last key": Case((1, 1, 200, 256, 16, 16), mask=_window),
+    "a window, causal": Case((2, 2, 270, 200, 64, 64), torch.float16, causal=True, mask=_window),
+    "a window, negative scale": Case((2, 1, 300, 260, 24, 16), torch.float32, mask=_window, scale=-0.2),
+    "a window, dropout": Case((2, 1, 140, 200, 32, 32), mask=_window, dropout=0.25),
     "nothing is kept": Case((1, 1, 20, 33, 16, 16), dropout=1.0),
 }
+LISTED = tuple(what for what in CASES if what.startswith("a window"))
+"""Cases whose masks hide blocks as a whole, and leave others as they are."""
 
 
 def drawn(case: Case, device: str) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
@@ -87,7 +105,7 @@ def drawn(case: Case, device: str) -> tuple[tuple[Tensor, Tensor, Tensor], Tenso
     ]
     mask = None if case.mask is None else case.mask(2, heads, rows, keys).to(device)
     if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(case.dtype)
+        mask = mask.to(case.mask_dtype or case.dtype)
     return (tensors[0], tensors[1], tensors[2]), mask
 
 
@@ -106,9 +124,44 @@ ROUGH = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: 2e-6}
 
 
 def wrong(device: str = "cpu") -> dict[str, str]:
-    """What is wrong in generated Triton, by case."""
+    """What is wrong in generated Triton, by case: of masks that leave few blocks, and of some others, with lists of these."""
+    found = _wrong({what: case for what, case in CASES.items() if what not in LISTED}, device)
+    with mock.patch.object(flash_launch, "WORTH", 0):
+        listed = {what: CASES[what] for what in (*LISTED, "shared heads, some rows see nothing")}
+        return found | {f"{what}, listed": why for what, why in _wrong(listed, device).items()} | _wrong_lists(device)
+
+
+def _wrong_lists(device: str) -> dict[str, str]:
+    """What is wrong in lists of the blocks that a mask leaves."""
     found = {}
-    for what, case in CASES.items():
+    for what in LISTED:
+        (query, key, value), mask = drawn(CASES[what], device)
+        assert mask is not None
+        causal, mask = CASES[what].causal, mask[(None,) * (4 - mask.dim())]
+        form = flash_launch.form_of(query, key, value, causal, mask, None, None)
+        rows, keys = query.shape[2], key.shape[2]
+        seen = mask.tril() if causal else mask
+        for launcher in (flash_launch.forward_launcher(form), *flash_launch.backward_launchers(form)):
+            lists = flash_launch.lists_of(launcher, mask, query, key)
+            for call in lists.calls:
+                call.launch()
+            own, other = launcher.divided((rows, keys)[launcher.along], machine())
+            expected = []
+            for matrix in (seen.mT if launcher.along else seen).flatten(0, 1):
+                for of_rows in matrix.split(own):
+                    blocks = of_rows.split(other, 1)
+                    full = [k for k, each in enumerate(blocks) if each.all() and each.shape[1] == other]
+                    part = [k for k, each in enumerate(blocks) if each.any() and k not in full]
+                    expected.append((part, full[::-1]))
+            got = [(line[2 : 2 + line[0]], line[len(line) - line[1] :]) for line in lists.buffer.flatten(0, 2).tolist()]
+            if got != expected:
+                found[f"{what}, lists of {launcher.kernel.__name__}"] = f"{got} where {expected} is expected"
+    return found
+
+
+def _wrong(cases: Mapping[str, Case], device: str) -> dict[str, str]:
+    found = {}
+    for what, case in cases.items():
         tensors, mask = drawn(case, device)
         seed = torch.tensor([SEED], device=device)
         rest = case.causal, mask, case.scale, flash_launch.Dropout(seed, case.dropout) if case.dropout else None
@@ -135,6 +188,8 @@ def wrong_ways(device: str) -> dict[str, str]:
     """What is wrong where a GPU's libraries compute it, by case, direction and way; what one refuses is no fault."""
     found = {}
     for what, case in CASES.items():
+        if what in LISTED:
+            continue  # Others have masks for libraries.
         tensors, mask = drawn(case, device)
         leaves = [t.detach().double().requires_grad_() for t in tensors]
         exact, saved = reference(case, leaves, mask)

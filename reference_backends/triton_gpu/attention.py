@@ -1,11 +1,11 @@
 """Attention: who computes it, forward and backward.
 
 Generated Triton (``flash.py``, ``flash_backward.py``) takes everything: any strides, masks of bools or numbers, heads shared by
-groups of queries, rows that see no key. A library's kernel takes what it is faster at: cuDNN's on compute capability 9 and
-later (for shared heads too, and for most gradients under masks), torch's flash kernel before, its memory-efficient one for the
-forward of float32, whose products generated code does not have on tensor cores. All save the natural logarithm of each row's
-sum of exponentials, in float32, so that each differentiates what another computed. Heads wider than a program has room for have
-all scores in memory.
+groups of queries, rows that see no key; it passes over blocks that a mask hides (``flash_lists.py``). A library's kernel takes
+what it is faster at: cuDNN's on compute capability 9 and later (for shared heads too, and for gradients under masks that are
+small, or the same for all rows), torch's flash kernel before, its memory-efficient one for the forward of float32, whose
+products generated code does not have on tensor cores. All save the natural logarithm of each row's sum of exponentials, in
+float32, so that each differentiates what another computed. Heads wider than a program has room for have all scores in memory.
 
 With dropout generated Triton computes it: which weights a library keeps is its own affair, and another's gradients would keep
 others.
@@ -47,6 +47,7 @@ class Problem(NamedTuple):
         mask: dtype of it.
         turned: whether scores are multiplied by a negative number.
         dropout: whether weights are dropped.
+        listed: whether generated Triton would find out which blocks of scores the mask leaves.
     """
 
     shape: tuple[int, int, int, int, int, int, int]
@@ -56,6 +57,7 @@ class Problem(NamedTuple):
     backward: bool
     turned: bool = False
     dropout: bool = False
+    listed: bool = False
 
     @property
     def regular(self) -> bool:
@@ -76,7 +78,9 @@ def problem(
     """What is asked."""
     batch, heads, rows, width = query.shape
     shape = batch, heads, key.shape[1], rows, key.shape[2], width, value.shape[3]
-    return Problem(shape, query.dtype, causal, None if mask is None else mask.dtype, backward, scale is not None and scale < 0)
+    listed = mask is not None and flash_launch.is_listed(query, key, mask)
+    turned = scale is not None and scale < 0
+    return Problem(shape, query.dtype, causal, None if mask is None else mask.dtype, backward, turned, listed=listed)
 
 
 @functools.cache
@@ -107,9 +111,12 @@ def ways(p: Problem, major: int) -> tuple[Way, ...]:
 
 
 def _masked_by_cudnn(p: Problem) -> bool:
-    """Whether cuDNN is faster under a mask: at gradients of wide heads, and where numbers are added. (With minus infinity in a
-    mask and scores that change their signs, they are not numbers.)"""
-    return p.backward and not p.causal and not p.turned and (p.mask is not torch.bool or max(p.shape[5:]) > 64)
+    """Whether cuDNN, which computes all blocks, is faster under a mask: at gradients of wide heads, or where numbers are added;
+    if no list says which blocks are hidden. (With minus infinity in a mask and scores that change their signs, they are not
+    numbers.)"""
+    if p.listed or p.causal or p.turned:
+        return False
+    return p.backward and (p.mask is not torch.bool or max(p.shape[5:]) > 64)
 
 
 _refused: set[tuple[Way, Problem]] = set()

@@ -19,7 +19,7 @@ from types import ModuleType
 
 import torch
 
-from reference_backends.triton_gpu.launch import LONGEST, Begun, Fixed, Several
+from reference_backends.triton_gpu.launch import Begun, Fixed, Several
 from reference_backends.triton_gpu.machine import Machine, machine
 from reference_backends.triton_gpu.machine_code import Argument, pointer
 from vendor_sdk import CompilerError, LoopKernel, cache_dir, hoist, index
@@ -95,12 +95,12 @@ def _imported(name: str, path: Path) -> ModuleType:
 def elsewhere(module: ModuleType, kernel: LoopKernel, gpu: Machine) -> list[Begun]:
     """Begins to compile an emitted kernel for a GPU that is elsewhere: the ``CompiledKernel`` of each function it may launch.
 
-    Of functions whose sizes only the call knows, the one for large sizes, of which nothing else is known.
+    Of functions whose sizes only the call knows, the one for the largest that they are launched for.
 
     Args:
         module: of the kernel's text.
     """
-    from reference_backends.triton_gpu.divide import divided
+    from reference_backends.triton_gpu.divide import divided, rows
     from reference_backends.triton_gpu.emitter import functions
     from reference_backends.triton_gpu.nest import NestText
 
@@ -117,7 +117,7 @@ def elsewhere(module: ModuleType, kernel: LoopKernel, gpu: Machine) -> list[Begu
     begun = []
     for nest in (nest for found in functions(hoisted, parts.when) for _, nest in found):
         leads, count, lengths = nest.sizes()
-        longest = LONGEST if isinstance(nest, NestText) and nest.whole else LARGE
+        longest = rows(nest.nest)[2] if isinstance(nest, NestText) and nest.whole else LARGE
         known = tuple(longest if n.value is None else n.value for n in lengths)
         sizes = _guess(leads), _guess(count), known, largest
         begun.append(getattr(module, f"launch_{nest.name}").ahead(given, sizes, gpu))

@@ -4,7 +4,8 @@ Dao et al., FlashAttention-2, 2023. Importing it needs triton; ``attention.py`` 
 
 Queries, keys and values have shape (batch, heads, rows, width) and any strides; several heads of queries may share one of keys.
 Scores are kept in units of log 2, so that their exponentials are the hardware's own. Keys that no query of the block sees are
-not read; only blocks that some query sees in part are masked. With dropout, what is kept is drawn for each block, and the sums
+not read; only blocks that some query sees in part are masked: a causal mask says so itself, of a mask in memory
+``flash_lists.py`` says it. With dropout, what is kept is drawn for each block, and the sums
 are over all weights.
 """
 
@@ -182,6 +183,7 @@ def forward(
     value,
     mask,
     seed,
+    lists,
     out,
     logsumexp,
     heads,
@@ -206,9 +208,12 @@ def forward(
     mask_head,
     mask_row,
     mask_column,
+    list_batch,
+    list_head,
     FACTOR: tl.constexpr,
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
+    LISTED: tl.constexpr,
     CAUSAL: tl.constexpr,
     LAST: tl.constexpr,
     KEPT: tl.constexpr,
@@ -221,9 +226,11 @@ def forward(
 ):
     """Attention of one block of queries: ``out`` as (batch, rows, heads, depth), ``logsumexp`` as (batch, heads, rows).
 
-    MASK: 0 none, 1 of bools (true: seen), 2 of numbers that are added; ALIKE: the same ones for all rows. FACTOR: of the
-    scores, times log2(e). LAST: the largest of the words of 16 bits whose weights are kept, times KEPT; -1 without dropout.
-    WHOLE: whether width and depth are WIDTH and DEPTH.
+    MASK: 0 none, 1 of bools (true: seen), 2 of numbers that are added; ALIKE: the same ones for all rows. LISTED: 1 where
+    ``lists`` says which blocks of keys there are, 2 where none of them besides goes beyond the last key, and there is no causal
+    mask; list_batch and list_head: steps through it, in lists of a matrix. FACTOR: of the scores, times log2(e). LAST: the
+    largest of the words of 16 bits whose weights are kept, times KEPT; -1 without dropout. WHOLE: whether width and depth are
+    WIDTH and DEPTH.
     """
     blocks = tl.cdiv(rows, ROWS)
     # Of a causal mask the longest blocks come first.
@@ -250,18 +257,36 @@ def forward(
     if CAUSAL:
         full = min(full, first // KEYS * KEYS)
         end = min(keys, first + ROWS)
-    for start in range(0, full, KEYS):
-        total, weight, peak = keys_at(
-            total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
-            k_row, k_step, v_row, v_step, mask_row, mask_column,
-            FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
-        )  # fmt: skip
-    for start in range(full, end, KEYS):
-        total, weight, peak = keys_at(
-            total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
-            k_row, k_step, v_row, v_step, mask_row, mask_column,
-            FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
-        )  # fmt: skip
+    if LISTED:
+        others = tl.cdiv(keys, KEYS)
+        listed = lists + ((batch * list_batch + head * list_head) * blocks + block) * (2 + others)
+        for place in range(2, 2 + tl.load(listed)):
+            start = tl.load(listed + place) * KEYS
+            total, weight, peak = keys_at(
+                total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
+                k_row, k_step, v_row, v_step, mask_row, mask_column,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, LISTED == 1, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            )  # fmt: skip
+        for place in range(2 + others - tl.load(listed + 1), 2 + others):
+            start = tl.load(listed + place) * KEYS
+            total, weight, peak = keys_at(
+                total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
+                k_row, k_step, v_row, v_step, mask_row, mask_column,
+                FACTOR, 0, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            )  # fmt: skip
+    else:
+        for start in range(0, full, KEYS):
+            total, weight, peak = keys_at(
+                total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
+                k_row, k_step, v_row, v_step, mask_row, mask_column,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            )  # fmt: skip
+        for start in range(full, end, KEYS):
+            total, weight, peak = keys_at(
+                total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
+                k_row, k_step, v_row, v_step, mask_row, mask_column,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            )  # fmt: skip
     none = weight == 0
     sure = tl.where(none, 1.0, weight)
     o_at = out + (batch * rows * heads + head) * depth + row[:, None] * (heads * depth) + deep[None, :]

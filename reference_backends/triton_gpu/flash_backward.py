@@ -113,6 +113,7 @@ def by_query(
     value,
     mask,
     seed,
+    lists,
     grad,
     out,
     logsumexp,
@@ -148,9 +149,12 @@ def by_query(
     mask_head,
     mask_row,
     mask_column,
+    list_batch,
+    list_head,
     FACTOR: tl.constexpr,
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
+    LISTED: tl.constexpr,
     CAUSAL: tl.constexpr,
     LAST: tl.constexpr,
     KEPT: tl.constexpr,
@@ -190,18 +194,36 @@ def by_query(
     if CAUSAL:
         full = min(full, first // KEYS * KEYS)
         end = min(keys, first + ROWS)
-    for start in range(0, full, KEYS):
-        total = keys_at(
-            total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
-            k_row, k_step, v_row, v_step, mask_row, mask_column,
-            FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
-        )  # fmt: skip
-    for start in range(full, end, KEYS):
-        total = keys_at(
-            total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
-            k_row, k_step, v_row, v_step, mask_row, mask_column,
-            FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
-        )  # fmt: skip
+    if LISTED:
+        others = tl.cdiv(keys, KEYS)
+        listed = lists + ((batch * list_batch + head * list_head) * blocks + block) * (2 + others)
+        for place in range(2, 2 + tl.load(listed)):
+            start = tl.load(listed + place) * KEYS
+            total = keys_at(
+                total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
+                k_row, k_step, v_row, v_step, mask_row, mask_column,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, LISTED == 1, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            )  # fmt: skip
+        for place in range(2 + others - tl.load(listed + 1), 2 + others):
+            start = tl.load(listed + place) * KEYS
+            total = keys_at(
+                total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
+                k_row, k_step, v_row, v_step, mask_row, mask_column,
+                FACTOR, 0, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            )  # fmt: skip
+    else:
+        for start in range(0, full, KEYS):
+            total = keys_at(
+                total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
+                k_row, k_step, v_row, v_step, mask_row, mask_column,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            )  # fmt: skip
+        for start in range(full, end, KEYS):
+            total = keys_at(
+                total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
+                k_row, k_step, v_row, v_step, mask_row, mask_column,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+            )  # fmt: skip
     across = tl.arange(0, WIDTH)
     at = grad_query + ((batch * rows + row) * heads + head)[:, None] * width + across[None, :]
     result = (total * (FACTOR * LN2 * (KEPT if LAST >= 0 else 1.0))).to(grad_query.dtype.element_ty)
@@ -276,6 +298,7 @@ def by_key(
     value,
     mask,
     seed,
+    lists,
     grad,
     logsumexp,
     inner,
@@ -307,9 +330,12 @@ def by_key(
     mask_head,
     mask_row,
     mask_column,
+    list_batch,
+    list_head,
     FACTOR: tl.constexpr,
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
+    LISTED: tl.constexpr,
     CAUSAL: tl.constexpr,
     LAST: tl.constexpr,
     KEPT: tl.constexpr,
@@ -340,12 +366,30 @@ def by_key(
         mask_first = mask + batch * mask_batch + head * mask_head
         place = (batch * heads + head) * rows
         line = (batch * heads + head) * (tl.cdiv(rows, 16) * 8)
-        for start in range(begin, rows, ROWS):
-            by_k, by_v = rows_at(
-                by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, line,
-                along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
-            )  # fmt: skip
+        if LISTED:
+            others = tl.cdiv(rows, ROWS)
+            listed = lists + ((batch * list_batch + head * list_head) * blocks + first // KEYS) * (2 + others)
+            for at in range(2, 2 + tl.load(listed)):
+                start = tl.load(listed + at) * ROWS
+                by_k, by_v = rows_at(
+                    by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, line,
+                    along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
+                    FACTOR, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                )  # fmt: skip
+            for at in range(2 + others - tl.load(listed + 1), 2 + others):
+                start = tl.load(listed + at) * ROWS
+                by_k, by_v = rows_at(
+                    by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, line,
+                    along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
+                    FACTOR, 0, ALIKE, False, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                )  # fmt: skip
+        else:
+            for start in range(begin, rows, ROWS):
+                by_k, by_v = rows_at(
+                    by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, line,
+                    along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
+                    FACTOR, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                )  # fmt: skip
     if LAST >= 0:
         by_k, by_v = by_k * KEPT, by_v * KEPT
     across, deep = tl.arange(0, WIDTH), tl.arange(0, DEPTH)

@@ -1,4 +1,4 @@
-"""How generated attention (``flash.py``, ``flash_backward.py``) is launched: sizes of blocks, buffers of results."""
+"""How generated attention (``flash.py``, ``flash_lists.py``, ``flash_backward.py``) is launched: sizes of blocks, buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from reference_backends.triton_gpu.launch import Begun, Launcher, Plan
-from reference_backends.triton_gpu.machine import Machine
+from reference_backends.triton_gpu.machine import Machine, machine
 from reference_backends.triton_gpu.machine_code import number, pointer
 from vendor_sdk import kept_factor, words_kept
 
@@ -25,15 +25,21 @@ ROOM = 200 * 1024
 TWICE = 128
 """Registers of a thread with which 16 warps fit on a multiprocessor. Rounds of the generator wait for each other: that other
 programs fill."""
-_MASKS = {None: 0, torch.bool: 1}
+WORTH = 1 << 19
+"""Rows times keys from which it is worth a launch to find out which blocks of scores a mask leaves."""
+LARGEST = 64
+"""Keys of a block, at most."""
+STEP = 1 << 16
+"""Elements of a mask that a program of that launch looks at in one step."""
 
 
 class Form(NamedTuple):
     """What a function is compiled for.
 
     Attributes:
-        mask: 0 none, 1 of bools, 2 of numbers.
+        mask: its dtype; None: there is none.
         alike: whether the mask is the same for all rows.
+        listed: 1 where lists say which blocks it leaves, 2 where these are whole besides (see ``flash.forward``).
         last: the largest of the words of 16 bits whose weights dropout keeps, -1 without dropout.
         kept: what it multiplies them by.
     """
@@ -42,11 +48,17 @@ class Form(NamedTuple):
     width: int
     depth: int
     causal: bool
-    mask: int
+    mask: torch.dtype | None
     alike: bool
     scale: float
     last: int = -1
     kept: float = 1.0
+    listed: int = 0
+
+    @property
+    def kind(self) -> int:
+        """Of mask: 0 none, 1 of bools, 2 of numbers."""
+        return 0 if self.mask is None else 1 if self.mask == torch.bool else 2
 
     @property
     def drops(self) -> bool:
@@ -81,6 +93,11 @@ class FlashLauncher(Launcher):
         super().__init__(kernel, "fixed", 0)
         self.form, self.blocks, self.along = form, blocks, along
 
+    def divided(self, count: int, gpu: Machine) -> tuple[int, int]:
+        """Sizes of blocks: of those that programs have one of each, and of those that each walks over."""
+        rows, keys, *_ = self.blocks(self.form, count, gpu.shared)
+        return (keys, rows) if self.along else (rows, keys)
+
     def plan(self, leads: int, count: int, lengths: Any, largest: int, gpu: Machine) -> Plan:
         f = self.form
         *sizes, warps, stages = self.blocks(f, count, gpu.shared)
@@ -88,8 +105,9 @@ class FlashLauncher(Launcher):
         precision = "ieee" if f.dtype in HALVES or self.kernel.__name__ == "forward" else "tf32x3"
         values = (
             f.scale * math.log2(math.e),
-            f.mask,
+            f.kind,
             f.alike,
+            f.listed,
             f.causal,
             f.last,
             f.kept,
@@ -105,6 +123,15 @@ class FlashLauncher(Launcher):
         return Plan(leads * -(-count // sizes[self.along]), values, settings)
 
 
+class ListsLauncher(FlashLauncher):
+    """Launches ``flash_lists.listed``, for the blocks of another function."""
+
+    def plan(self, leads: int, count: int, lengths: Any, largest: int, gpu: Machine) -> Plan:
+        own, other = self.divided(count, gpu)
+        values = self.form.causal, self.along == 1, own, other, STEP // (own * other)
+        return Plan(leads * -(-count // own), values, {"num_warps": 16})
+
+
 def forward_blocks(f: Form, rows: int, shared: int) -> Blocks:
     """Of ``flash.forward``."""
     width = max(f.powers)
@@ -117,12 +144,12 @@ def forward_blocks(f: Form, rows: int, shared: int) -> Blocks:
         return block, 64, 8 if f.drops and block == 64 else 4, 2
     if shared >= ROOM:
         # Two programs of a warp group each hide what the other waits for; a mask of numbers leaves room for one of these.
-        large = f.mask == 2 if width > 64 else not f.causal and not f.mask
+        large = f.kind == 2 if width > 64 else not f.causal and f.kind == 0
         return (128, 64, 8, 3) if large else (64, 64, 4, 3)
     if f.drops:
         return (128 if width <= 64 else 64), 64, 8, 2
     if width > 64:
-        return (64, 64, 4, 2) if f.mask else (128, 64, 8, 2)
+        return (64, 64, 8 if f.listed else 4, 2) if f.mask else (128, 64, 8, 2)
     return 128, 64, 8 if f.mask else 4, 3
 
 
@@ -171,6 +198,14 @@ def forward_launcher(form: Form) -> FlashLauncher:
 
 
 @functools.lru_cache(256)
+def lists_launcher(launcher: FlashLauncher) -> ListsLauncher:
+    """Of the lists that a function reads."""
+    from reference_backends.triton_gpu import flash_lists
+
+    return ListsLauncher(flash_lists.listed, launcher.form, launcher.blocks, launcher.along)
+
+
+@functools.lru_cache(256)
 def backward_launchers(form: Form) -> tuple[FlashLauncher, FlashLauncher]:
     """Of ``by_query`` and ``by_key``, in the order in which they run."""
     from reference_backends.triton_gpu import flash_backward
@@ -181,15 +216,26 @@ def backward_launchers(form: Form) -> tuple[FlashLauncher, FlashLauncher]:
     )
 
 
+def is_alike(mask: Tensor) -> bool:
+    """Whether a mask is the same for all rows."""
+    return mask.shape[-2] == 1 or mask.stride(-2) == 0
+
+
+def is_listed(query: Tensor, key: Tensor, mask: Tensor) -> bool:
+    """Whether lists are made of the blocks that a mask leaves: of bools, since numbers seldom hide many, and take longer to
+    read."""
+    return mask.dtype == torch.bool and not is_alike(mask) and query.shape[2] * key.shape[2] >= WORTH
+
+
 def form_of(
-    query: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None, dropout: Dropout | None
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None, dropout: Dropout | None
 ) -> Form:
     """What the functions for these operands are compiled for."""
     width = query.shape[3]
     factor = scale if scale is not None else 1 / math.sqrt(width) if width else 0.0
-    kind = 0 if mask is None else _MASKS.get(mask.dtype, 2)
-    alike = mask is not None and (mask.shape[2] == 1 or mask.stride(2) == 0)
-    form = Form(query.dtype, width, value.shape[3], causal, kind, alike, factor)
+    alike = mask is not None and is_alike(mask)
+    listed = 0 if mask is None or not is_listed(query, key, mask) else 1 if causal or key.shape[2] % LARGEST else 2
+    form = Form(query.dtype, width, value.shape[3], causal, None if mask is None else mask.dtype, alike, factor, listed=listed)
     if dropout is None:
         return form
     # Where nothing is kept, what is multiplied by 0 may be any.
@@ -239,6 +285,30 @@ class Call:
         return self.launcher.ahead([*given, *map(number, self.numbers)], (self.leads, self.count, (), 0), gpu)
 
 
+class Lists(NamedTuple):
+    """Blocks that a mask leaves: where they will be, the steps through them, and the launch that finds them."""
+
+    buffer: Tensor
+    steps: tuple[int, int]
+    calls: tuple[Call, ...]
+
+
+def lists_of(launcher: FlashLauncher, mask: Tensor | None, query: Tensor, key: Tensor) -> Lists:
+    """Those that ``launcher`` reads; where it reads none, a buffer that is not read."""
+    if mask is None or not launcher.form.listed:
+        return Lists(query, (0, 0), ())
+    *steps, row, column = _steps(mask, query, key)
+    batch, heads = (size if step else 1 for size, step in zip(query.shape[:2], steps, strict=True))
+    count, others = query.shape[2], key.shape[2]
+    if launcher.along:
+        count, others, row, column = others, count, column, row
+    own, other = launcher.divided(count, machine())
+    sizes = batch, heads, -(-count // own), 2 + -(-others // other)
+    buffer = torch.empty(sizes, dtype=torch.int32, device=query.device)
+    call = Call(lists_launcher(launcher), (mask, buffer), (heads, count, others, *steps, row, column), batch * heads, count)
+    return Lists(buffer, (heads if steps[0] else 0, int(steps[1] > 0)), (call,))
+
+
 def forward_calls(
     query: Tensor,
     key: Tensor,
@@ -257,10 +327,11 @@ def forward_calls(
     saved = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
     if not out.numel() and not saved.numel():
         return (out, saved), []
-    numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *_steps(mask, query, key)
-    launcher = forward_launcher(form_of(query, value, causal, mask, scale, dropout))
-    buffers = query, key, value, *_beside(query, mask, dropout), out, saved
-    return (out, saved), [Call(launcher, buffers, numbers, batch * heads, rows)]
+    launcher = forward_launcher(form_of(query, key, value, causal, mask, scale, dropout))
+    lists = lists_of(launcher, mask, query, key)
+    numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *_steps(mask, query, key), *lists.steps
+    buffers = query, key, value, *_beside(query, mask, dropout), lists.buffer, out, saved
+    return (out, saved), [*lists.calls, Call(launcher, buffers, numbers, batch * heads, rows)]
 
 
 def backward_calls(
@@ -283,13 +354,21 @@ def backward_calls(
     by_query, by_key, by_value = (torch.empty_like(x.transpose(1, 2), memory_format=DENSE) for x in (query, key, value))
     inner = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
     operands, ends = (*query.stride(), *key.stride(), *value.stride(), *grad.stride()), _steps(mask, query, key)
-    over_queries, over_keys = backward_launchers(form_of(query, value, causal, mask, scale, dropout))
-    given = query, key, value, *_beside(query, mask, dropout), grad
-    saved = logsumexp.contiguous(), inner
-    numbers = *sizes, *operands, *out.stride(), *ends
+    over_queries, over_keys = backward_launchers(form_of(query, key, value, causal, mask, scale, dropout))
+    given, saved = (query, key, value, *_beside(query, mask, dropout)), (logsumexp.contiguous(), inner)
+    first, second = (lists_of(launcher, mask, query, key) for launcher in (over_queries, over_keys))
+    numbers = *sizes, *operands, *out.stride(), *ends, *first.steps
     calls = [
-        Call(over_queries, (*given, out, *saved, by_query), numbers, batch * heads, rows),
-        Call(over_keys, (*given, *saved, by_key, by_value), (*sizes, *operands, *ends), batch * shared, keys),
+        *first.calls,
+        Call(over_queries, (*given, first.buffer, grad, out, *saved, by_query), numbers, batch * heads, rows),
+        *second.calls,
+        Call(
+            over_keys,
+            (*given, second.buffer, grad, *saved, by_key, by_value),
+            (*sizes, *operands, *ends, *second.steps),
+            batch * shared,
+            keys,
+        ),
     ]
     return (by_query.transpose(1, 2), by_key.transpose(1, 2), by_value.transpose(1, 2)), calls
 

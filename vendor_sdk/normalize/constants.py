@@ -25,11 +25,12 @@ _ELEMENTWISE = (Family.POINTWISE, Family.COMPARISON)
 
 
 def fold_constants(graph: PrimGraph) -> PrimGraph:
-    """Every elementwise prim of uniform operands as a ``full``; its own users follow."""
+    """Every elementwise prim of uniform operands as a ``full``; its own users follow. Numbers stand where they are used."""
     for node in list(graph.calls()):
         row = BY_TARGET.get(node.target)
         if row is None or row.family not in _ELEMENTWISE or not isinstance(node.meta["val"], torch.Tensor):
             continue
+        node.args = tuple(_on_device_of(graph, node, argument) for argument in node.args)
         kept = _kept(node)
         if kept is not None:
             node.replace_all_uses_with(kept)
@@ -52,6 +53,20 @@ def _uniform(argument: Any) -> Number | None:
     ):
         return argument.args[1]
     return None
+
+
+def _on_device_of(graph: PrimGraph, node: fx.Node, argument: Any) -> Any:
+    """``argument``; a number of no dimensions that lies on another device, as ``torch.vmap`` makes them of Python's, on the
+    device of ``node``."""
+    if not isinstance(argument, fx.Node) or _uniform(argument) is None or argument.meta["val"].dim():
+        return argument
+    device = node.meta["val"].device
+    if argument.meta["val"].device == device:
+        return argument
+    with graph.graph.inserting_before(node):
+        moved = graph.graph.call_function(aten.full.default, argument.args, {**argument.kwargs, "device": device})
+    moved.meta.update(argument.meta, val=argument.meta["val"].to(device))
+    return moved
 
 
 def _value(node: fx.Node) -> Number | None:
