@@ -222,8 +222,7 @@ def is_alike(mask: Tensor) -> bool:
 
 
 def is_listed(query: Tensor, key: Tensor, mask: Tensor) -> bool:
-    """Whether lists are made of the blocks that a mask leaves: of bools, since numbers seldom hide many, and take longer to
-    read."""
+    """Whether lists are made of the blocks that a mask leaves: of bools. Masks of numbers are added as they are."""
     return mask.dtype == torch.bool and not is_alike(mask) and query.shape[2] * key.shape[2] >= WORTH
 
 
