@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import vendor_sdk
-from reference_backends.cpp_cpu import compiler, units
+from reference_backends.cpp_cpu import compiler, reductions, units
 from reference_backends.cpp_cpu.emitter import CppEmitter
 from reference_backends.cpp_cpu.machine import cache_bytes
 from reference_backends.cpp_cpu.table import CTYPES
@@ -111,6 +111,43 @@ def test_results_do_not_depend_on_the_number_of_threads() -> None:
 
 def test_few_long_rows() -> None:
     check([kernels.softmax(3, 300_001), kernels.layer_norm(2, 1 << 18), kernels.cross_entropy(2, 200_000)])
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("more", [-1, 0, 777, 70_001])
+def test_long_loops_read_several_places_at_once(more: int, *, dynamic: bool) -> None:
+    """All elements count, once: of parts that are and are not whole blocks, and of loops a little too short for it."""
+
+    def totals(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(), (x - y).square().mean(), (x * 2).norm()
+
+    n = reductions.LONG + more
+    drawn = torch.Generator().manual_seed(n)
+    x, y = (torch.randn(n, generator=drawn) + 0.1 for _ in range(2))
+    torch.compiler.reset()
+    compiled = torch.compile(totals, backend="cpp_cpu", dynamic=dynamic)
+    for found, exact in zip(compiled(x, y), totals(x.double(), y.double()), strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=2e-7, atol=0)
+    ones = torch.ones(n)
+    assert [float(each) for each in compiled(ones, 0 * ones)[:2]] == [float(torch.tensor(float(n))), 1.0]
+    halves = ones.bfloat16()
+    assert float(torch.compile(lambda x: x.sum(dtype=torch.float32), backend="cpp_cpu", dynamic=dynamic)(halves)) == float(
+        torch.tensor(float(n))
+    )
+    before = torch.get_num_threads()
+    try:
+        first = compiled(x, y)
+        torch.set_num_threads(3 - min(before, 2))
+        assert all(map(torch.equal, compiled(x, y), first))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_only_loops_beyond_the_caches_read_several_places_at_once() -> None:
+    for columns in (reductions.LONG, reductions.LONG // 2):
+        case = kernels.sum_all(1, columns)
+        assert ("run_streams<4>" in EMITTER.emit(case.kernel)) == (columns == reductions.LONG)
+        check([case])
 
 
 def test_results_larger_than_the_caches() -> None:

@@ -20,6 +20,12 @@ TURNS = 32
 """Additions in each lane of a block that several runs of a short inner loop make."""
 LIGHT = 32
 """Iterations of which a run makes one addition in each lane of two chains of 16."""
+STREAMS = 4
+"""Places of memory that a long loop, of which threads have parts, reads at once: the processor fetches ahead for each."""
+STREAMED = 2
+"""Operands of such a loop, at most."""
+LONG = 1 << 23
+"""Iterations of such a loop, at least: 32 MiB of float32, more than the caches hold."""
 FEW = 4
 """Accumulators of which each has several chains, all in registers."""
 LAST = "0x7fffffffffffffffLL"
@@ -80,7 +86,7 @@ class Reductions(Vectors):
                 self.advance(a, running, a.args)
             self.out.close(max(len(s.ranges), 1))
         else:
-            self.vector_reduce(s, position, bounds, running)
+            self.vector_reduce(s, position, bounds, running, cut)
         if not suffix:
             for a in s.accumulators:
                 self.settle(a, "_w")
@@ -91,7 +97,7 @@ class Reductions(Vectors):
             if isinstance(s, loop.Load | loop.Const | loop.Scalar | loop.Index | loop.Compute):
                 self.types[s.to] = s.dtype
 
-    def vector_reduce(self, s: loop.Reduce, position: int, bounds: dict[str, tuple[str, str]], running: str) -> None:
+    def vector_reduce(self, s: loop.Reduce, position: int, bounds: dict[str, tuple[str, str]], running: str, cut: str) -> None:
         inner = s.ranges[position]
         outer = [r for r in s.ranges if r is not inner]
         single = all(len(a.to) == 1 for a in s.accumulators)
@@ -116,6 +122,10 @@ class Reductions(Vectors):
         step = self.step(inner, inside, {}, lambda: self.accumulate(s.accumulators), ", const int chain")
         run = f"run_chains<{0 if len(s.body) > MANY else chains}, {known(inner)}>({{}}, {{}}, {step});"
         if sums and turns == 1:
+            loads = sum(isinstance(each, loop.Load) for each in s.body)
+            long = inner.var == cut and (inner.size.value is None or inner.size.value >= LONG)
+            if long and chains == STREAMS and loads <= STREAMED:
+                start = self.several_places(sums, inner.size, start, end, step)
             self.out.open(f"for (int64_t {block} = {start}; {block} < {end}; {block} += {BLOCK})")
             self.out(run.format(block, f"min_int({block} + {BLOCK}, {end})"))
             self.end_block(sums, chains)
@@ -129,6 +139,18 @@ class Reductions(Vectors):
         self.out.close(len(outer))
         for a in s.accumulators:
             self.gather_lanes(a, running)
+
+    def several_places(self, sums: Sequence[loop.Accumulator], size: index.Int, start: str, end: str, step: str) -> str:
+        """Runs all chains at once, each in a part of the range, of a loop that is long enough; where the rest begins."""
+        apart, done, block = self.fresh("apart"), self.fresh("done"), self.fresh("block")
+        enough = "" if size.value is not None else f"{index.to_c(size)} < {LONG} ? 0 : "
+        self.out(f"const int64_t {apart} = {enough}({end} - {start}) / {BLOCK} * {BLOCK // STREAMS};")
+        self.out.open(f"for (int64_t {block} = 0; {block} < {apart}; {block} += {BLOCK // STREAMS})")
+        self.out(f"run_streams<{STREAMS}>({start} + {block}, {start} + {block} + {BLOCK // STREAMS}, {apart}, {step});")
+        self.end_block(sums, STREAMS)
+        self.out.close()
+        self.out(f"const int64_t {done} = {start} + {STREAMS} * {apart};")
+        return done
 
     def turns(self, inner: loop.Range) -> int:
         """How often a short inner loop runs in one block of a sum."""
