@@ -21,11 +21,12 @@ TURNS = 32
 LIGHT = 32
 """Iterations of which a run makes one addition in each lane of two chains of 16."""
 STREAMS = 4
-"""Places of memory that a long loop, of which threads have parts, reads at once: the processor fetches ahead for each."""
+"""Chains of ``run_streams``: places of memory that a long loop, of which threads have parts, reads at once, since the processor
+fetches ahead for each."""
 STREAMED = 2
 """Operands of such a loop, at most."""
 LONG = 1 << 23
-"""Iterations of such a loop, at least: 32 MiB of float32, more than the caches hold."""
+"""Iterations of such a loop, at least: 32 MiB of float32. Sums depend on it, so that it is the same on every machine."""
 FEW = 4
 """Accumulators of which each has several chains, all in registers."""
 LAST = "0x7fffffffffffffffLL"
@@ -146,7 +147,7 @@ class Reductions(Vectors):
         enough = "" if size.value is not None else f"{index.to_c(size)} < {LONG} ? 0 : "
         self.out(f"const int64_t {apart} = {enough}({end} - {start}) / {BLOCK} * {BLOCK // STREAMS};")
         self.out.open(f"for (int64_t {block} = 0; {block} < {apart}; {block} += {BLOCK // STREAMS})")
-        self.out(f"run_streams<{STREAMS}>({start} + {block}, {start} + {block} + {BLOCK // STREAMS}, {apart}, {step});")
+        self.out(f"run_streams({start} + {block}, {start} + {block} + {BLOCK // STREAMS}, {apart}, {step});")
         self.end_block(sums, STREAMS)
         self.out.close()
         self.out(f"const int64_t {done} = {start} + {STREAMS} * {apart};")
