@@ -28,6 +28,7 @@ from reference_backends.cpp_cpu.analysis import (
 from reference_backends.cpp_cpu.column_groups import Grouped, grouped, unit
 from reference_backends.cpp_cpu.reductions import LAST, kinds
 from reference_backends.cpp_cpu.scans import Scans
+from reference_backends.cpp_cpu.statements import GRAIN, Region
 from reference_backends.cpp_cpu.table import CTYPES, combined, identity
 from reference_backends.cpp_cpu.turned_columns import Turn, Turned
 from reference_backends.cpp_cpu.vectors import MANY, known
@@ -39,8 +40,6 @@ NARROW = 256
 """Columns of which there are too few to give every thread its own; a row of them is a few cache lines."""
 CUTS = 32
 """Parts that the rows are cut into then: a fixed number, so that results do not depend on the number of threads."""
-GRAIN = 32768
-"""Inner iterations below which a loop is not worth other threads."""
 PARTS = 16
 """Tiles that neighbouring results are cut into, where there is nothing else for threads to share."""
 LEAST = 64
@@ -238,8 +237,7 @@ class Columns(Scans):
     def column_map(self, s: loop.Nest, inner: loop.Range, available: set[str]) -> None:
         """A loop that reduces nothing: all columns of a tile for each of its iterations."""
         total = iterations(s.ranges, s.body) * inner.size
-        clause = f" if({index.to_c(total)} >= {GRAIN})" if total.value is None else ""
-        region = self.pragma(clause) if self.cut else None
+        region = self.open_parallel(total) if self.cut else None
         if region is not None:
             self.out.open("")
             self.work_sharing(len(s.ranges))
@@ -251,7 +249,7 @@ class Columns(Scans):
         if region is not None:
             self.drain()
             self.out.close()
-            self.copied(region)
+            self.close_parallel(region)
 
     def column_reduce(self, s: loop.Reduce, inner: loop.Range, tile: int, available: set[str]) -> None:
         self.note(s.body)
@@ -306,7 +304,7 @@ class Columns(Scans):
         self.varying, self.along = set(), ""
         if region is not None:
             self.out.close()
-            self.copied(region)
+            self.close_parallel(region)
         for a in s.accumulators:
             if self.cut:
                 self.join_parts(a, tile)
@@ -329,8 +327,8 @@ class Columns(Scans):
         self.out(f"for (int64_t other = at; other < at + {self.group}; ++other) {to}_w[other] = {to}_x;")
         self.out.close()
 
-    def open_parts(self, s: loop.Reduce, tile: int, bounds: dict[str, tuple[str, str]]) -> int:
-        """Cuts the rows that few columns are reduced over into parts, as many for any number of threads; the region's place."""
+    def open_parts(self, s: loop.Reduce, tile: int, bounds: dict[str, tuple[str, str]]) -> Region:
+        """Cuts the rows that few columns are reduced over into parts, as many for any number of threads."""
         for a in s.accumulators:
             for to, kind in zip(a.to, self.lane_kinds(a), strict=True):
                 self.out(f"alignas(64) {'double' if blocked(a) else kind} {to}_p[{CUTS * tile}];")
@@ -341,7 +339,7 @@ class Columns(Scans):
         unit = ROWS if longest is s.ranges[-1] else 1
         self.out(f"const int64_t {each} = max_int(({length} + {CUTS * unit - 1}) / {CUTS * unit} * {unit}, 1);")
         self.out(f"const int64_t {self.parts} = ({length} + {each} - 1) / {each};")
-        region = self.pragma(" for schedule(static)")
+        region = self.open_parallel(sharing=" for schedule(static)")
         self.out.open(f"for (int64_t part = 0; part < {self.parts}; ++part)")
         self.out(f"const int64_t {start} = part * {each}, {stop} = min_int({start} + {each}, {length});")
         bounds[longest.var] = (start, stop)

@@ -19,7 +19,7 @@ from reference_backends.cpp_cpu import attention, compiler, contraction, grouped
 from reference_backends.cpp_cpu import program as launching
 from reference_backends.cpp_cpu.analysis import collides, loads
 from reference_backends.cpp_cpu.horizontal import Horizontal, Shared, shared
-from reference_backends.cpp_cpu.table import CTYPES, OPS
+from reference_backends.cpp_cpu.table import OPS
 from reference_backends.cpp_cpu.turned_columns import turned
 from vendor_sdk import Emitter, Entry, Launch, Limits, LoopKernel, Program, index, loop
 
@@ -48,14 +48,8 @@ class KernelText(Horizontal):
         return nest if found is None or self.as_columns(found) is None else found
 
     def signature(self) -> str:
-        parts = []
-        for p in self.kernel.params:
-            qualifier = "const " if p.role == "in" else ""
-            parts.append(f"{qualifier}{CTYPES[p.dtype]} *RESTRICT {p.name}")
-        for s in self.kernel.symbols:
-            parts.append(f"const {CTYPES[s.dtype]} {self.symbol(s.name)}")
-        parts.append("Spare spare")
-        return f'extern "C" int32_t {self.kernel.name}({", ".join(parts)})'
+        parts = [f"{kind}{name}" for name, kind in self.arguments().items()]
+        return f'extern "C" int32_t {self.kernel.name}({", ".join((*parts, "Spare spare"))})'
 
     def text(self) -> str:
         self.out.depth = 0

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from reference_backends.cpp_cpu.analysis import along, collides, iterations, plain, repeated, scatters, work
-from reference_backends.cpp_cpu.columns import GRAIN
 from reference_backends.cpp_cpu.reductions import kinds
 from reference_backends.cpp_cpu.scans import side_by_side, turned_scan
 from reference_backends.cpp_cpu.sliding import window
+from reference_backends.cpp_cpu.statements import GRAIN, Region
 from reference_backends.cpp_cpu.table import CTYPES
 from reference_backends.cpp_cpu.tiles import Tiles, crossing
 from vendor_sdk import index, loop
@@ -38,8 +38,8 @@ def shareable(s: loop.Stmt) -> bool:
 class Nests(Tiles):
     """Text of whole nests."""
 
-    region: int | None
-    """Where the open parallel region is, if there is one."""
+    region: Region | None
+    """The open parallel region, if there is one."""
 
     def nest(self, nest: loop.Nest) -> None:
         """A nest of the kernel itself."""
@@ -131,11 +131,7 @@ class Nests(Tiles):
     def open_region(self, total: index.Int, serial: bool) -> bool:
         """Opens a block that all threads run, where ``total`` iterations are worth it; whether they do."""
         parallel = not serial and (total.value is None or total.value >= GRAIN)
-        if parallel:
-            clause = f" if({index.to_c(total)} >= {GRAIN})" if total.value is None else ""
-            self.region = self.pragma(clause)
-        else:
-            self.region = None
+        self.region = self.open_parallel(total) if parallel else None
         self.out.open("")
         return parallel
 
@@ -147,7 +143,7 @@ class Nests(Tiles):
         self.drain()
         self.out.close()
         if self.region is not None:
-            self.copied(self.region)
+            self.close_parallel(self.region)
 
     def drain(self) -> None:
         """Lets others see what this thread stored past the caches."""
@@ -217,8 +213,7 @@ class Nests(Tiles):
                 self.out(f"{kind} {to}_p[{CHUNKS}];")
         # Vectors of all chains, but for the last chunk.
         self.out(f"const int64_t {chunk} = ({length} + {CHUNKS * 64 - 1}) / {CHUNKS * 64} * 64;")
-        clause = f" if({index.to_c(size)} >= {GRAIN})" if size.value is None else ""
-        region = self.pragma(f" for schedule(static){clause}")
+        region = self.open_parallel(size, " for schedule(static)")
         self.out.open(f"for (int64_t {part} = 0; {part} < {CHUNKS}; ++{part})")
         self.out(f"const int64_t {start} = min_int({part} * {chunk}, {length});")
         self.out(f"const int64_t {stop} = min_int({start} + {chunk}, {length});")
@@ -227,7 +222,7 @@ class Nests(Tiles):
             for to in a.to:
                 self.out(f"{to}_p[{part}] = {to}_w;")
         self.out.close()
-        self.copied(region)
+        self.close_parallel(region)
         for a in s.accumulators:
             self.declare(a, "_w")
             self.out.open(f"for (int64_t {part} = 0; {part} < {CHUNKS}; ++{part})")

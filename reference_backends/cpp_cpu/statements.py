@@ -13,6 +13,8 @@ from reference_backends.cpp_cpu.table import CTYPES, OPS, combined, literal
 from vendor_sdk import LoopKernel, index, loop
 
 HALVES = (torch.bfloat16, torch.float16)
+GRAIN = 32768
+"""Iterations from which on threads are worth it."""
 
 
 def _rounded(kernel: LoopKernel) -> frozenset[str]:
@@ -47,6 +49,21 @@ class Writer:
             self("}" + (after if left == 0 else ""))
 
 
+@dataclass(frozen=True)
+class Region:
+    """A statement that threads run.
+
+    Attributes:
+        place: of its first line.
+        sharing: as ``Statements.open_parallel`` has it.
+        worth: the condition under which threads are worth it; empty: always.
+    """
+
+    place: int
+    sharing: str
+    worth: str
+
+
 class Statements:
     """Text of a kernel's statements. A value of the loop IR is a C++ constant of its name."""
 
@@ -62,21 +79,52 @@ class Statements:
         """Shape symbols are torch's short names; anything else could clash with a name of C++."""
         return name if self.symbols[name].role == "size" else f"arg_{name}"
 
-    def pragma(self, text: str) -> int:
-        """Opens a parallel region; its place, for ``copied``."""
-        self.out(f"#pragma omp parallel{text}")
-        return len(self.out.lines) - 1
+    def open_parallel(self, total: index.Int | None = None, sharing: str = "") -> Region:
+        """Opens a statement that all threads run; where it is not known yet whether ``total`` iterations are worth it, one that
+        this thread may run alone.
 
-    def copied(self, region: int) -> None:
+        Args:
+            sharing: how its loop's iterations are shared, if it is a loop: what follows ``omp``.
+        """
+        worth = f"{index.to_c(total)} >= {GRAIN}" if total is not None and total.value is None else ""
+        region = Region(len(self.out.lines), sharing, worth)
+        self.out("")
+        if worth and sharing:
+            self.out(f"#pragma omp{sharing}")
+        return region
+
+    def close_parallel(self, region: Region) -> None:
         """Gives threads copies of the arguments that a finished region reads: shared ones are behind pointers, and every store
-        of a vector might change them for all that the compiler knows."""
+        of a vector might change them for all that the compiler knows.
+
+        A region that one thread may run alone is a function: OpenMP's own condition makes a team of one, which takes longer
+        than a small kernel.
+        """
         lines = self.out.lines
-        words = {word for line in lines[region + 1 :] for word in re.findall(r"\w+", line)}
-        arguments = [p.name for p in (*self.kernel.params, *self.kernel.scratch)]
-        arguments += [*map(self.symbol, self.symbols), "past_caches"]
-        names = [name for name in arguments if name in words]
-        if names:
-            lines[region] += f" firstprivate({', '.join(names)})"
+        words = {word for line in lines[region.place + 1 :] for word in re.findall(r"\w+", line)}
+        scratch = {p.name: f"{CTYPES[p.dtype]} *const " for p in self.kernel.scratch}
+        known = {**self.arguments(), **scratch, "past_caches": "const bool "}
+        read = {name: kind for name, kind in known.items() if name in words}
+        private = f" firstprivate({', '.join(read)})" if read else ""
+        if not region.worth:
+            lines[region.place] = f"#pragma omp parallel{region.sharing}{private}"
+            return
+        name = self.fresh("region")
+        given = ", ".join(f"{kind}{name}" for name, kind in read.items())
+        lines[region.place] = "  " * self.out.depth + f"const auto {name} = [&]({given}) __attribute__((noinline)) {{"
+        call = f"{name}({', '.join(read)});"
+        self.out("};")
+        self.out.open(f"if ({region.worth})")
+        self.out(f"#pragma omp parallel{private}")
+        self.out(call)
+        self.out.close()
+        self.out(f"else {call}")
+
+    def arguments(self) -> dict[str, str]:
+        """Names of buffers and symbols that the kernel is given, and what they are declared as before their names."""
+        kinds = {p.name: f"{'const ' if p.role == 'in' else ''}{CTYPES[p.dtype]} *RESTRICT " for p in self.kernel.params}
+        kinds |= {self.symbol(s.name): f"const {CTYPES[s.dtype]} " for s in self.kernel.symbols}
+        return kinds
 
     def fresh(self, prefix: str) -> str:
         self.counter += 1
