@@ -195,6 +195,18 @@ def test_reading_refuses_anything_else(source: str) -> None:
         read(source)
 
 
+def _copy(place: ix.Int, size: int) -> LoopKernel:
+    """Three elements at ``place``, a function of the loop variable i."""
+    params = Param("x", F32, ix.wrap(size), "in"), Param("y", F32, ix.wrap(3), "out")
+    stores = Load("a", "x", place, F32), Store("y", ix.variable("i", 3), "a")
+    return LoopKernel("copy", params, (), (Nest((Range("i", ix.wrap(3)),), stores),))
+
+
+def test_the_verifier_takes_the_first_and_the_last_element() -> None:
+    for place in (ix.variable("i", 3) * 2 + 1, ix.variable("i", 3) * -2 + 4, ix.variable("i", 3) + 3):
+        verify(_copy(place, 6))
+
+
 def _broken() -> list[tuple[str, LoopKernel]]:
     good = softmax()
     nest = good.body[0]
@@ -214,6 +226,8 @@ def _broken() -> list[tuple[str, LoopKernel]]:
         ("param's dtype", body(Const("b", 1.0, torch.float64), Store("y", ix.ZERO, "b"))),
         ("no loop variable", body(dataclasses.replace(load, index=ix.symbol("q")))),
         ("mask and other", body(Const("t", True, torch.bool), dataclasses.replace(load, mask="t"))),
+        ("elements 2 to 6 of a param of 6", _copy(ix.variable("i", 3) * 2 + 2, 6)),
+        ("elements -1 to 1 of a param of 6", _copy(ix.variable("i", 3) - 1, 6)),
         ("no reduce of", body(Reduce((), (load,), (Accumulator(("b",), "logaddexp", ("a",), F32),)))),
     ]
 

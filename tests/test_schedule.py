@@ -296,6 +296,27 @@ def test_concatenation_of_three_along_any_dimension(dim: int) -> None:
     assert len(program.kernels) == 1
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("first", [0, 3, 5])
+@pytest.mark.parametrize("then", ["sum", "softmax", "cumsum", "pointwise"])
+def test_slices_of_one_tensor_keep_their_own_loops(then: str, first: int, dim: int) -> None:
+    """Elements of one are in step with those of another, at a distance, and beyond the end of its results."""
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        part = x.narrow(dim, 5, 5) * 2
+        reduced = {"sum": part.sum(dim), "softmax": part.softmax(dim), "cumsum": part.cumsum(dim), "pointwise": part.cos()}
+        return x.narrow(dim, first, 5).exp(), reduced[then]
+
+    def turned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        part = x.narrow(dim, first, 5) * 2
+        return x.narrow(dim, 5, 5).exp(), part.sum(1 - dim)
+
+    x = torch.randn(10, 10)
+    for function in (run, turned):
+        program = compiled(function, (x,))
+        _check(program.run(x), function(x))
+
+
 @pytest.mark.parametrize("columns", [1, 5])
 def test_rows_of_which_a_view_takes_some_are_all_computed(columns: int) -> None:
     register_toys()

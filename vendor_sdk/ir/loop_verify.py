@@ -1,4 +1,4 @@
-"""Rules of the loop IR, checked: run after every stage in tests and in debug mode."""
+"""Rules of the loop IR, checked: tests run it on what is lowered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from vendor_sdk.ir.loop_ops import ACCEPTS, COMBINE, NARROW, OPS
 
 def verify(kernel: LoopKernel) -> None:
     """Raises ``AssertionError`` naming the kernel and the first statement that breaks a rule: a name used before it is
-    assigned or assigned twice, an unknown param or symbol, a store to an input, an op with operands it does not take."""
+    assigned or assigned twice, an unknown param or symbol, a store to an input, an op with operands it does not take, an
+    element beyond a param of known size."""
     names = [p.name for p in (*kernel.params, *kernel.scratch)] + [s.name for s in kernel.symbols]
     _require(len(set(names)) == len(names), kernel, "two params or symbols share a name")
     scope = _Scope(kernel, {s.name for s in kernel.symbols if s.role == "size"})
@@ -53,14 +54,31 @@ class _Scope:
     types: dict[str, torch.dtype] = field(default_factory=dict)
     assigned: set[str] = field(default_factory=set)
     locals: dict[str, torch.dtype] = field(default_factory=dict)
+    sizes: dict[str, int | None] = field(default_factory=dict)
+    """Of loop variables."""
 
     def inner(self, ranges: Sequence[Range], where: Stmt) -> _Scope:
-        scope = _Scope(self.kernel, set(self.integers), dict(self.types), self.assigned, dict(self.locals))
+        scope = _Scope(self.kernel, set(self.integers), dict(self.types), self.assigned, dict(self.locals), dict(self.sizes))
         for r in ranges:
             self.index(r.size, where)
             _require(r.var not in scope.integers, where, f"loop variable {r.var} is already bound")
             scope.integers.add(r.var)
+            scope.sizes[r.var] = r.size.value
         return scope
+
+    def inside(self, stmt: Load | Store) -> None:
+        """An access without a mask, at a sum of multiples of loop variables, is to one of the param's elements each time."""
+        size = next((p.size.value for p in (*self.kernel.params, *self.kernel.scratch) if p.name == stmt.param), None)
+        counts = {name: self.sizes.get(name) for name in ix.symbols(stmt.index)}
+        steps = {name: ix.stride(stmt.index, name) for name in counts}
+        if stmt.mask is not None or size is None or not all(self.sizes.values()):
+            return
+        first = ix.substitute(stmt.index, dict.fromkeys(counts, ix.ZERO)).value
+        ends = [step.value * (n - 1) for name, n in counts.items() if n and (step := steps[name]) and step.value is not None]
+        if first is None or len(ends) < len(counts):
+            return
+        least, most = (first + sum(pick(end, 0) for end in ends) for pick in (min, max))
+        _require(least >= 0 and most < size, stmt, f"elements {least} to {most} of a param of {size}")
 
     def index(self, expression: ix.Int, where: object) -> None:
         for name in ix.symbols(expression):
@@ -91,6 +109,7 @@ class _Scope:
         if isinstance(stmt, Load):
             self.index(stmt.index, stmt)
             _require(self.param(stmt.param, stmt) == stmt.dtype, stmt, "a load has its param's dtype")
+            self.inside(stmt)
             _require((stmt.mask is None) == (stmt.other is None), stmt, "mask and other come together")
             if stmt.mask is not None and stmt.other is not None:
                 _require(self.value(stmt.mask, stmt) == torch.bool, stmt, "a mask is bool")
@@ -160,6 +179,7 @@ class _Scope:
     def store(self, stmt: Store) -> None:
         self.index(stmt.index, stmt)
         dtype = self.param(stmt.param, stmt)
+        self.inside(stmt)
         written = stmt.param in self.locals or self.kernel.param(stmt.param).role != "in"
         _require(written, stmt, "a store needs an output")
         _require(self.value(stmt.value, stmt) == dtype, stmt, "a stored value has its param's dtype")

@@ -325,14 +325,15 @@ def _leading(group: Group, values: Solution, across: set[str]) -> bool:
 
 
 def _adopt(group: Group, read: Index, place: Index) -> Solution | None:
-    """The group's loop variables in the reader's own, where the value read takes each of them once."""
+    """The group's loop variables in the reader's own, where the value read takes each of them once, and the reader reads what
+    the loops run over: of a value that both read, another slice may be in step with theirs."""
     found: Solution = {}
     for own, loop in zip(read, place, strict=True):
         name = plain(loop)
         if name is None:
             if loop != own:
                 return None
-        elif name in found:
+        elif name in found or not (ix.nonnegative(own) and ix.less(own, group.rows[name])):
             return None
         else:
             found[name] = own
