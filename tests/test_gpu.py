@@ -319,6 +319,14 @@ def test_a_block_of_a_diffusion_model_trains_in_halves(half: torch.dtype) -> Non
         assert float((ours - wanted).norm()) <= allowed
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 11])
+def test_pools_of_small_images(size: int) -> None:
+    """Places of their windows are numbers of a few bits, which compilers pack."""
+    pool = torch.nn.AdaptiveAvgPool2d(7)
+    x = torch.randn(2, 3, size, size + 1, device="cuda")
+    torch.testing.assert_close(torch.compile(pool, backend=BACKEND)(x), pool(x))
+
+
 def test_products_in_generated_triton() -> None:
     with mock.patch("reference_backends.triton_gpu.products.takes_over", return_value=vendor_sdk.Supported()):
         assert not triton_products.wrong(BACKEND, "cuda")

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import vendor_sdk
-from reference_backends.triton_gpu import compiler, flash_launch, grouped, launch, machine_code
+from reference_backends.triton_gpu import compiler, flash_launch, grouped, launch, machine_code, ptx
 from reference_backends.triton_gpu.machine import TARGETS
 from reference_backends.triton_gpu.machine_code import Argument
 from vendor_sdk import Decline, MachineError, NodeContext, OptionError, TensorInfo
@@ -408,3 +408,47 @@ def test_what_other_threads_parsing_disturbs_is_done_again() -> None:
     with pytest.raises(RuntimeError):
         machine_code.undisturbed(other)
     assert other() == 5, "not asked again"
+
+
+@needs_triton
+def test_no_program_adds_packed_numbers(cache: Path) -> None:
+    """Places of windows are small enough for LLVM to pack, and ptxas forgets what it adds to them."""
+    vendor_sdk.explain(
+        lambda x: F.adaptive_avg_pool2d(x, 7), torch.randn(2, 2, 6, 6), backend="triton_gpu", options=H100, show=False
+    )
+    (program,) = cache.glob("*/*.ptx")
+    text = program.read_text()
+    assert "halves4" in text, "nothing was mended: take a pattern that LLVM still packs"
+    assert "16x2" not in text
+
+
+def test_what_is_mended_adds_both_halves() -> None:
+    text = "\tadd.s16x2 \t%r3, %r1, %r2;\n\tadd.s32 \t%r4, %r3, 1;\n\tadd.u16x2 %r5, %r3, %r4;"
+    first, kept, second = ptx.mended(text).splitlines()
+    assert kept == "\tadd.s32 \t%r4, %r3, 1;"
+    for line, (result, left, right) in ((first, ("%r3", "%r1", "%r2")), (second, ("%r5", "%r3", "%r4"))):
+        assert "16x2" not in line
+        for part in (f"}}, {left};", f"}}, {right};", f"mov.b32 {result}, {{"):
+            assert part in line
+
+
+@needs_triton
+def test_hooks_of_others_are_called_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    seen = []
+
+    def theirs(*given: Any) -> tuple[str, str] | None:
+        seen.append(given)
+        return None if given else ("key", "digest")
+
+    knobs = triton.knobs.runtime
+    monkeypatch.setattr(knobs, "add_stages_inspection_hook", theirs)
+    ptx.install()
+    ptx.install()
+    stages = {"ptx": lambda source, metadata: source}
+    knobs.add_stages_inspection_hook("backend", stages, "options", "language", 90)
+    assert seen == [("backend", stages, "options", "language", 90)]
+    assert "16x2" not in stages["ptx"]("add.s16x2 %r3, %r1, %r2;", {})
+    key, digest = knobs.add_stages_inspection_hook()
+    assert (key, digest) == (f"key-{ptx.KEY}", f"digest-{ptx.KEY}")

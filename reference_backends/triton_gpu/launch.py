@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 
 import torch
 
+from reference_backends.triton_gpu import ptx
 from reference_backends.triton_gpu.machine import Machine, machine
 from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of, undisturbed
 from reference_backends.triton_gpu.table import FLOAT8
@@ -317,6 +318,7 @@ class Launcher:
     ) -> None:
         import triton
 
+        ptx.install()
         self.kernel, self.kind, self.thread, self.told, self.waits = kernel, kind, thread, told, waits
         self.sizes = sizes
         self.driver, self.settings = triton.runtime.driver, triton.knobs.runtime
