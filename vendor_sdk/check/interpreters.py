@@ -128,6 +128,8 @@ class Eager(fx.Interpreter):
             return self.draws.draw(node, args, kwargs)
         if node.target in TRANSFERS:
             return self.transfer(node, args[0])
+        if node.target is torch.ops.aten.view.default:
+            return args[0].reshape(args[1])  # Where dtypes or kernels are others than in the trace, strides may be, too.
         if self.logical and node.target in _OF_STRIDES:
             args = (args[0].contiguous(), *args[1:])
         return self.compute(node, args, kwargs)
@@ -139,7 +141,7 @@ class Eager(fx.Interpreter):
         return value.to(node.meta["val"].dtype)
 
     def compute(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return node.target(*args, **kwargs)  # type: ignore[operator]
+        return _called(node.target, args, kwargs)
 
 
 class Wide(Eager):
@@ -179,7 +181,7 @@ class Wide(Eager):
             except (TypeError, RuntimeError, NotImplementedError):
                 pass
         own = _narrowed(node, args, kwargs)
-        return node.target(*own[0], **own[1])  # type: ignore[operator]
+        return _called(node.target, *own)
 
     def _rounded(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -213,7 +215,23 @@ class Wide(Eager):
         return value + scale.nan_to_num(0, 0, 0) * (2 * random - 1)
 
 
-_OF_STRIDES = frozenset((torch.ops.aten.view.default, torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default))
+def _called(target: Any, args: Any, kwargs: Any) -> Any:
+    """What an operator computes; on the CPU where it is one of the CPU alone, as torch's attention of two results is."""
+    try:
+        return target(*args, **kwargs)
+    except NotImplementedError:
+        tensors = [x for x in torch_private.pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if all(x.device.type == "cpu" for x in tensors):
+            raise
+        results = target(*_moved_to("cpu", args), **_moved_to("cpu", kwargs))
+        return _moved_to(tensors[0].device, results)
+
+
+def _moved_to(device: Any, values: Any) -> Any:
+    return torch_private.pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), values)
+
+
+_OF_STRIDES = frozenset((torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default))
 """Operators for which strides count."""
 
 

@@ -266,9 +266,11 @@ class _Kernels:
         for slot, param in zip(slots, kernel.params[len(inputs) :], strict=True):
             fake, shape = fakes[slot], shapes[slot]
             if param.role == "inout":
-                old = self._old(node, slot)
-                result = old.reshape(shape).to(fake.dtype).clone(memory_format=torch.contiguous_format)
-                result = self.runtime.to_device(result, fake.dtype, False) if device and call is not None else result
+                result = (
+                    self._old(node, slot, int(ix.evaluate(param.size, self.draws.sizes))).reshape(shape).to(fake.dtype).clone()
+                )
+                if call is not None:
+                    result = self.runtime.to_device(result, fake.dtype, False) if device else result.to(fake.device)
             elif device and call is not None:
                 result = self.runtime.empty(tuple(shape), fake.dtype)
             else:
@@ -283,13 +285,13 @@ class _Kernels:
             call.launch((*flats, *results), taken)
         return [self._back(result, fakes[slot]) for result, slot in zip(results, slots, strict=True)]
 
-    def _old(self, node: fx.Node, slot: Slot) -> torch.Tensor:
-        """The operand over which a result is written."""
+    def _old(self, node: fx.Node, slot: Slot, size: int) -> torch.Tensor:
+        """The operand over which a result is written, as flat memory."""
         owner = self.of.in_place[slot]
         gone = [n for n in self.of.lowered[node].inputs if n not in self.of.emitted[node].inputs]
         source = next(n for n in gone if n is owner[0] or (n.target is operator.getitem and n.args == (owner[0], owner[1])))
-        value = laid(self.values[source.name], order_of(source))
-        return value.as_strided((value.numel(),), (1,))
+        old: torch.Tensor = self._buffer(source, size, interpreted=True)
+        return old
 
     def _buffer(self, source: fx.Node, size: int, *, interpreted: bool) -> Any:
         """An operand: for launches as the wrapper passes it, for the interpreter as the flat memory that it stands for."""
