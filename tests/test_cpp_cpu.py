@@ -158,6 +158,30 @@ def test_bags_check_indices_and_offsets() -> None:
         KERNELS["_embedding_bag"](weight, entries, torch.tensor([0, 2, 1]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [0, 1, 17, 64, 83])
+def test_bags_of_rows_of_any_width(width: int, dtype: torch.dtype) -> None:
+    """Whole vectors of columns and what is left of them; so many entries that threads share the rows of the gradient."""
+    rows, bags, padding = 50, 40, 7
+    weight, gradient = torch.randn(rows, width, dtype=dtype), torch.randn(bags, width, dtype=dtype)
+    entries = torch.randint(0, rows, (2000,))
+    first = torch.cat((torch.zeros(2, dtype=torch.int64), torch.randint(0, 2000, (bags - 2,)).sort().values))
+    tolerance = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 300 * min(torch.finfo(dtype).eps, 1e-6)}
+    for mode, factor in (("sum", None), ("sum", torch.randn(2000, dtype=dtype)), ("mean", None), ("max", None)):
+        exact = weight.double().requires_grad_()
+        scales = None if factor is None else factor.double()
+        expected = torch.nn.functional.embedding_bag(
+            entries, exact, first, mode=mode, per_sample_weights=scales, padding_idx=padding
+        )
+        number = ("sum", "mean", "max").index(mode)
+        out, *kept = KERNELS["_embedding_bag"](weight, entries, first, False, number, False, factor, False, padding)
+        torch.testing.assert_close(out.double(), expected, **tolerance)
+        known = (entries, first, *kept, rows, False, number, False, factor, padding)
+        found = KERNELS["_embedding_bag_backward"](gradient, *known)
+        (wanted,) = torch.autograd.grad(expected, exact, gradient.double())
+        torch.testing.assert_close(found.double(), wanted, **tolerance)
+
+
 def test_special_functions_against_scipy() -> None:
     special = pytest.importorskip("scipy.special")
     x = torch.linspace(0.3, 15.0, 301, dtype=torch.float64)

@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 _antialias_library = Written("base.h", "antialias.cpp")
-_bags_library = Written("base.h", "bags.cpp")
+_bags_library = Written("base.h", "vector.h", "bags.cpp")
 
 
 def _step(inputs: int, outputs: int, aligned: bool, factor: float | None) -> float:

@@ -509,6 +509,8 @@ template <> struct Plain<f16> : Plain<bf16> {};
 template <> struct Plain<uint32_t> : Plain<int32_t> {};
 template <> struct Plain<float> { static constexpr bool value = true, floating = true, half = false; };
 template <> struct Plain<double> : Plain<float> {};
+template <class, class> struct Same { static constexpr bool value = false; };
+template <class T> struct Same<T, T> { static constexpr bool value = true; };
 template <bool, class T = void> struct When {};
 template <class T> struct When<true, T> { typedef T type; };
 
@@ -539,7 +541,7 @@ template <class To, class From> struct Resize<To, From, 8, 8> {
 };
 // Between integers, between floats, from integers to floats.
 template <class To, class From>
-struct VectorConvert<To, From, typename When<Plain<To>::value && Plain<From>::value && (Plain<To>::floating || !Plain<From>::floating)>::type> {
+struct VectorConvert<To, From, typename When<!Same<To, From>::value && Plain<To>::value && Plain<From>::value && (Plain<To>::floating || !Plain<From>::floating)>::type> {
   INLINE_METHOD static V<To> apply(V<From> a) { return Resize<To, From, sizeof(To), sizeof(From)>::apply(a); }
 };
 template <class T> struct VectorConvert<T, T, void> { INLINE_METHOD static vec<T> apply(vec<T> a) { return a; } };
