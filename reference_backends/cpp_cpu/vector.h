@@ -335,6 +335,12 @@ template <class T> INLINE void store(T *p, V<T, 8> v, Tail t, bool) { store_pack
 template <class L> INLINE void store(bool *p, B m, L live, bool past_caches) {
   store((uint8_t *)p, V<uint8_t>(as_bytes(m)), live, past_caches);
 }
+// A vector whose lanes are read one by one, which costs less from memory than from a register.
+template <class T> struct InMemory {
+  T at[LANES];
+  INLINE_METHOD explicit InMemory(vec<T> v) { store(at, v, Full(), false); }
+  INLINE_METHOD T operator[](int lane) const { return at[lane]; }
+};
 
 // One lane at a time, for what has no vector form: `f(lane)` for each lane that lives.
 template <class T, class L, class F> INLINE vec<T> per_lane(L live, F f) {

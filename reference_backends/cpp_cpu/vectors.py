@@ -357,11 +357,16 @@ class Vectors(Statements):
     def store_lanes(self, s: loop.Store) -> None:
         """One lane after the other, in order: lanes may meet in one element."""
         self.out.open("")
+        own = (index.symbols(s.index).keys() | {n for n in (s.value, s.mask) if n is not None}) & self.varying
+        values = sorted(own - {self.along})
         self.out(f"const int64_t {self.along}_0 = {self.along};")
+        for n in values:
+            self.out(f"const InMemory<{CTYPES[self.types[n]]}> {n}_m({n}_v);")
+        self.out("#pragma GCC unroll 16")
         self.out.open(f"for (int {LANE} = 0; {LANE} < live.n; ++{LANE})")
-        names = [n for n in (s.value, s.mask) if n is not None]
-        declared = self.lanes(s.index, *names)
-        if declared:
-            self.out(declared.strip())
+        if self.along in own:
+            self.out(f"const int64_t {self.along} = {self.along}_0 + {LANE};")
+        for n in values:
+            self.out(f"const auto {n} = {n}_m[{LANE}];")
         self.store(s)
         self.out.close(2)
