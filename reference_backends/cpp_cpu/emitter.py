@@ -3,7 +3,7 @@
 The text is made in layers, a class and a file each: ``statements`` (one iteration, one number at a time), ``vectors`` (loops
 without loops inside), ``reductions`` (sums and extremes of one iteration), ``scans`` (running results), ``columns`` (reductions
 across memory), ``sliding`` (windows of many elements), ``tiles`` (nests that transpose), ``nests`` (threads, buffers of one
-iteration), ``horizontal`` (nests side by side). This file joins them to kernels.
+iteration), ``horizontal`` (nests side by side), ``rows`` (nests joined row by row). This file joins them to kernels.
 
 Results do not depend on the number of threads: what is summed apart is cut by sizes alone.
 """
@@ -17,8 +17,9 @@ import torch
 
 from reference_backends.cpp_cpu import attention, compiler, contraction, grouped, machine, units
 from reference_backends.cpp_cpu import program as launching
-from reference_backends.cpp_cpu.analysis import collides, loads
+from reference_backends.cpp_cpu.analysis import collides, loads, scatters
 from reference_backends.cpp_cpu.horizontal import Horizontal, Shared, shared
+from reference_backends.cpp_cpu.rows import Rows, by_rows
 from reference_backends.cpp_cpu.table import OPS
 from reference_backends.cpp_cpu.turned_columns import turned
 from vendor_sdk import Emitter, Entry, Launch, Limits, LoopKernel, Program, index, loop
@@ -34,10 +35,14 @@ class KernelText(Horizontal):
 
     def __init__(self, kernel: LoopKernel) -> None:
         super().__init__(kernel)
-        self.kernel = replace(kernel, body=tuple(map(self.turned, kernel.body)))
-        self.functions, self.before = {}, []
         self.params = {p.name: p for p in (*kernel.params, *kernel.scratch)}
-        self.streamed = frozenset(p.name for p in kernel.params if p.role == "out") - {s.param for s in loads(kernel.body)}
+        sizes = {name: p.dtype.itemsize for name, p in self.params.items()}
+        self.kernel = replace(kernel, body=by_rows(list(map(self.turned, kernel.body)), sizes))
+        self.functions, self.before = {}, []
+        # What is touched again, at once in a joined nest, is better in a cache.
+        again = {s.param for s in loads(kernel.body)}
+        again |= {s.param for nest in self.kernel.body if isinstance(nest, Rows) for s in scatters(nest.body)}
+        self.streamed = frozenset(p.name for p in kernel.params if p.role == "out") - again
 
     def turned(self, nest: loop.Nest) -> loop.Nest:
         """A nest as it is, or whose rows run as columns if some of their operands lie across memory."""

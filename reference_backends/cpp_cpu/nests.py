@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from reference_backends.cpp_cpu.analysis import along, collides, iterations, plain, repeated, scatters, work
 from reference_backends.cpp_cpu.reductions import kinds
+from reference_backends.cpp_cpu.rows import Rows
 from reference_backends.cpp_cpu.scans import side_by_side, turned_scan
 from reference_backends.cpp_cpu.sliding import window
 from reference_backends.cpp_cpu.statements import GRAIN, Region
@@ -43,6 +44,9 @@ class Nests(Tiles):
 
     def nest(self, nest: loop.Nest) -> None:
         """A nest of the kernel itself."""
+        if isinstance(nest, Rows):
+            self.rows(nest, serial=False)
+            return
         serial = collides(nest)
         if not nest.ranges:
             self.single(nest.body)
