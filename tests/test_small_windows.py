@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tests import fusing
-from vendor_sdk.ir.loop import Load, LoopKernel, Reduce, walk
+from vendor_sdk.ir.loop import Load, Local, LoopKernel, Reduce, walk
 
 Tensor = torch.Tensor
 WRITTEN = replace(fusing.ROOM, window=25)
@@ -137,3 +137,18 @@ def test_what_ends_a_convolution_of_each_channel_is_one_kernel_of_vectors(
     assert "load_at(" not in inside
     assert "per_lane" not in text
     assert ("load_at(" in before) == (layout == torch.channels_last)
+
+
+def test_weights_of_channels_that_are_neighbours_are_copied_side_by_side() -> None:
+    """The windows stay loops, in which a weight is read once for several results."""
+    inputs = [torch.randn(2, 7, 9, 8), torch.randn(8, 1, 3, 3)]
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return depthwise(x.permute(0, 3, 1, 2), w).permute(0, 2, 3, 1).clone()
+
+    compiled = fusing.compiled(function, inputs, WRITTEN)
+    (kernel,) = (each.kernel for each in compiled.kernels.values())
+    assert reductions([kernel]) == 1
+    assert sum(isinstance(s, Local) for s in walk(kernel.body)) == 1
+    (found,) = compiled.run(*inputs)
+    torch.testing.assert_close(found, function(*inputs), rtol=1e-5, atol=1e-5)

@@ -46,7 +46,9 @@ def written(nest: Nest, limits: Limits) -> Nest:
     few = min(FEW, limits.window)
     long = any(_count(s) > (few if _weighs(s, lanes) else limits.window) for s in windows)
     if long or terms > STATEMENTS:
-        return staged(nest, lanes, limits) or _tables_beside(nest, windows, lanes, limits)
+        return staged(nest, lanes, limits) or _tables_beside(nest, windows, lanes, limits) or nest
+    if (beside := _tables_beside(nest, windows, lanes, limits)) is not None:
+        return beside
     copies = Copies(integers(nest.body), {s.param for s in nest.body if isinstance(s, Store)})
     for s in nest.body:
         if isinstance(s, Reduce):
@@ -66,16 +68,16 @@ def _tables_first(ranges: tuple[Range, ...], body: tuple[Stmt, ...], lanes: Rang
     return Nest((lanes,), (*tables, rest))
 
 
-def _tables_beside(nest: Nest, windows: Sequence[Reduce], lanes: Range, limits: Limits) -> Nest:
-    """A nest of long windows around copies of what each of ``lanes`` has of its own, apart from its neighbours', and a nest
-    that reads it side by side."""
+def _tables_beside(nest: Nest, windows: Sequence[Reduce], lanes: Range, limits: Limits) -> Nest | None:
+    """A nest of windows around copies of what each of ``lanes`` has of its own, apart from its neighbours', and a nest that
+    reads it side by side."""
     (window, *more) = windows
     inside = {r.var for r in window.ranges}
     apart = [s for s in window.body if isinstance(s, Load) and _is_table(s, lanes, inside)]
     apart = [s for s in apart if ix.stride(s.index, lanes.var) not in (0, 1)]
     size = ix.product([*(r.size for r in window.ranges), lanes.size])
     if more or len(apart) != 1 or size.value is None or size.value * apart[0].dtype.itemsize > limits.local_bytes:
-        return nest
+        return None
     (load,) = apart
     param = Param(f"{load.to}_table", load.dtype, size, "local")
     position = ix.ZERO
