@@ -44,6 +44,8 @@ PARTS = 16
 """Tiles that neighbouring results are cut into, where there is nothing else for threads to share."""
 LEAST = 64
 """Results accumulated at once at least."""
+UNKNOWN = 256
+"""Results for whose accumulation there is room where threads share as many as only the call knows."""
 LOCAL_BYTES = 1 << 22
 """Of the buffers that a tile of so many columns may have."""
 ROWS = 8
@@ -109,7 +111,10 @@ class Columns(Scans):
         inner, outer = nest.ranges[-1], nest.ranges[:-1]
         apart = index.product([r.size for r in outer]).value
         parts = 1 if self.is_cut(nest) or (apart is not None and apart >= PARTS) else PARTS
-        tile = TILE // parts if inner.size.value is None else min(TILE, -(-inner.size.value // (64 * parts)) * 64)
+        if inner.size.value is None:
+            tile = TILE if parts == 1 else UNKNOWN
+        else:
+            tile = min(TILE, -(-inner.size.value // (64 * parts)) * 64)
         if not any(isinstance(s, loop.Nest) for s in nest.body):
             return tile
         if any(isinstance(s, loop.Local) for s in nest.body):
@@ -132,6 +137,11 @@ class Columns(Scans):
         self.cut = alone and self.is_cut(nest)
         self.group = nest.group if isinstance(nest, Grouped) else 1
         self.base, self.width = self.fresh("base"), self.fresh("width")
+        tile = self.tile_of(nest)
+        step = str(tile)
+        if inner.size.value is None and tile == UNKNOWN:
+            # As many as there would be room for, were their number known.
+            step = index.to_c(index.minimum(index.maximum((inner.size + (64 * PARTS - 1)) // (64 * PARTS) * 64, LEAST), tile))
         if alone:
             parallel = self.open_region(iterations(nest.ranges, nest.body), serial=self.cut)
             self.point_locals(nest.body, "omp_get_thread_num()" if parallel else "0")
@@ -140,10 +150,9 @@ class Columns(Scans):
         for r in outer:
             self.open_loop(r)
         size = index.to_c(inner.size)
-        tile = self.tile_of(nest)
         body = self.in_tile(nest.body, inner, tile)
-        self.out.open(f"for (int64_t {self.base} = 0; {self.base} < {size}; {self.base} += {tile})")
-        self.out(f"const int64_t {self.width} = {self.base} + min_int({tile}, {size} - {self.base});")
+        self.out.open(f"for (int64_t {self.base} = 0; {self.base} < {size}; {self.base} += {step})")
+        self.out(f"const int64_t {self.width} = {self.base} + min_int({step}, {size} - {self.base});")
         turns = nest.turns if isinstance(nest, Turned) else ()
         self.turn(turns, inner, tile, loop.Load)
         varying = self.varying_of(body, inner)
