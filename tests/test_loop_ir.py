@@ -207,6 +207,19 @@ def test_the_verifier_takes_the_first_and_the_last_element() -> None:
         verify(_copy(place, 6))
 
 
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_interpreter_knows_nothing_before_the_first_element(*, stored: bool) -> None:
+    before = ix.variable("i", 3) - 1
+    kernel = _copy(before, 6)
+    if stored:
+        (nest,) = kernel.body
+        load, store = nest.body
+        body = dataclasses.replace(load, index=ix.ZERO), dataclasses.replace(store, index=before)
+        kernel = dataclasses.replace(kernel, body=(dataclasses.replace(nest, body=body),))
+    with pytest.raises(IndexError, match="element -1 of a buffer"):
+        interpret(kernel, [torch.zeros(6), torch.zeros(3)], [])
+
+
 def _broken() -> list[tuple[str, LoopKernel]]:
     good = softmax()
     nest = good.body[0]

@@ -317,6 +317,21 @@ def test_slices_of_one_tensor_keep_their_own_loops(then: str, first: int, dim: i
         _check(program.run(x), function(x))
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("along", [0, 1])
+def test_what_is_read_at_a_distance_is_computed_as_a_whole(along: int, dim: int) -> None:
+    """A sequence and the same moved on by one, over which rows or columns are normalized."""
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.erfinv(x).exp().log1p()
+        moved = torch.nn.functional.pad(y.narrow(along, 0, 9), (0, 0, 1, 0) if along == 0 else (1, 0))
+        return y, moved.softmax(dim)
+
+    x = torch.rand(10, 10)
+    program = compiled(run, (x,))
+    _check(program.run(x), run(x))
+
+
 @pytest.mark.parametrize("columns", [1, 5])
 def test_rows_of_which_a_view_takes_some_are_all_computed(columns: int) -> None:
     register_toys()

@@ -175,13 +175,13 @@ class _Frame:
         memory, position = self.access(stmt.param, stmt.index)
         position = self.only_active(position, 0)
         if stmt.mask is None:
-            return memory[position]
+            return memory[_from_the_start(position)]
         assert stmt.other is not None, f"{stmt.to}: a masked load needs a value for where the mask is false"
         mask, other = self.read(stmt.mask), self.read(stmt.other)
         position, mask = torch.broadcast_tensors(position, mask)  # type: ignore[no-untyped-call]
         if memory.numel() == 0:
             return other.expand(mask.shape)
-        return torch.where(mask, memory[torch.where(mask, position, 0)], other)
+        return torch.where(mask, memory[_from_the_start(torch.where(mask, position, 0))], other)
 
     def store(self, stmt: Store) -> None:
         memory, position = self.access(stmt.param, stmt.index)
@@ -193,6 +193,13 @@ class _Frame:
             kept = torch.stack([mask.expand(self.shape).reshape(-1) for mask in masks]).all(0)
             position, value = position[kept], value[kept]
         if stmt.mode == "set":
-            memory[position] = value
+            memory[_from_the_start(position)] = value
         else:
             memory.scatter_reduce_(0, position, value, reduce=_COMBINING[stmt.mode], include_self=True)
+
+
+def _from_the_start(position: torch.Tensor) -> torch.Tensor:
+    """Positions as they are; torch would count negative ones from the end."""
+    if position.numel() and int(position.min()) < 0:
+        raise IndexError(f"element {int(position.min())} of a buffer")
+    return position

@@ -176,9 +176,14 @@ def _covers(group: Group, summary: Summary, values: Solution) -> bool:
     """Whether every variable stays within its size as the group's loops run, and depends on nothing else."""
     sizes = zip((*summary.variables, *summary.reduced), (*summary.shape, *summary.sizes), strict=True)
     known = {name: size for v, size in sizes if (name := plain(v))}
-    return all(ix.nonnegative(v) and ix.less(v, known[n]) for n, v in values.items()) and (
+    return all(_within(v, known[n]) for n, v in values.items()) and (
         _varying(group, list(values.values())) <= {*group.rows, *group.columns}
     )
+
+
+def _within(value: Int, size: Int) -> bool:
+    """Whether a value is that of a loop variable of ``size`` iterations, whatever it follows from."""
+    return ix.nonnegative(value) and ix.less(value, size)
 
 
 def _varying(group: Group, values: Sequence[Int]) -> set[str]:
@@ -333,7 +338,7 @@ def _adopt(group: Group, read: Index, place: Index) -> Solution | None:
         if name is None:
             if loop != own:
                 return None
-        elif name in found or not (ix.nonnegative(own) and ix.less(own, group.rows[name])):
+        elif name in found or name not in group.rows or not _within(own, group.rows[name]):
             return None
         else:
             found[name] = own
@@ -389,6 +394,10 @@ def absorb(into: Group, other: Group, read: Read, node: fx.Node) -> Solution | s
     values = solve(other.members[node], read.index, unknown)
     if values is None or unknown - values.keys():
         return "the two do not run in step"
+    # What is read at a distance (before a padding, say) would be computed at that distance, too: beyond its end.
+    sizes = {**other.rows, **other.columns}
+    if not all(_within(value, sizes[name]) for name, value in values.items()):
+        return "it has other iterations"
     rows, columns = (_varying(into, [values[n] for n in loops]) for loops in (other.rows, other.columns))
     if other.shape == "pointwise":
         whole = rows == {*into.rows, *into.columns} and count(other.rows) == count(into.rows) * count(into.columns)
