@@ -266,9 +266,8 @@ class _Kernels:
         for slot, param in zip(slots, kernel.params[len(inputs) :], strict=True):
             fake, shape = fakes[slot], shapes[slot]
             if param.role == "inout":
-                result = (
-                    self._old(node, slot, int(ix.evaluate(param.size, self.draws.sizes))).reshape(shape).to(fake.dtype).clone()
-                )
+                old = self._old(node, slot, int(ix.evaluate(param.size, self.draws.sizes)))
+                result = old.reshape(shape).to(fake.dtype, copy=True)
                 if call is not None:
                     result = self.runtime.to_device(result, fake.dtype, False) if device else result.to(fake.device)
             elif device and call is not None:
