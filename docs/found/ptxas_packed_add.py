@@ -1,8 +1,7 @@
 """ptxas adds zero where a constant is added to two packed numbers of 16 bits and one half of the sum is read.
 
-For compute capability 9.0 and up, from its second level of optimization on; 12.9 does it, too. LLVM packs small integers, so
-kernels that Triton compiles, Inductor's too, may compute wrong places. Found by a model with an adaptive average pool from 6x6
-to 7x7.
+For compute capability 9.0, 10.0 and 12.0, unless it does not optimize; 12.9 does it, too. LLVM packs small integers, so kernels
+that Triton compiles may compute wrong places. Found by a model with an adaptive average pool from 6x6 to 7x7.
 """
 
 import subprocess

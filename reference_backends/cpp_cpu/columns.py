@@ -44,8 +44,8 @@ PARTS = 16
 """Tiles that neighbouring results are cut into, where there is nothing else for threads to share."""
 LEAST = 64
 """Results accumulated at once at least."""
-UNKNOWN = 256
-"""Results for whose accumulation there is room where threads share as many as only the call knows."""
+ROOM = 256
+"""Results accumulated at once at most where threads share so many as only the call knows."""
 LOCAL_BYTES = 1 << 22
 """Of the buffers that a tile of so many columns may have."""
 ROWS = 8
@@ -108,13 +108,8 @@ class Columns(Scans):
 
     def fitting(self, nest: loop.Nest) -> int:
         """How many columns are best taken at once."""
-        inner, outer = nest.ranges[-1], nest.ranges[:-1]
-        apart = index.product([r.size for r in outer]).value
-        parts = 1 if self.is_cut(nest) or (apart is not None and apart >= PARTS) else PARTS
-        if inner.size.value is None:
-            tile = TILE if parts == 1 else UNKNOWN
-        else:
-            tile = min(TILE, -(-inner.size.value // (64 * parts)) * 64)
+        share = self.share_of(nest).value
+        tile = min(TILE, share) if share is not None else TILE if self.parts_of(nest) == 1 else ROOM
         if not any(isinstance(s, loop.Nest) for s in nest.body):
             return tile
         if any(isinstance(s, loop.Local) for s in nest.body):
@@ -123,6 +118,23 @@ class Columns(Scans):
         rows = max((n.value or TILE for n in loops), default=1)
         fitting = machine.cache_bytes(2) // 2 // (4 * max(rows, 1)) // LEAST * LEAST
         return min(tile, max(fitting, LEAST))
+
+    def parts_of(self, nest: loop.Nest) -> int:
+        """Tiles into which threads share the columns."""
+        apart = index.product([r.size for r in nest.ranges[:-1]]).value
+        return 1 if self.is_cut(nest) or (apart is not None and apart >= PARTS) else PARTS
+
+    def share_of(self, nest: loop.Nest) -> index.Int:
+        """Columns of one of these."""
+        most = LEAST * self.parts_of(nest)
+        return (nest.ranges[-1].size + (most - 1)) // most * LEAST
+
+    def step_of(self, nest: loop.Nest, tile: int) -> index.Int:
+        """How many columns are taken at once: a tile of them, or fewer where only the call knows how many threads share; whole
+        groups."""
+        if nest.ranges[-1].size.value is not None or unit(nest) > 1:
+            return index.wrap(tile)
+        return index.minimum(index.maximum(self.share_of(nest), LEAST), tile)
 
     def is_cut(self, nest: loop.Nest) -> bool:
         """Whether threads share the rows of a tile: there are few columns, or nothing is summed over rows."""
@@ -138,10 +150,7 @@ class Columns(Scans):
         self.group = nest.group if isinstance(nest, Grouped) else 1
         self.base, self.width = self.fresh("base"), self.fresh("width")
         tile = self.tile_of(nest)
-        step = str(tile)
-        if inner.size.value is None and tile == UNKNOWN:
-            # As many as there would be room for, were their number known.
-            step = index.to_c(index.minimum(index.maximum((inner.size + (64 * PARTS - 1)) // (64 * PARTS) * 64, LEAST), tile))
+        step = index.to_c(self.step_of(nest, tile))
         if alone:
             parallel = self.open_region(iterations(nest.ranges, nest.body), serial=self.cut)
             self.point_locals(nest.body, "omp_get_thread_num()" if parallel else "0")

@@ -97,8 +97,7 @@ class Statements:
         """Gives threads copies of the arguments that a finished region reads: shared ones are behind pointers, and every store
         of a vector might change them for all that the compiler knows.
 
-        A region that one thread may run alone is a function: OpenMP's own condition makes a team of one, which takes longer
-        than a small kernel.
+        A region that one thread may run alone is a function, which it calls: OpenMP's own condition would make a team of one.
         """
         lines = self.out.lines
         words = {word for line in lines[region.place + 1 :] for word in re.findall(r"\w+", line)}

@@ -335,7 +335,7 @@ template <class T> INLINE void store(T *p, V<T, 8> v, Tail t, bool) { store_pack
 template <class L> INLINE void store(bool *p, B m, L live, bool past_caches) {
   store((uint8_t *)p, V<uint8_t>(as_bytes(m)), live, past_caches);
 }
-// A vector whose lanes are read one by one, which costs less from memory than from a register.
+// A vector in memory, for loops that read its lanes one by one.
 template <class T> struct InMemory {
   T at[LANES];
   INLINE_METHOD explicit InMemory(vec<T> v) { store(at, v, Full(), false); }

@@ -1,8 +1,8 @@
 """PTX that NVIDIA's assembler takes right.
 
-ptxas (12.8 and 12.9, for compute capability 9.0 and up) adds zero where a constant is added to two packed numbers of 16 bits
-and one half of the sum is read (``docs/found/ptxas_packed_add.py``). LLVM packs places that are small numbers, such as those of
-an adaptive pool's windows, so that kernels read other elements. Here the halves are added one by one.
+ptxas (12.8 and 12.9, for compute capability 9.0, 10.0 and 12.0) adds zero where a constant is added to two packed numbers of 16
+bits and one half of the sum is read (``docs/found/ptxas_packed_add.py``). LLVM packs places that are small numbers, such as
+those of an adaptive pool's windows, so that kernels read other elements. Here the halves are added one by one.
 """
 
 from __future__ import annotations
