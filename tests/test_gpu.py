@@ -327,6 +327,21 @@ def test_pools_of_small_images(size: int) -> None:
     torch.testing.assert_close(torch.compile(pool, backend=BACKEND)(x), pool(x))
 
 
+@pytest.mark.parametrize("columns", [784, 520, 1040, 48])
+def test_rows_that_are_reduced_and_written_over(columns: int) -> None:
+    """The last elements of a row are fewer than a program's threads, several of which read the same one."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.gelu(x @ w)
+        return y, y.mean(1)
+
+    x, w = torch.randn(8192, 64, device="cuda"), torch.randn(64, columns, device="cuda")
+    compiled = torch.compile(f, backend=BACKEND)
+    expected = f(x, w)
+    for _ in range(10):
+        torch.testing.assert_close(compiled(x, w), expected)
+
+
 def test_products_in_generated_triton() -> None:
     with mock.patch("reference_backends.triton_gpu.products.takes_over", return_value=vendor_sdk.Supported()):
         assert not triton_products.wrong(BACKEND, "cuda")

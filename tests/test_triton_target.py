@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -420,6 +421,32 @@ def test_no_program_adds_packed_numbers(cache: Path) -> None:
     text = program.read_text()
     assert "halves4" in text, "nothing was mended: take a pattern that LLVM still packs"
     assert "16x2" not in text
+
+
+@needs_triton
+@pytest.mark.parametrize("columns", [784, 520, 1040])
+def test_threads_wait_before_they_write_what_others_read(cache: Path, columns: int) -> None:
+    """The last elements of a row are fewer than threads: Triton has them loaded by several, once for each layout."""
+
+    def f(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = F.gelu(x @ w)
+        return y, y.mean(1)
+
+    x, w = torch.randn(1024, 64), torch.randn(64, columns)
+    vendor_sdk.explain(f, x, w, backend="triton_gpu", options=H100, show=False)
+    few, waits = False, 0
+    for program in cache.glob("*/*.ttgir"):
+        text, loaded = program.read_text(), False
+        (warps,) = re.findall(r'"ttg.num-warps" = (\d+)', text)
+        for line in text.splitlines():
+            sizes = re.search(r"(?:tt.load|tt.store) .*tensor<(\d+)x(\d+)x!tt.ptr", line)
+            if sizes and int(sizes[2]) > 1 and int(sizes[1]) * int(sizes[2]) <= 32 * int(warps):
+                assert "tt.load" in line or not loaded, "stored before all have read"
+                few, loaded = True, "tt.load" in line
+            elif "barrier" in line:
+                waits, loaded = waits + loaded, False
+    assert few, "no block is so small: take another length"
+    assert waits
 
 
 def test_what_is_mended_adds_both_halves() -> None:

@@ -12,7 +12,7 @@ All take blocks or scalars of one dtype and broadcast. Imported by generated mod
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import libdevice
+from triton.language.extra.cuda import libdevice, num_threads
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 """Triton's interpreter knows no assembly."""
@@ -25,6 +25,15 @@ def some(condition):
         return condition
     else:
         return tl.max(condition.to(tl.int32)) > 0
+
+
+@triton.jit
+def before_writes(loaded):
+    """What is loaded from where the kernel stores, too. Blocks of no more elements than threads are loaded several times, by
+    threads that hold the same one and for each layout that Triton needs: none of these may find what another stored."""
+    if not INTERPRETED and loaded.numel <= num_threads():
+        tl.debug_barrier()
+    return loaded
 
 
 # Floats of eight bits, as their bits: exponents have other biases, and what is subnormal is a number of units

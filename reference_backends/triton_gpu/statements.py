@@ -223,6 +223,8 @@ class Statements:
         text = f"tl.load({address}{masked}{hint})"
         if s.param in self.told:
             text = f"base.value_of({self.known[s.param, address]}, {TYPES[s.dtype]})"
+        elif s.param in self.written:
+            text = f"base.before_writes({text})"
         (self.define if s.param in self.written else self.once)(s.to, text, s.dtype, axes)
         if axes >= R:
             self.loaded.add(self.same(s.to))
