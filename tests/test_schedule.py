@@ -555,3 +555,33 @@ def test_a_launch_is_saved_by_its_price_in_a_kernel() -> None:
     assert len(compiled(squared, (x,), Limits(launch_bytes=x.nbytes // 2)).kernels) == 2, (
         "where the result is large, it is dearer"
     )
+
+
+def both(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    given = torch.ones(2, 4, 5, 6)
+    to_x, to_w, _ = aten.convolution_backward(given, x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 2, [True, True, False])
+    return to_w, to_x.permute(0, 2, 3, 1).clone()
+
+
+MOVED: dict[str, tuple[Callable[..., Any], int]] = {
+    "a convolution with groups": (lambda x, w: F.conv2d(x, w, padding=1, groups=2).permute(0, 2, 3, 1).clone(), 1),
+    "gradients": (both, 2),  # one of them fills what is given
+    "read by others": (lambda x, w: ((y := F.conv2d(x, w, padding=1, groups=2)).permute(0, 2, 3, 1).clone(), y + 1), 3),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_an_image_that_is_copied_in_another_order_is_stored_so(name: str) -> None:
+    function, count = MOVED[name]
+    inputs = [torch.randn(2, 6, 5, 6), torch.randn(4, 3, 3, 3)]
+    found = compiled(function, inputs, ROOM)
+    wanted = function(*(each.double() for each in inputs)) if name != "gradients" else function(*inputs)
+    for one, other in zip(found.run(*inputs), wanted if isinstance(wanted, tuple) else [wanted], strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=1e-5, atol=1e-5)
+    assert len(found.kernels) <= count
+
+
+def test_fuel_stops_images_from_being_stored_in_another_order() -> None:
+    function, _ = MOVED["a convolution with groups"]
+    inputs = [torch.randn(2, 6, 5, 6), torch.randn(4, 3, 3, 3)]
+    assert [len(compiled(function, inputs, ROOM, fuel=fuel).kernels) for fuel in (0, 1)] == [2, 1]

@@ -52,6 +52,7 @@ from vendor_sdk.lower.native import LoweredCall, native_call
 from vendor_sdk.normalize.canonicalize import canonicalize, drop_copies, drop_dead
 from vendor_sdk.normalize.decompose import prim_table
 from vendor_sdk.normalize.legalize import legalize
+from vendor_sdk.normalize.order import in_order
 from vendor_sdk.normalize.pairs import in_pairs
 from vendor_sdk.normalize.products import join_products
 from vendor_sdk.normalize.steps import join_steps
@@ -133,6 +134,8 @@ def placed(
         graph = in_pairs(graph)
     if session.emitter is not None:  # a backend of kernels alone may have no ``cat``
         graph = join_steps(join_products(graph))
+        if not isinstance(session.device, Device) and not loaded.backend.legalize.channels_last:
+            graph = in_order(graph)
     graph = _after("normalize", graph, loaded)
     watch.stage("normalized", graph)
     graph = _after("legalize", legalize(graph, loaded.backend.legalize), loaded)

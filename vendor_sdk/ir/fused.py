@@ -74,7 +74,8 @@ class Fused:
 
     Attributes:
         graph: placeholders are the operands, outputs the results that somebody outside reads.
-        loops: one entry a set of members that share an iteration space; several where independent loops share a launch.
+        loops: one entry a set of members that share an iteration space; several where independent loops share a launch. None
+            for a prim that has loops of its own, and stores its results in the order of the copies that are made of them.
     """
 
     def __init__(self, name: str, graph: PrimGraph, loops: tuple[Loops, ...]) -> None:

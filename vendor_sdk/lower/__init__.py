@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,7 @@ from vendor_sdk.ir.fused import Fused
 from vendor_sdk.ir.loop import required_ops
 from vendor_sdk.ir.loop_ops import ACCEPTS, NARROW
 from vendor_sdk.ir.primgraph import tensors_of
-from vendor_sdk.lower.build import Builder, Layout, LayoutOf, Lowered, Lowering, TensorSpec
+from vendor_sdk.lower.build import Builder, Layout, LayoutOf, Lowered, Lowering, TensorSpec, result_of
 from vendor_sdk.lower.contraction import LOWERINGS as _CONTRACTIONS
 from vendor_sdk.lower.copy import copy
 from vendor_sdk.lower.group import GroupBuilder
@@ -117,5 +117,37 @@ def lower_group(node: torch.fx.Node, name: str, layout: LayoutOf, limits: Limits
             found = layout(outer)
             assert found is not None, f"{outer} is a view, which a group holds itself"
             layouts[inner] = found
-    lowered = GroupBuilder(fused, name, layouts, LOWERINGS, inner_nests).build(limits)
+    if fused.loops:
+        lowered = GroupBuilder(fused, name, layouts, LOWERINGS, inner_nests).build(limits)
+    else:
+        lowered = _lower_moved(fused, name, layouts, limits)
     return replace(lowered, inputs=tuple(operands[inner] for inner in lowered.inputs))
+
+
+def _lower_moved(fused: Fused, name: str, layouts: Mapping[torch.fx.Node, Layout], limits: Limits) -> Lowered:
+    """A group without loops of its own: a prim, and copies of its results in other orders, which it stores instead."""
+    stored = [_before_copy(value) for value in fused.graph.outputs]
+    node, _ = result_of(stored[0][0])
+    builder = Builder(node, name, lambda n: layouts[n] if n.op == "placeholder" else None)
+    whole = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
+    among = [k for k, each in enumerate(whole) if isinstance(each, torch.Tensor)]
+    places = [among.index(result_of(value)[1]) for value, _ in stored]
+    builder.orders = {place: order for place, (_, order) in zip(places, stored, strict=True) if order is not None}
+    LOWERINGS[BY_TARGET[node.target].name](builder)
+    lowered = builder.finish()
+    inputs, results = lowered.kernel.params[: len(lowered.inputs)], lowered.kernel.params[len(lowered.inputs) :]
+    kernel = replace(lowered.kernel, params=(*inputs, *(results[k] for k in places)))
+    outputs = tuple(
+        replace(spec, shape=spec.shape if order is None else tuple(spec.shape[dim] for dim in order))
+        for spec, (_, order) in zip((lowered.outputs[k] for k in places), stored, strict=True)
+    )
+    return simplify(replace(lowered, kernel=kernel, outputs=outputs), limits)
+
+
+def _before_copy(value: torch.fx.Node) -> tuple[torch.fx.Node, Sequence[int] | None]:
+    """What a copy in another order was made of, and that order; a value that is no copy as it is."""
+    if value.target is not torch.ops.aten.clone.default:
+        return value, None
+    (moved,) = value.all_input_nodes
+    source, order = moved.args
+    return source, order  # type: ignore[return-value]

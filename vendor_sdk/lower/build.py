@@ -41,6 +41,7 @@ from vendor_sdk.ir.loop import (
     Symbol,
 )
 from vendor_sdk.ir.loop_ops import ACCEPTS, NARROW, OPS
+from vendor_sdk.ir.orders import strides_of
 from vendor_sdk.lower.integers import CHECKED, COMPARISONS, EXTREMES, PLACES, SMALL, Affine, combined, fits, place
 from vendor_sdk.lower.view import read_through
 from vendor_sdk.prims.opset import BY_TARGET
@@ -183,6 +184,8 @@ class Builder:
         self.outputs: list[TensorSpec] = [
             TensorSpec(self.sizes(v.shape), v.dtype) for v in self._results() if isinstance(v, torch.Tensor)
         ]
+        self.orders: dict[int, Sequence[int]] = {}
+        """Of results that are stored with their dimensions in another order."""
         self._inputs: dict[Node, Param] = {}
         self._scratch: dict[int, Param] = {}
         self._buffers: list[Param] = []
@@ -707,8 +710,8 @@ class Builder:
             kept = value.dtype == opmath(dtype) and dtype in NARROW and BY_TARGET[self.node.target].name not in ROUNDS
             self._request.values[output] = value if kept else self.convert(value, dtype)
             return
-        flat = ix.ZERO
-        for i, step in zip(index, contiguous_strides(self.outputs[output].shape), strict=True):
+        flat, shape = ix.ZERO, self.outputs[output].shape
+        for i, step in zip(index, strides_of(shape, self.orders.get(output, range(len(shape)))), strict=True):
             flat = flat + i * step
         self.store_flat(output, flat, value, mode, mask)
 

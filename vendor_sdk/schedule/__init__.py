@@ -5,6 +5,7 @@ fuse       groups, by one pass in program order           fuse.py, group.py, spa
 again      what is computed again rather than stored    again.py
 rivals     prims that a kernel of the backend runs too    rivals.py
 batch      independent groups that share a launch         batch.py
+moved      images stored in the order of their copies   moved.py
 apply      each group becomes one node of the graph       apply.py
 order      an order that runs, and holds few bytes        order.py
 """
@@ -27,6 +28,7 @@ from vendor_sdk.lower.summary import summarize
 from vendor_sdk.lower.view import is_view
 from vendor_sdk.schedule.apply import apply
 from vendor_sdk.schedule.fuse import Refusal, Schedule, fuse
+from vendor_sdk.schedule.moved import store_moved
 from vendor_sdk.schedule.rivals import gains
 
 __all__ = ["Refusal", "Schedule", "schedule", "usable"]
@@ -75,6 +77,7 @@ def schedule(
     plan = fused(emitted)
     if rivals and takes_over is not None:
         plan = _among_rivals(graph, plan, emitted, set(rivals), fused, takes_over)
+    store_moved(graph, plan, contractions & (emitted | plan.taken_over), _folds, fuel)
     apply(graph, plan, _folds)
     return plan
 

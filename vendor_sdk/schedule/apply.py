@@ -32,7 +32,9 @@ def apply(graph: PrimGraph, schedule: Schedule, folds: Callable[[fx.Node], bool]
     stored: dict[fx.Node, fx.Node] = {}
     for groups in schedule.kernels:
         nodes = [node for group in groups for node in group.members]
-        copied = schedule.inlined.keys() | {node for group in groups for node in schedule.again.by.get(group, ())}
+        # A prim with loops of its own reads what is inlined elsewhere from memory.
+        inlined = set(schedule.inlined) if groups[0].shape != "moved" else set()
+        copied = inlined | {node for group in groups for node in schedule.again.by.get(group, ())}
         if len(nodes) > 1 or _reads_inlined(nodes[0], copied, folds) or _partly_read(nodes[0]):
             call = _replace(graph, groups, copied, schedule.again, stored, folds, position)
             done |= set(nodes)
@@ -119,7 +121,7 @@ def _replace(
     places: dict[fx.Node, list[int]] = {}
     for k, value in enumerate(results):
         places.setdefault(result_of(value)[0], []).append(k)
-    loops = tuple(_loops(group, places, copies) for group in groups)
+    loops = tuple(_loops(group, places, copies) for group in groups if group.shape != "moved")
     fused = Fused(name, part, loops)
     with graph.graph.inserting_before(members[-1]):
         call = graph.graph.call_function(fused, arguments)

@@ -22,7 +22,7 @@ AGAIN = 8
 MARGIN = 8
 """A padded result may have one element beside so many that are computed: those are filled by loops of their own."""
 
-Shape = Literal["pointwise", "rows", "contraction"]
+Shape = Literal["pointwise", "rows", "contraction", "moved"]
 
 
 @dataclass(eq=False)
@@ -31,7 +31,8 @@ class Group:
 
     Attributes:
         unit: its number among the units of the schedule.
-        shape: "pointwise": every iteration stands alone; "rows": members reduce over the columns; "contraction".
+        shape: "pointwise": every iteration stands alone; "rows": members reduce over the columns; "contraction"; "moved": a
+            prim with loops of its own, and copies of its results.
         rows, columns: names of the loop variables and their sizes.
         members: prims in program order, with their index in the loop variables.
         where: members by whether they have one element an iteration, a row or a column.
