@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.lowered import call
 from tests.test_cpp_contraction import launch
@@ -93,3 +94,46 @@ def test_no_images() -> None:
     arguments = (None, *ONE[:-1], 2)
     (found,) = launch(call(aten.convolution.default, (torch.randn(0, 4, 5, 5), torch.randn(4, 2, 3, 3), *arguments)))
     assert found.shape == (0, 4, 5, 5)
+
+
+# window, stride of what is transposed, channels and results, groups
+WINDOWS = [((2, 2), 1, 5, 16, 2), ((5, 4), 1, 3, 20, 1), ((4, 4), 2, 16, 32, 1), ((3, 3), 2, 24, 14, 2), ((6, 6), 3, 8, 16, 1)]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
+@pytest.mark.parametrize("case", WINDOWS, ids=str)
+def test_windows_of_other_sizes_and_results_with_channels_last(
+    case: tuple[tuple[int, int], int, int, int, int], form: torch.memory_format, dynamic: bool
+) -> None:
+    """With a stride, each phase of a transposed convolution has windows that move by one element."""
+    size, stride, channels, results, groups = case
+
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        if stride > 1:
+            return torch.relu(F.conv_transpose2d(x, w, stride=stride, padding=1, groups=groups))
+        return torch.relu(F.conv2d(x, w, padding=1, groups=groups))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="cpp_cpu", dynamic=dynamic)
+    shape = (channels * groups, results) if stride > 1 else (results * groups, channels)
+    for images, height, width in ((2, 9, 31), (1, 33, 7), (3, 6, 5)):
+        x = torch.randn(images, channels * groups, height, width).contiguous(memory_format=form).requires_grad_()
+        w = torch.randn(*shape, *size).contiguous(memory_format=form).requires_grad_()
+        exact = [each.detach().double().requires_grad_() for each in (x, w)]
+        found, wanted = compiled(x, w), function(*exact)
+        given = torch.randn_like(found)
+        assert found.stride() == function(x, w).stride()
+        found_all = [found, *torch.autograd.grad(found, (x, w), given)]
+        for one, other in zip(found_all, [wanted, *torch.autograd.grad(wanted, exact, given.double())], strict=True):
+            torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4 * max(1.0, other.abs().max().item()))
+
+
+def test_nothing_beside_a_window_disturbs_its_result() -> None:
+    x, weight = operands((1, 2, 16, 16, 9, 11, 1), True)
+    x[0, 3, 4, 5], x[0, 20, 0, 0] = float("nan"), float("inf")
+    compiled = torch.compile(lambda x, w: F.conv2d(x, w, padding=1, groups=2), backend="cpp_cpu")
+    found, wanted = compiled(x, weight), F.conv2d(x.contiguous(), weight.contiguous(), padding=1, groups=2)
+    assert torch.equal(found.isfinite(), wanted.isfinite())
+    assert not bool(found[:, :16, 3:6, 4:7].isfinite().any())
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)

@@ -73,14 +73,26 @@ def test_the_gradient_of_the_weights_has_its_windows_in_the_sum() -> None:
     [
         ((3, 3), [[2, 2], *ONE[1:]]),
         ((3, 3), [[1, 1], [2, 2], [2, 2], *ONE[3:]]),
-        ((3, 2), ONE),
-        ((5, 5), ONE),
+        ((9, 8), [[1, 1], [4, 4], *ONE[2:]]),
         ((1, 1), [[1, 1], [0, 0], *ONE[2:]]),
     ],
-    ids=["stride", "dilation", "3x2", "5x5", "1x1"],
+    ids=["stride", "dilation", "9x8", "1x1"],
 )
 def test_other_convolutions_are_not(window: tuple[int, int], rest: list[Any]) -> None:
     assert found(aten.convolution.default, torch.empty(2, 8, 9, 9), torch.empty(6, 8, *window), None, *rest) == [None]
+
+
+@pytest.mark.parametrize("window", [(3, 2), (5, 5)], ids=str)
+def test_windows_of_other_sizes_slide_and_are_not_filtered(window: tuple[int, int]) -> None:
+    x, weight = torch.empty(2, 8, 9, 9), torch.empty(6, 8, *window)
+    (windows,) = found(aten.convolution.default, x, weight, None, *ONE)
+    assert windows is not None
+    assert (windows.tall, windows.wide) == window
+    assert not winograd.filters(windows)
+    gradient = torch.empty_like(aten.convolution(x, weight, None, *ONE))
+    args = (gradient, x, weight, None, *ONE, [False, True, False])
+    assert found(aten.convolution_backward.default, *args) == [None]
+    assert found(aten.convolution_backward.default, *args, rule=winograd.overlaps) == [None]
 
 
 def test_matrix_products_and_float64_are_not() -> None:

@@ -95,25 +95,30 @@ def write(text: KernelText, c: contraction.Contraction) -> None:
     text.kernel = replace(kernel, scratch=(*kernel.scratch, *given))
     text.out.open("")
     c = replace(c, left=contraction.affine(c.left, STRETCHES), right=contraction.affine(c.right, STRETCHES))
-    if _lies_in_panels(text, c.left):
-        c = c.exchanged()
-    if _lies_in_panels(text, c.right):
-        _matrices(text, c, SUMS[c.dtype])
-    elif c.is_matrix_product:
-        for each in (c, c.exchanged()):
-            windows, overlaps = winograd.windows(each), winograd.overlaps(each)
-            if windows is not None:
-                _by_points(text, each, "convolution", "Windows", windows)
-                break
-            if overlaps is not None:
-                _by_points(text, each, "weight_gradient", "Overlaps", overlaps)
-                break
-        else:
+    if not _windows(text, c):
+        if _lies_in_panels(text, c.left):
+            c = c.exchanged()
+        if _lies_in_panels(text, c.right):
+            _matrices(text, c, SUMS[c.dtype])
+        elif c.is_matrix_product:
             _matrices(text, _oriented(c, text.symbols), _elements(c))
-    else:
-        _vector(text, c, _elements(c))
+        else:
+            _vector(text, c, _elements(c))
     text.out.close()
     text.kernel = kernel
+
+
+def _windows(text: KernelText, c: contraction.Contraction) -> bool:
+    """Writes a convolution whose windows move by one element, or the gradient of its weights; whether ``c`` is one."""
+    for each in (c, c.exchanged()):
+        windows, overlaps = winograd.windows(each), winograd.overlaps(each)
+        if overlaps is not None:
+            _by_points(text, each, "weight_gradient", "Overlaps", overlaps)
+            return True
+        if windows is not None and (_elements(c) != PAIR or winograd.filters(windows)):
+            _by_points(text, each, "convolution", "Windows", windows)
+            return True
+    return False
 
 
 def _elements(c: contraction.Contraction) -> str:
@@ -197,7 +202,10 @@ def _by_points(text: KernelText, c: contraction.Contraction, way: str, record: s
         ", ".join(f"{windows}.{name} = {index.to_c(size)}" for name, size in named) + f", {windows}.elements = {elements};"
     )
     if record == "Windows":
+        text.out(f"{windows}.tall = {w.tall}, {windows}.wide = {w.wide};")
         text.out(f"{windows}.down = {_truth(w.down)}, {windows}.across = {_truth(w.across)};")
+        if _ease(c.epilogue, c.rows, loop.Store) > _ease(c.epilogue, c.columns, loop.Store):
+            _say_finish(text, windows, _finish(text, c.exchanged()), SUMS[c.dtype])
     text.out(f"if (const int32_t failed = {way}({product}, {windows})) status = failed;")
 
 
@@ -209,6 +217,19 @@ def _product(text: KernelText, c: contraction.Contraction, kind: str, record: st
     """Writes the factors and what finishes tiles of the result; the name of the ``record`` of elements of ``kind``."""
     left = _fill(text, c, c.left, kind)
     right = (_panels if _lies_in_panels(text, c.right) else _fill)(text, c, c.right, kind)
+    finish = _finish(text, c)
+    product = text.fresh("product")
+    text.out(f"{record}<{kind}> {product} = {{}};")
+    _sizes(text, product, ("batches", c.batch), ("m", c.m), ("n", c.n))
+    _steps(text, product, c, kind)
+    text.out(f"{product}.left = {left}, {product}.right = {right};")
+    _say_finish(text, product, finish, kind)
+    text.out(f"{product}.spare = spare;")
+    return product
+
+
+def _finish(text: KernelText, c: contraction.Contraction) -> str:
+    """Writes the lambda that finishes tiles of the result; its name."""
     finish = text.fresh("finish")
     arguments = "int64_t row, int64_t rows, int64_t column, int64_t columns"
     _open(text, finish, f"int64_t batch, {arguments}, const {SUMS[c.dtype]} *sums, int64_t pitch")
@@ -219,14 +240,11 @@ def _product(text: KernelText, c: contraction.Contraction, kind: str, record: st
     _runs(text, c.columns, "column", "columns", _results(text, c, c.columns))
     with_row.close()
     _close(text)
-    product = text.fresh("product")
-    text.out(f"{record}<{kind}> {product} = {{}};")
-    _sizes(text, product, ("batches", c.batch), ("m", c.m), ("n", c.n))
-    _steps(text, product, c, kind)
-    text.out(f"{product}.left = {left}, {product}.right = {right};")
-    text.out(f"{product}.context = &{finish}, {product}.finish = finish_with<decltype({finish}), {kind}>;")
-    text.out(f"{product}.spare = spare;")
-    return product
+    return finish
+
+
+def _say_finish(text: KernelText, record: str, finish: str, kind: str) -> None:
+    text.out(f"{record}.context = &{finish}, {record}.finish = finish_with<decltype({finish}), {kind}>;")
 
 
 def _vector(text: KernelText, c: contraction.Contraction, kind: str) -> None:
@@ -306,7 +324,10 @@ def _values(text: KernelText, c: contraction.Contraction, f: contraction.Factor,
     outer, inner = (free, reduced) if along else (reduced, free)
     _begin(text, inner.ranges, inner.first)
     window = interval.split(f.body, f.value, inner.ranges[-1].var) if inner.ranges else None
-    if window is not None and _copies(window, outer, inner):
+    lines = interval.split(f.body, f.value, outer.ranges[-1].var) if outer.ranges else None
+    if lines is not None and _copies_lines(lines, outer, inner):
+        _copy_lines(text, lines, outer, inner)
+    elif window is not None and _copies(window, outer, inner):
         _copy(text, window, outer, inner)
     else:
         walk = _Walk(text, outer.ranges, outer.first, outer.count, "to += pitch")
@@ -437,6 +458,37 @@ def _copies(window: interval.Interval, outer: _Block, inner: _Block) -> bool:
         return False  # All of these are walked for each block, of however few rows.
     line = outer.ranges[0].var
     return index.stride(load.index, line) is not None and not any(line in index.symbols(w.expression) for w in window.limits)
+
+
+def _copies_lines(window: interval.Interval, outer: _Block, inner: _Block) -> bool:
+    """Whether a factor is lines along memory, each of which is all there or not at all: pixels of an image."""
+    load = window.copied
+    if load is None or not window.limits or len(inner.ranges) != 1:
+        return False
+    lane = inner.ranges[0].var
+    apart = [index.stride(load.index, outer.ranges[-1].var), *(index.stride(w.expression, lane) for w in window.limits)]
+    return index.stride(load.index, lane) == 1 and None not in apart and all(step == 0 for step in apart[1:])
+
+
+def _copy_lines(text: KernelText, window: interval.Interval, outer: _Block, inner: _Block) -> None:
+    """Such lines: where the mask holds is found once for all along the last range of ``outer``."""
+    load, line = window.copied, outer.ranges[-1].var
+    assert load is not None
+    step = index.stride(load.index, line)
+    assert step is not None
+    text.out(f"const int64_t {inner.ranges[0].var} = {inner.first};")
+    _begin(text, outer.ranges, outer.first)
+
+    def run(done: str, length: str) -> None:
+        low, high = _ends(text, window, line, length)
+        text.out(f"{high} = max_int(0, {high}), {low} = min_int({low}, {high});")
+        first, apart = index.to_c(index.substitute(load.index, {line: index.symbol(f"{line}_from")})), index.to_c(step)
+        for start, stop, kept in (("0", low, "0"), (low, high, inner.count), (high, length, "0")):
+            source = f"{load.param} + ({first}) + {start} * ({apart}), {apart}"
+            target = f"to + ({done} + {start}) * pitch, pitch, pitch"
+            text.out(f"windows<1>({target}, {source}, {stop} - {start}, {inner.count}, 0, {kept});")
+
+    _runs(text, outer.ranges, outer.first, outer.count, run)
 
 
 def _copy(text: KernelText, window: interval.Interval, outer: _Block, inner: _Block) -> None:

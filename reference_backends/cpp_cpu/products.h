@@ -158,11 +158,15 @@ INLINE void windows(T *to, int64_t to_pitch, int64_t room, const T *from, int64_
   }
 }
 
-// What slides under the windows of a product's left factor. Its columns are (images, height, width), and its steps (channels, 3, 3).
+// What slides under the windows of a product's left factor. Its columns are (images, height, width), and its steps (channels, tall,
+// wide).
 template <class T> struct Windows {
-  int64_t images, height, width;
+  int64_t images, height, width, tall, wide;
   bool down, across;  // Whether the offset in a window is added to the position of the result; otherwise it is subtracted.
-  Factor<T> elements;  // Of (images, height + 2, width + 2) rows and the channels as steps.
+  Factor<T> elements;  // Of (images, height + tall - 1, width + wide - 1) rows and the channels as steps.
+  // Where results lie along the left factor's rows: `finish` of the product's transpose.
+  const void *context;
+  void (*finish)(const void *context, int64_t batch, int64_t row, int64_t rows, int64_t column, int64_t columns, const T *sums, int64_t pitch);
 };
 
 // What slides under the windows of a product's right factor, whose columns are (channels, 3, 3) and whose steps are (images, height,

@@ -31,8 +31,7 @@ constexpr int64_t filtered_work(Sizes s) {
   const int64_t tiles = s.images * ((s.height + 1) / 2) * ((s.width + 1) / 2);
   return POINTS * tiles * s.channels * s.outputs + 100 * (tiles * s.channels + tiles * s.outputs + s.channels * s.outputs);
 }
-constexpr int64_t packed_work(Sizes s) { return 8 * s.images * s.height * s.width * s.channels * s.outputs; }
-constexpr int64_t slid_work(Sizes s) { return 63 * s.images * s.height * (s.width + 2) * s.channels * s.outputs / 10; }
+constexpr int64_t packed_work(Sizes s, int64_t taps = 9) { return 8 * taps * s.images * s.height * s.width * s.channels * s.outputs / 9; }
 constexpr bool filters_minimally(Sizes s) { return filtered_work(s) < packed_work(s); }
 // Lines of tiles in a panel; 0 where a line is longer than a panel.
 constexpr int64_t panel_lines(int64_t lines, int64_t across, int64_t most) {
@@ -395,13 +394,13 @@ template <class METHOD, class T> static int32_t by_points(const Product<T> &p, M
 // The product of weights and windows, whichever way is fastest.
 template <class T> static int32_t product_of_windows(const Product<T> &given, const Windows<T> &w) {
   if (given.batches <= 0 || given.m <= 0 || given.n <= 0) return OK;
-  const Sizes sizes = {w.images, w.height, w.width, given.k / 9, given.m};
-  const int64_t work = given.m * given.n * given.k, least = min_int(filtered_work(sizes), packed_work(sizes));
-  const Slides<T> slides(given, w, threads_for(given.batches * work));
-  if (slides.fit() && slid_work(sizes) < least) return sliding_product(slides);
-  if (!filters_minimally(sizes)) return matrix_product(given);
+  const Slides<T> slides(given, w, threads_for(given.batches * given.m * given.n * given.k));
+  const Sizes sizes = {w.images, w.height, w.width, slides.channels, given.m};
+  const bool filters = w.tall == 3 && w.wide == 3 && filters_minimally(sizes);
+  if (slides.fit() && slides.work() < (filters ? filtered_work(sizes) : packed_work(sizes, slides.taps))) return sliding_product(slides);
+  if (!filters) return matrix_product(given);
   const int64_t across = (w.width + 1) / 2, lines = w.images * ((w.height + 1) / 2);
-  const int64_t threads = threads_for(work), limit = most_bytes(given.spare);
+  const int64_t threads = threads_for(given.m * given.n * given.k), limit = most_bytes(given.spare);
   for (int64_t tiles = Filtering<T>::MOST;; tiles = Filtering<T>::WIDTH) {
     Product<T> p = given;
     choose_tiles(p, across > tiles ? line_part(across, tiles) : panel_lines(lines, across, tiles) * across);
