@@ -411,6 +411,21 @@ def test_what_other_threads_parsing_disturbs_is_done_again() -> None:
     assert other() == 5, "not asked again"
 
 
+def test_what_fails_with_one_layout_is_compiled_with_another() -> None:
+    def call(settings: dict[str, Any]) -> int:
+        if settings["num_warps"] > least:
+            raise RuntimeError(machine_code.FAILED)
+        return int(settings["num_warps"])
+
+    settings = {"num_warps": 4}
+    for least in (1, 2, 4):
+        assert machine_code.with_layouts(call, settings) == least
+    least = 0
+    with pytest.raises(RuntimeError):
+        machine_code.with_layouts(call, settings)
+    assert settings == {"num_warps": 4}
+
+
 @needs_triton
 def test_no_program_adds_packed_numbers(cache: Path) -> None:
     """Places of windows are small enough for LLVM to pack, and ptxas forgets what it adds to them."""

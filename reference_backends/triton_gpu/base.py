@@ -28,12 +28,11 @@ def some(condition):
 
 
 @triton.jit
-def before_writes(loaded):
-    """What is loaded from where the kernel stores, too. Blocks of no more elements than threads are loaded several times, by
-    threads that hold the same one and for each layout that Triton needs: none of these may find what another stored."""
-    if not INTERPRETED and loaded.numel <= num_threads():
+def before_write(elements: tl.constexpr):
+    """Stands between a load of a block of so many elements and a store over these. Triton has no more than there are threads
+    loaded several times, by threads that hold the same one and for each layout: none of these may find what another stored."""
+    if not INTERPRETED and elements <= num_threads():
         tl.debug_barrier()
-    return loaded
 
 
 # Floats of eight bits, as their bits: exponents have other biases, and what is subnormal is a number of units

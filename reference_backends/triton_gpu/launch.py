@@ -18,7 +18,7 @@ import torch
 
 from reference_backends.triton_gpu import ptx
 from reference_backends.triton_gpu.machine import Machine, machine
-from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of, undisturbed
+from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of, with_layouts
 from reference_backends.triton_gpu.table import FLOAT8
 from vendor_sdk import split
 
@@ -141,8 +141,10 @@ def tile(count: int, lengths: Sequence[int], kind: Kind, thread: int = THREAD, l
         block = (TURN if large else SHORT_TURN) * ACROSS // x
         return x, [min(block, _power(n)) for n in lengths], 8 if large else 4
     if kind == "short":
-        x = min(max(ACROSS, _below(ELEMENTS // longest)), _power(count))
-        return x, [], min(_below(x * longest // thread // 32), 4)
+        wide = min(max(ACROSS, _below(ELEMENTS // longest)), _power(count))
+        x = narrowed(wide, kind, leads, count)
+        # A thread has two elements at least: Triton loads again for each layout what has one or none for each.
+        return x, [], min(_below(wide * longest // thread // 32), _below(x * longest // 64), 4)
     if kind in LONG:
         block, warps = LONG[kind]
         blocks = [min(block, _power(n)) for n in lengths]
@@ -379,7 +381,7 @@ class Launcher:
         """How the function is launched for these sizes."""
         x, blocks, warps = tile(count, lengths, self.kind, self.thread, leads)
         leads *= -(-lengths[0] // blocks[0]) if self.kind == "spread" else 1
-        if self.kind in ("short", "spread"):
+        if self.kind == "spread":
             x = narrowed(x, self.kind, leads, count)
         programs = leads * -(-count // x)
         settings = {"num_warps": warps, **(options(self.thread, warps) if lengths else OPTIONS)}
@@ -437,7 +439,7 @@ class Launcher:
         self.compiling = []
         arguments = tuple(each.view(torch.uint8) if getattr(each, "dtype", None) in FLOAT8 else each for each in arguments)
         try:
-            return undisturbed(lambda: self.kernel[(plan.programs, 1, 1)](*arguments, **plan.settings))
+            return with_layouts(lambda chosen: self.kernel[(plan.programs, 1, 1)](*arguments, **chosen), plan.settings)
         except Exception as error:
             if not type(error).__module__.startswith("triton."):
                 raise

@@ -6,6 +6,7 @@ has the machine code when the first launch asks for it, by the same key.
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import tempfile
@@ -38,6 +39,8 @@ DISTURBED = "AST constructor recursion depth mismatch"
 """What Python 3.11 says of a syntax tree whose depth other threads miscounted."""
 TRIES = 10
 """Of one compilation."""
+FAILED = "PassManager::run failed"
+"""What Triton says where its own passes make an invalid program, or find one."""
 Result = TypeVar("Result")
 
 
@@ -113,11 +116,24 @@ def compiled(
     }
     source = ASTSource(function, signature, constants, even)
     try:
-        return undisturbed(lambda: triton.compile(source, target=target, options=options))
+        return with_layouts(lambda chosen: triton.compile(source, target=target, options=chosen), options)
     except OSError:  # of the cache's files
         raise
     except Exception as error:
         raise refused(function, error) from error
+
+
+def with_layouts(call: Callable[[dict[str, Any]], Result], settings: Mapping[str, Any]) -> Result:
+    """What a call returns that compiles as ``settings`` say, or with half as many warps, and so on, where Triton fails: layouts
+    follow from the number of threads, and its passes move some of what is loaded behind its use (Triton 3.6)."""
+    chosen = dict(settings)
+    while True:
+        try:
+            return undisturbed(functools.partial(call, chosen))
+        except RuntimeError as error:
+            if str(error) != FAILED or chosen["num_warps"] == 1:
+                raise
+            chosen["num_warps"] //= 2
 
 
 def undisturbed(call: Callable[[], Result]) -> Result:

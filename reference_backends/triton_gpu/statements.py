@@ -62,6 +62,8 @@ class Statements:
         self.written: set[str] = set()
         self.late: frozenset[int] = frozenset()
         """Stores that wait for the loads before them."""
+        self.read_over: dict[str, set[str]] = {}
+        """How many elements the blocks have that were loaded from what is stored to, too."""
         self.told: Collection[str] = ()
         """Scratch buffers of what the programs of a row tell each other."""
         self.policies: Mapping[int, Policy] = {}
@@ -224,7 +226,7 @@ class Statements:
         if s.param in self.told:
             text = f"base.value_of({self.known[s.param, address]}, {TYPES[s.dtype]})"
         elif s.param in self.written:
-            text = f"base.before_writes({text})"
+            self.read_over.setdefault(s.param, set()).add(" * ".join(self.shape(axes).strip("[]").split(", ")))
         (self.define if s.param in self.written else self.once)(s.to, text, s.dtype, axes)
         if axes >= R:
             self.loaded.add(self.same(s.to))
@@ -236,6 +238,9 @@ class Statements:
         value = self.here(s.value)
         if id(s) in self.late:
             self.out("tl.debug_barrier()")
+        else:
+            for elements in sorted(self.read_over.get(s.param, ())):
+                self.out(f"base.before_write({elements or '1'})")
         if s.param in self.told:
             self.out(f"base.tell({address}, {value})")
         elif s.mode == "set":
