@@ -585,3 +585,23 @@ def test_fuel_stops_images_from_being_stored_in_another_order() -> None:
     function, _ = MOVED["a convolution with groups"]
     inputs = [torch.randn(2, 6, 5, 6), torch.randn(4, 3, 3, 3)]
     assert [len(compiled(function, inputs, ROOM, fuel=fuel).kernels) for fuel in (0, 1)] == [2, 1]
+
+
+def turned(q: torch.Tensor) -> torch.Tensor:
+    a, b = q.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([-b, a], -1).flatten(-2)
+
+
+def test_an_operand_that_is_also_computed_with_again_is_one() -> None:
+    """Rotations of two normalized vectors: one of them is stored, multiplied where that is done and again where it is added."""
+
+    def f(x: torch.Tensor, y: torch.Tensor, angles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k = (each * (each.square().mean(-1, True) + 1e-6).rsqrt() for each in (x, y))
+        angles = angles.transpose(-1, -2).flatten(2)[..., None].expand(2, 32, 6, 2).flatten(2)
+        cos = torch.cat([aten.full([2, 32, 4], 1.0), angles.cos()], -1)
+        sin = torch.cat([aten.full([2, 32, 4], 0.0), angles.sin()], -1)
+        return q * cos + turned(q) * sin, k * cos + turned(k) * sin
+
+    inputs = [torch.randn(2, 32, 16), torch.randn(2, 32, 16), torch.randn(2, 32, 2, 3)]
+    for one, other in zip(compiled(f, inputs, ROOM).run(*inputs), f(*inputs), strict=True):
+        torch.testing.assert_close(one, other)

@@ -96,11 +96,13 @@ def _replace(
                 copy(source)
             copies[node] = inner.node_copy(node, copies.__getitem__)
             calls.append(copies[node])
+        elif node in stored:  # One operand, whoever else reads it by the name that it has now.
+            copies[node] = copy(stored[node])
         else:
             with inner.inserting_before(calls[0] if calls else None):
                 copies[node] = inner.placeholder(node.name)
             copies[node].meta = {"val": node.meta["val"], **_lies(node)}
-            operands[copies[node].name] = stored.get(node, node)
+            operands[copies[node].name] = node
         return copies[node]
 
     for node in members:
