@@ -898,6 +898,16 @@ def test_probes_look_at_further_operations() -> None:
     assert not [probe for probe, value in right.items() if value in ("unknown", "other")]
 
 
+@pytest.mark.parametrize("declared", range(3))
+@pytest.mark.parametrize("found", range(3))
+def test_determinism_may_be_better_than_declared(found: int, declared: int) -> None:
+    name = "sum float32 determinism"
+    (row,) = probes.compared([probes.Finding(name, probes.DETERMINISM[found])], {name: probes.DETERMINISM[declared]})
+    assert row["agrees"] == (found >= declared)
+    (row,) = probes.compared([probes.Finding(name, "unknown")], {name: probes.DETERMINISM[declared]})
+    assert not row["agrees"]
+
+
 def test_guard_zones_keep_layout_and_see_a_write_beside() -> None:
     base = torch.arange(24.0)
     row, column, lone = base[4:12].view(2, 4).t(), base[1::5], torch.tensor(7, dtype=torch.int32)
