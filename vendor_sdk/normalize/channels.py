@@ -24,16 +24,22 @@ from vendor_sdk.prims.row import Family, Shape
 aten = torch.ops.aten
 
 _BACK = inverse(CHANNELS_LAST)
-_CONVOLUTIONS: Mapping[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
+CONVOLUTIONS: Mapping[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 """How many of the first arguments are images; a weight follows. Kernels return images, and gradients of weights, as torch's own
 do."""
 _ELEMENTWISE = frozenset((Family.POINTWISE, Family.COMPARISON, Family.CONVERSION))
 
 
+def elementwise(node: fx.Node) -> bool:
+    """Whether each element of a prim's result follows from those in its place."""
+    row = BY_TARGET.get(node.target)
+    return row is not None and row.family in _ELEMENTWISE and row.shape in (Shape.BROADCAST, Shape.SAME)
+
+
 def channels_last(graph: PrimGraph) -> PrimGraph:
     """Rewrites a graph with convolutions."""
     calls = list(graph.calls())
-    if any(node.target in _CONVOLUTIONS for node in calls):
+    if any(node.target in CONVOLUTIONS for node in calls):
         images = _Images(graph)
         for node in calls:
             images.visit(node)
@@ -54,7 +60,7 @@ class _Images:
     def visit(self, node: fx.Node) -> None:
         """One node, after all that it reads."""
         row = BY_TARGET.get(node.target)
-        if node.target in _CONVOLUTIONS:
+        if node.target in CONVOLUTIONS:
             self._convolve(node)
         elif row is not None and row.shape is Shape.REDUCE:
             self._reduce(node)
@@ -62,7 +68,7 @@ class _Images:
             self.last[node] = node.args[0]  # type: ignore[assignment]
         elif not _lies_last(node) or _by_convolution(node) or (row is not None and row.is_view):
             return
-        elif row is not None and row.family in _ELEMENTWISE and row.shape in (Shape.BROADCAST, Shape.SAME):
+        elif elementwise(node):
             self._rewrite(node, *fx.map_arg(node.args, lambda value: self._aligned(value, node)))
         elif node.target is aten.cat.default:
             (values, *dim) = node.args
@@ -75,7 +81,7 @@ class _Images:
                 user.replace_input_with(node, image)
 
     def _convolve(self, node: fx.Node) -> None:
-        count = _CONVOLUTIONS[node.target]
+        count = CONVOLUTIONS[node.target]
         if not any(_lies_last(value) for value in (node, *node.args[:count])):
             return
         # Libraries convert weights in each call that lie otherwise; the same is done here, where kernels are fused.
@@ -172,4 +178,4 @@ def _is_last(image: fx.Node, strides: Any) -> bool:
 
 def _by_convolution(node: fx.Node) -> bool:
     source = node.args[0] if node.target is operator.getitem else node
-    return isinstance(source, fx.Node) and source.target in _CONVOLUTIONS
+    return isinstance(source, fx.Node) and source.target in CONVOLUTIONS

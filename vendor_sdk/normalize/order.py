@@ -15,22 +15,20 @@ from torch import fx
 from vendor_sdk.ir.calls import call_before
 from vendor_sdk.ir.orders import inverse, order_in_memory
 from vendor_sdk.ir.primgraph import PrimGraph
-from vendor_sdk.prims.opset import BY_TARGET
-from vendor_sdk.prims.row import Family, Shape
+from vendor_sdk.normalize.channels import CONVOLUTIONS, elementwise
 
 aten = torch.ops.aten
-_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
-_ELEMENTWISE = frozenset((Family.POINTWISE, Family.COMPARISON, Family.CONVERSION))
 
 
 def in_order(graph: PrimGraph) -> PrimGraph:
     """Rewrites a graph with convolutions, whose inputs lie as the strides of their fake values say."""
     calls = list(graph.calls())
-    if any(node.target in _CONVOLUTIONS for node in calls):
-        lies = _Lies(graph)
-        for node in calls:
-            lies.visit(node)
-        graph.module.recompile()
+    if CONVOLUTIONS.keys().isdisjoint(node.target for node in calls):
+        return graph
+    lies = _Lies(graph)
+    for node in filter(elementwise, calls):
+        lies.visit(node)
+    graph.module.recompile()
     return graph
 
 
@@ -43,10 +41,7 @@ class _Lies:
         self.moved: dict[fx.Node, fx.Node] = {}
 
     def visit(self, node: fx.Node) -> None:
-        """One node, after all that it reads."""
-        row = BY_TARGET.get(node.target)
-        if row is None or row.family not in _ELEMENTWISE or row.shape not in (Shape.BROADCAST, Shape.SAME):
-            return
+        """A prim of single elements, after all that it reads."""
         tensors = [source for source in node.all_input_nodes if _shape(source)]
         order = self.orders.get(tensors[0]) if tensors else None
         if order is None or any(self.orders.get(t) != order or _shape(t) != _shape(node) for t in tensors):
