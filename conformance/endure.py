@@ -25,6 +25,8 @@ from vendor_sdk import Distribution, Row, Sample
 
 BUDGET = 0.15
 """Seconds that the repeated calls of one program may take, about; at least two windows of two calls are made."""
+PAUSED = 10 * BUDGET
+"""A call that took less may have waited for other processes, and is timed again before it counts as long."""
 TOGETHER = 4
 """Calls that each of two threads makes, and that are made on each of two streams."""
 ENTROPY = 64
@@ -113,9 +115,14 @@ def endure(
         elif different:
             spoiled.extend(wrong(outputs, 0, "nondeterministic", "a later call with the same values"))
 
-    started = time.perf_counter()
-    again()
-    took = time.perf_counter() - started
+    def seconds() -> float:
+        started = time.perf_counter()
+        again()
+        return time.perf_counter() - started
+
+    took = seconds()
+    if BUDGET < took < PAUSED:
+        took = min(took, seconds(), seconds())
     window = min(witness.WINDOW, max(2, int(BUDGET / witness.WINDOWS / max(took, 1e-6))))
     leaked = witness.leak(again, memories, window) if took < BUDGET else 0
     if spoiled:
@@ -137,16 +144,20 @@ def _together(
     inputs: tuple[Guarded, Guarded],
     wrong: Callable[[Outputs, int, str, str], list[Problem]],
 ) -> list[Problem]:
-    """Two threads call one program at a time, each with inputs of its own."""
+    """Two threads call one program at a time, each with inputs of its own. Every call of theirs begins at once."""
     barrier = threading.Barrier(2)
     results: tuple[list[Outputs], list[Outputs]] = ([], [])
     raised: list[Problem] = []
 
     def work(which: int) -> None:
-        barrier.wait()
         try:
-            results[which].extend(call(inputs[which].tensors) for _ in range(TOGETHER))
+            for _ in range(TOGETHER):
+                barrier.wait()
+                results[which].append(call(inputs[which].tensors))
+        except threading.BrokenBarrierError:  # The other's call raised.
+            pass
         except Exception as error:
+            barrier.abort()
             raised.append(Problem(None, "threads", f"in two threads at a time: {type(error).__name__}: {error}"))
 
     threads = [threading.Thread(target=work, args=(which,)) for which in (0, 1)]
