@@ -104,3 +104,18 @@ def test_results_of_sizes_that_only_data_tells_have_the_strides_of_eager(dim: in
     for found, expected in zip(torch.compile(function, backend="toyloops")(x, chosen), function(x, chosen), strict=True):
         torch.testing.assert_close(found, expected)
         assert found.stride() == expected.stride()
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda x, y: max(1, x.shape[0] - 6),
+        lambda x, y: x.shape[0] // 2 - y.shape[1],
+        lambda x, y: -(-y.shape[0] // 3),
+        lambda x, y: x.shape[0] * x.shape[0] % y.shape[1],
+    ],
+    ids=["maximum", "difference", "quotient", "remainder"],
+)
+def test_a_size_that_torch_took_for_one_is_one(rows: Callable[[Tensor, Tensor], int]) -> None:
+    """Broadcasting asks whether a size is one, and a guard keeps the answer; its expression has symbols all the same."""
+    kernels(lambda x, y: x[: rows(x, y)] * y, [((7, 2), (3, 2))])

@@ -726,12 +726,14 @@ _INTEGER = {"add": operator.add, "mul": operator.mul, "floordiv": operator.floor
 def from_size(size: Any) -> Int:
     """A size, stride or integer argument (``int`` or ``torch.SymInt``) as an expression.
 
+    One that torch knows to be one is the number, whatever its symbols: whoever broadcasts asks whether it is.
+
     A symbolic expression outside the algebra (of floats, as where a size is scaled by one) is the number that it is now: torch
     guards it, and compiles again where it is another.
 
     Raises ``ValueError`` for such an expression of data.
     """
-    if isinstance(size, torch.SymInt):
+    if isinstance(size, torch.SymInt) and not torch_private.surely_equal(size, 1):
         node = size.node
         ranges = getattr(node.shape_env, "var_to_range", {})
         try:
