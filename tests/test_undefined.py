@@ -109,6 +109,20 @@ def test_an_output_that_is_an_input_or_a_view_is_left_to_autograd() -> None:
         torch.testing.assert_close(*found)
 
 
+def test_a_gradient_that_is_a_view_of_one_that_nobody_asks_for() -> None:
+    def joined(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.square().sum(), torch.cat((y, y.detach()))
+
+    compiled = torch.compile(joined, backend=use_kind("toyloops"))
+    for pick in (0, 1):
+        found = []
+        for call in (compiled, joined):
+            x, y = torch.arange(6.0).requires_grad_(), torch.ones(4, requires_grad=True)
+            (call(x, y)[pick] * 2).sum().backward()
+            found.append([torch.zeros_like(t) if t.grad is None else t.grad for t in (x, y)])
+        torch.testing.assert_close(*found)
+
+
 def graph_of(function: Callable[..., Any], *inputs: Tensor) -> vendor_sdk.PrimGraph:
     return vendor_sdk.trace(function, inputs)
 

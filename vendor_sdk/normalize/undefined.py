@@ -117,8 +117,9 @@ def _renumbered(graph: PrimGraph, kept: Sequence[int]) -> PrimGraph:
     def known(numbers: frozenset[int]) -> frozenset[int]:
         return frozenset(number[index] for index in numbers if index in number)
 
+    numbers = {"input": number, "output": {index: index for index in range(len(graph.output_layouts))}}
     layouts = [
-        replace(each, alias_of=frozenset((kind, number[i] if kind == "input" else i) for kind, i in each.alias_of))
+        replace(each, alias_of=frozenset((kind, numbers[kind][i]) for kind, i in each.alias_of if i in numbers[kind]))
         for each in graph.output_layouts
     ]
     return replace(
