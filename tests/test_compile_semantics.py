@@ -200,6 +200,19 @@ def test_views_of_results_that_torch_makes_contiguous(backend: str) -> None:
         agree(lambda v: torch.log_softmax(v * 2, 1).view(2, -1), x, backend=backend)
 
 
+def test_a_copy_that_is_seen_several_times_is_a_copy(backend: str) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.clone().expand(2, 3, 4), x.clone().unfold(0, 2, 1)
+
+    x = torch.randn(3, 4)
+    results = torch.compile(f, backend=backend)(x)
+    expected = f(x)
+    x.zero_()
+    for got, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+        assert got.stride() == wanted.stride()
+
+
 def test_strided_inputs(backend: str) -> None:
     base = torch.randn(8, 10)
     for x in (base.t(), base[::2, 1::3], base[3:5].expand(2, 10), base[:, 4:5], torch.randn(1, 10).expand(8, 10)):

@@ -190,13 +190,13 @@ class TorchRuntime:
         """An output with the promised strides, in storage of its own when ``fresh``."""
         if value.dim() != len(strides):
             return value  # of an operator that is no prim, and that torch announces wrongly (``unique_dim_consecutive``)
-        if value.stride() != strides:
-            # Where a dimension of one element lies makes no difference.
-            same = all(size == 1 or a == b for size, a, b in zip(value.shape, value.stride(), strides, strict=True))
-            return self.lying(value, tuple(value.shape), strides) if same and not fresh else _with_strides(value, strides)
-        return (
-            torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value) if fresh else value
-        )
+        if fresh:
+            return _with_strides(value, strides)
+        if value.stride() == strides:
+            return value
+        # Where a dimension of one element lies makes no difference.
+        same = all(size == 1 or a == b for size, a, b in zip(value.shape, value.stride(), strides, strict=True))
+        return self.lying(value, tuple(value.shape), strides) if same else _with_strides(value, strides)
 
 
 def draw_seeds(count: int) -> list[int]:
@@ -219,12 +219,13 @@ def _checked_several(
 
 
 def _with_strides(value: torch.Tensor, strides: Shape) -> torch.Tensor:
-    if not _overlaps(value.shape, strides):
-        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+    """A copy with these strides."""
     if any(stride == 0 and size > 1 for stride, size in zip(strides, value.shape, strict=True)):
         one = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
         return _with_strides(one, strides).expand(value.shape)
-    return value.contiguous()  # an overlapping window (unfold): the promise cannot be kept without the original storage
+    if _overlaps(value.shape, strides) and value.stride() != strides:
+        return value.contiguous()  # an overlapping window (unfold): the promise cannot be kept without the original storage
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
