@@ -200,6 +200,47 @@ def test_views_of_results_that_torch_makes_contiguous(backend: str) -> None:
         agree(lambda v: torch.log_softmax(v * 2, 1).view(2, -1), x, backend=backend)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inputs_that_share_memory_of_another_order_are_written_to(backend: str, dynamic: bool) -> None:
+    """AOTAutograd makes one input of them, and ``as_strided`` and ``as_strided_scatter`` of what were several."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        y.mul_(2)
+        return x - y[0]
+
+    compiled = torch.compile(f, backend=backend, dynamic=dynamic)
+    found = []
+    for call in (compiled, f):
+        whole = torch.empty_strided((3, 4), (1, 3)).copy_(torch.arange(12.0).view(3, 4))
+        found.append((call(whole[0], whole[1:]), whole))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("start", [0, 1])
+def test_strided_views_of_inputs_with_gaps(backend: str, dynamic: bool, start: int) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        windows = x.as_strided((x.shape[0], 2, x.shape[1] - 1), (x.stride(0), 1, 1))
+        return windows.sum(1), x[:, 1:].as_strided((2, 2), (1, x.stride(0)), x.storage_offset() + 1) * 2
+
+    for rows in (3, 4) if dynamic else (3,):
+        agree(f, torch.randn(6, 10)[start : start + rows, :4], backend=backend, dynamic=dynamic)
+
+
+def test_strided_parts_of_inputs_with_gaps_are_written_to(backend: str) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.as_strided((2, 2), (1, 2)).add_(1)
+        return x * 2
+
+    compiled = torch.compile(f, backend=backend)
+    found = []
+    for call in (compiled, f):
+        x = torch.empty_strided((3, 4), (2, 7)).copy_(torch.arange(12.0).view(3, 4))
+        found.append((call(x), x))
+    torch.testing.assert_close(*found)
+
+
 def test_a_copy_that_is_seen_several_times_is_a_copy(backend: str) -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.clone().expand(2, 3, 4), x.clone().unfold(0, 2, 1)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.ir.calls import call_before
+from vendor_sdk.ir.orders import inverse, order_in_memory
 from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
 from vendor_sdk.normalize.constants import fold_constants
 from vendor_sdk.prims.opset import BY_TARGET
@@ -113,29 +115,84 @@ def _hashable(value: Any) -> Hashable:
 
 
 def _logical_as_strided(graph: PrimGraph) -> None:
-    """``as_strided`` counts in the storage as traced; rewrites it to count in the row-major elements of its operand."""
+    """``as_strided`` and ``as_strided_scatter`` count in the storage as traced; rewrites them to count in the row-major
+    elements of their operand."""
     for node in list(graph.calls()):
-        if node.target is not aten.as_strided.default:
+        if node.target not in (aten.as_strided.default, aten.as_strided_scatter.default):
             continue
-        source = node.args[0]
+        source, *values = node.args
         assert isinstance(source, fx.Node)
-        root = _storage_root(source)
-        value = root.meta["val"]
-        offset = node.args[3] if len(node.args) > 3 else node.kwargs.get("storage_offset")
-        if offset is None:
-            offset = source.meta["val"].storage_offset()
-        shift = value.storage_offset()
-        with graph.graph.inserting_before(node):
-            if not torch_private.surely_contiguous(value):
-                order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), dim))
-                root = graph.graph.call_function(aten.permute.default, (root, order))
-                root.meta["val"] = value.permute(order)
-            logical = graph.graph.call_function(
-                aten.as_strided.default, (root, node.args[1], node.args[2], offset - shift if shift else offset)
-            )
-        logical.meta.update(node.meta)
+        if node.target is aten.as_strided.default:
+            size, stride, *offset = values
+            root = _storage_root(source)
+            first = _from_first(node, source, root, *offset)
+            logical = call_before(node, aten.as_strided.default, _in_memory(node, root), size, stride, first)
+            logical.meta.update(node.meta)
+        else:
+            src, size, stride, *offset = values
+            first, memory = _from_first(node, source, source, *offset), _in_memory(node, source)
+            written = call_before(node, aten.as_strided_scatter.default, memory, src, size, stride, first)
+            logical = _out_of_memory(node, written, source)
         node.replace_all_uses_with(logical)
         graph.graph.erase_node(node)
+
+
+def _from_first(node: fx.Node, source: fx.Node, root: fx.Node, offset: Any = None) -> Any:
+    """Where a strided view begins, from the first element of ``root``, whose storage ``source`` has."""
+    offset = node.kwargs.get("storage_offset", offset)
+    shift = root.meta["val"].storage_offset()
+    if offset is None:
+        return 0 if source is root else source.meta["val"].storage_offset() - shift
+    if isinstance(shift, int):
+        return offset - shift if shift else offset
+    return call_before(node, operator.sub, offset, call_before(node, aten.sym_storage_offset.default, root))
+
+
+def _in_memory(place: fx.Node, root: fx.Node) -> fx.Node:
+    """The elements of a value in the order of memory, row-major; between them zeros, where memory has gaps."""
+    value = root.meta["val"]
+    if torch_private.surely_contiguous(value):
+        return root
+    if not _has_gaps(value):
+        return call_before(place, aten.permute.default, root, _outer_first(value))
+    shape, strides = _numbers(place, root)
+    extent: Any = 1
+    for size, stride in zip(shape, strides, strict=True):
+        before_last = call_before(place, operator.mul, call_before(place, operator.sub, size, 1), stride)
+        extent = call_before(place, operator.add, extent, before_last)
+    with torch_private.fake_mode_of([value]):
+        zeros = call_before(place, aten.full.default, [extent], 0, dtype=value.dtype, device=value.device)
+    return call_before(place, aten.as_strided_scatter.default, zeros, root, shape, strides, 0)
+
+
+def _out_of_memory(place: fx.Node, memory: fx.Node, root: fx.Node) -> fx.Node:
+    """What ``_in_memory`` made of ``root``, and was then written to, as that value."""
+    value = root.meta["val"]
+    if torch_private.surely_contiguous(value):
+        return memory
+    if not _has_gaps(value):
+        return call_before(place, aten.permute.default, memory, inverse(_outer_first(value)))
+    return call_before(place, aten.as_strided.default, memory, *_numbers(place, root), 0)
+
+
+def _has_gaps(value: torch.Tensor) -> bool:
+    """Whether memory between the elements of a value is none of it."""
+    return 0 not in value.shape and order_in_memory(value.shape, value.stride()) is None
+
+
+def _outer_first(value: torch.Tensor) -> list[int]:
+    strides = value.stride()
+    return sorted(range(value.dim()), key=lambda dim: (-strides[dim], dim))
+
+
+def _numbers(place: fx.Node, root: fx.Node) -> tuple[list[Any], list[Any]]:
+    """Sizes and strides of a value, as arguments."""
+
+    def all_of(numbers: Sequence[Any], read: Any) -> list[Any]:
+        return [n if isinstance(n, int) else call_before(place, read, root, dim) for dim, n in enumerate(numbers)]
+
+    value = root.meta["val"]
+    return all_of(value.shape, aten.sym_size.int), all_of(value.stride(), aten.sym_stride.int)
 
 
 def _storage_root(node: fx.Node) -> fx.Node:
