@@ -377,6 +377,47 @@ def test_generated_attention() -> None:
     assert not triton_attention.wrong("cuda")
 
 
+def _under_slopes(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, documents: Tensor) -> Tensor:
+    places = torch.arange(q.shape[2], device=q.device)
+    bias = slopes[:, None, None] * (places - places[:, None])
+    bias = torch.where(places <= places[:, None], bias, -torch.inf).to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
+
+
+def _in_a_window(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, documents: Tensor) -> Tensor:
+    back = torch.arange(q.shape[2], device=q.device)[:, None] - torch.arange(q.shape[2], device=q.device)
+    own = documents[:, :, None] == documents[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=((back >= 0) & (back < 100) & own)[:, None])
+
+
+@pytest.mark.parametrize("mode", MODES, ids=["default", "recorded"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("function", [_under_slopes, _in_a_window])
+def test_attention_computes_masks_of_positions(function: Callable[..., Tensor], dtype: torch.dtype, mode: Any) -> None:
+    """Of sizes that are known, and (first) that are symbols: right, with gradients, and no mask in memory."""
+    heads, width = 8, 64
+    bound = 2e-2 if dtype == torch.bfloat16 else 1e-4
+    for dynamic, lengths in ((True, (1000, 700, 1025)), (False, (1000, 1000, 1000))):
+        torch.compiler.reset()
+        compiled = torch.compile(function, backend=BACKEND, dynamic=dynamic, **(mode or {}))
+        for length in lengths:
+            leaves = [torch.randn(2, heads, length, width, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
+            beside = torch.rand(heads, device="cuda"), torch.randint(3, (2, length), device="cuda").sort(1).values
+            direction = torch.randn_like(leaves[0])
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            found = compiled(*leaves, *beside)
+            grads = torch.autograd.grad(found, leaves, direction)
+            extra = torch.cuda.max_memory_allocated() - before
+            # Results, gradients, a copy of each in its order, logarithms, lists; a mask of numbers has ``length`` for each row.
+            assert extra < 12 * leaves[0].nbytes, f"{extra} bytes"
+            wide = [x.detach().double().requires_grad_() for x in leaves]
+            exact = function(*wide, beside[0].double(), beside[1])
+            wanted = torch.autograd.grad(exact, wide, direction.double())
+            for one, other in zip((found, *grads), (exact, *wanted), strict=True):
+                assert (one.double() - other).abs().max() < bound * other.abs().max()
+
+
 def test_attention_by_whoever_takes_it() -> None:
     assert not triton_attention.wrong_ways("cuda")
 

@@ -153,6 +153,23 @@ def test_training_from_the_cache(decided: list[bool]) -> None:
     assert not torch._functorch.config.bundled_autograd_cache, "a setting of ours must not stay"
 
 
+def test_masks_that_kernels_compute_come_from_the_cache(decided: list[bool]) -> None:
+    def attention(q: Tensor, slopes: Tensor) -> Tensor:
+        places = torch.arange(q.shape[2])
+        mask = slopes[:, None, None] * (places - places[:, None]).float()
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask[None])
+
+    for _ in range(2):
+        q, slopes = torch.randn(2, 3, 20, 8, requires_grad=True), torch.rand(3)
+        run, graphs = fresh(attention)
+        found = run(q, slopes)
+        torch.testing.assert_close(found, attention(q, slopes), rtol=1e-5, atol=1e-5)
+        (expected,) = torch.autograd.grad(attention(q, slopes).sin().sum(), q)
+        torch.testing.assert_close(torch.autograd.grad(found.sin().sum(), q)[0], expected, rtol=1e-4, atol=1e-5)
+        assert all("attn_mask=" in graph.source and "numbers=" in graph.source for graph in graphs)
+    assert decided == [False, True], "the second time nothing but linking and the wrapper ran"
+
+
 def test_a_graph_without_gradients_comes_from_the_cache_with_the_whole_one(decided: list[bool]) -> None:
     model = nn.Linear(6, 4)
 

@@ -18,6 +18,7 @@ from vendor_sdk import (
     ALL,
     COMPOSITES,
     Backend,
+    Computed,
     Emitter,
     Entry,
     Kernel,
@@ -29,6 +30,7 @@ from vendor_sdk import (
     Program,
     StepError,
     TorchDevice,
+    flat,
     hookimpl,
     program,
     warm_empty,
@@ -188,11 +190,20 @@ class LoopEmitter(Emitter):
         return width if columns >= width and steps else 0
 
 
-def native(function: Callable[..., Any], results: int) -> Kernel:
+def in_memory(operand: Any) -> Any:
+    """An argument of a kernel, filled where it came as loops."""
+    if not isinstance(operand, Computed):
+        return operand
+    values = torch.empty(math.prod(operand.shape), dtype=operand.dtype)
+    interpret(operand.loops, [*map(flat, operand.buffers), values], operand.numbers)
+    return values.reshape(operand.shape)
+
+
+def native(function: Callable[..., Any], results: int, computes: Sequence[str] = ()) -> Kernel:
     """A kernel launched with addresses, sizes and strides, of which it makes tensors for ``function``."""
 
     def fill(given: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        values = function(*given[results:], **kwargs)
+        values = function(*map(in_memory, given[results:]), **{name: in_memory(value) for name, value in kwargs.items()})
         for result, value in zip(given, values if isinstance(values, tuple) else (values,), strict=False):
             result.copy_(value)
 
@@ -213,7 +224,8 @@ def native(function: Callable[..., Any], results: int) -> Kernel:
         numbers = tuple(number for o in operands for number in (*o.shape, *o.strides, o.offset))
         return NativeCall(Compiled(at), tuple(operands[: len(operands) - results]), numbers)
 
-    return Kernel(lambda *given, **kwargs: fill(given, kwargs), destination=True, native=launched)
+    wanted = dict.fromkeys(computes, lambda node, loops: True)
+    return Kernel(lambda *given, **kwargs: fill(given, kwargs), destination=True, native=launched, computes=wanted)
 
 
 def _sort(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
@@ -238,7 +250,10 @@ def device() -> TorchDevice:
 
 @hookimpl
 def kernels() -> Mapping[str, Any]:
-    rules = {name: native(next(iter(COMPOSITES[name].targets.values())), results) for name, results in CLAIMED.items()}
+    rules = {}
+    for name, results in CLAIMED.items():
+        (rule,) = COMPOSITES[name].targets.values()
+        rules[name] = native(rule, results, ["attn_mask"] if name.startswith("scaled_dot_product_attention") else [])
     return {"sort": _sort, **rules}
 
 

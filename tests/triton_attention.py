@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import torch
 
 from reference_backends.triton_gpu import attention, flash_launch
 from reference_backends.triton_gpu.machine import machine
-from vendor_sdk import COMPOSITES
+from tests import triton_masks
+from vendor_sdk import COMPOSITES, Computed
 
 Tensor = torch.Tensor
 
@@ -26,7 +28,7 @@ class Case:
     shape: tuple[int, int, int, int, int, int]
     dtype: torch.dtype = torch.bfloat16
     causal: bool = False
-    mask: Callable[[int, int, int, int], Tensor] | None = None
+    mask: Callable[[int, int, int, int], Tensor | Computed] | None = None
     scale: float | None = None
     across: bool = False
     dropout: float = 0.0
@@ -90,12 +92,26 @@ CASES: Mapping[str, Case] = {
     "a window, negative scale": Case((2, 1, 300, 260, 24, 16), torch.float32, mask=_window, scale=-0.2),
     "a window, dropout": Case((2, 1, 140, 200, 32, 32), mask=_window, dropout=0.25),
     "nothing is kept": Case((1, 1, 20, 33, 16, 16), dropout=1.0),
+    "slopes, computed": Case((2, 1, 70, 90, 64, 64), mask=triton_masks.slopes),
+    "slopes, computed, causal": Case((4, 2, 130, 130, 32, 24), torch.float32, causal=True, mask=triton_masks.slopes),
+    "slopes of places, computed": Case((2, 2, 40, 72, 16, 16), torch.float16, mask=triton_masks.slopes_of_places),
+    "slopes of places, computed, dropout": Case((2, 1, 37, 70, 16, 16), mask=triton_masks.slopes_of_places, dropout=0.25),
+    "documents, computed": Case((2, 1, 100, 150, 16, 16), mask=triton_masks.documents, scale=-0.3),
+    "for all heads, computed": Case((2, 2, 70, 70, 64, 64), causal=True, mask=triton_masks.flat),
+    "padded, computed": Case((2, 2, 40, 71, 16, 16), torch.float32, mask=triton_masks.padded),
+    "numbers of the call, computed": Case((2, 1, 100, 90, 24, 16), mask=triton_masks.numbers),
+    "a window, computed": Case((2, 1, 270, 200, 16, 16), mask=triton_masks.documents),
+    "a window, computed, float32": Case((1, 1, 150, 200, 16, 16), torch.float32, causal=True, mask=triton_masks.documents),
+    "a window of numbers, computed": Case((2, 1, 200, 270, 32, 16), mask=triton_masks.far),
+    "a window of numbers, computed, no block beyond": Case((2, 2, 140, 256, 16, 16), torch.float16, mask=triton_masks.far),
+    "a window of numbers, computed, dropout": Case((2, 1, 140, 200, 32, 32), mask=triton_masks.far, dropout=0.25),
+    "a window, computed, numbers of the call": Case((2, 1, 200, 130, 16, 16), mask=triton_masks.numbers),
 }
 LISTED = tuple(what for what in CASES if what.startswith("a window"))
 """Cases whose masks hide blocks as a whole, and leave others as they are."""
 
 
-def drawn(case: Case, device: str) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
+def drawn(case: Case, device: str) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | Computed | None]:
     """Queries, keys and values, and the mask."""
     heads, shared, rows, keys, width, depth = case.shape
     sizes = (heads, rows, width), (shared, keys, width), (shared, keys, depth)
@@ -103,10 +119,16 @@ def drawn(case: Case, device: str) -> tuple[tuple[Tensor, Tensor, Tensor], Tenso
         (torch.randn(2, n, h, w).transpose(1, 2) if case.across else torch.randn(2, h, n, w)).to(device, case.dtype)
         for h, n, w in sizes
     ]
-    mask = None if case.mask is None else case.mask(2, heads, rows, keys).to(device)
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(case.mask_dtype or case.dtype)
+    mask = None if case.mask is None else case.mask(2, heads, rows, keys)
+    if isinstance(mask, Computed):
+        mask = dataclasses.replace(mask, buffers=tuple(each.to(device) for each in mask.buffers))
+    elif mask is not None:
+        mask = mask.to(device, mask.dtype if mask.dtype == torch.bool else case.mask_dtype or case.dtype)
     return (tensors[0], tensors[1], tensors[2]), mask
+
+
+def in_memory(mask: Tensor | Computed | None, device: str) -> Tensor | None:
+    return triton_masks.dense(mask).to(device) if isinstance(mask, Computed) else mask
 
 
 def reference(case: Case, tensors: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -137,17 +159,22 @@ def _wrong_lists(device: str) -> dict[str, str]:
     for what in LISTED:
         (query, key, value), mask = drawn(CASES[what], device)
         assert mask is not None
-        causal, mask = CASES[what].causal, mask[(None,) * (4 - mask.dim())]
+        causal, given = CASES[what].causal, in_memory(mask, device)
+        assert given is not None
+        given = given[(None,) * (4 - given.dim())]
+        mask = mask if isinstance(mask, Computed) else given
         form = flash_launch.form_of(query, key, value, causal, mask, None, None)
         rows, keys = query.shape[2], key.shape[2]
-        seen = mask.tril() if causal else mask
+        seen = given if given.dtype == torch.bool else given != -math.inf
+        seen = seen.tril() if causal else seen
         for launcher in (flash_launch.forward_launcher(form), *flash_launch.backward_launchers(form)):
             lists = flash_launch.lists_of(launcher, mask, query, key)
             for call in lists.calls:
                 call.launch()
             own, other = launcher.divided((rows, keys)[launcher.along], machine())
             expected = []
-            for matrix in (seen.mT if launcher.along else seen).flatten(0, 1):
+            batch, heads = lists.buffer.shape[:2]  # along which it differs
+            for matrix in (seen.mT if launcher.along else seen)[:batch, :heads].flatten(0, 1):
                 for of_rows in matrix.split(own):
                     blocks = of_rows.split(other, 1)
                     full = [k for k, each in enumerate(blocks) if each.all() and each.shape[1] == other]
@@ -167,7 +194,7 @@ def _wrong(cases: Mapping[str, Case], device: str) -> dict[str, str]:
         rest = case.causal, mask, case.scale, flash_launch.Dropout(seed, case.dropout) if case.dropout else None
         result = flash_launch.forward(*tensors, *rest)
         leaves = [t.double().requires_grad_() for t in tensors]
-        exact = reference(case, leaves, mask)
+        exact = reference(case, leaves, in_memory(mask, device))
         grad = (torch.randn(*exact[0].shape[:2], exact[0].shape[3], exact[0].shape[2], device=device).mT).to(case.dtype)
         gradients = torch.autograd.grad(exact[0], leaves, grad.double())
         rough = ROUGH[case.dtype]
@@ -192,7 +219,7 @@ def wrong_ways(device: str) -> dict[str, str]:
             continue  # Others have masks for libraries.
         tensors, mask = drawn(case, device)
         leaves = [t.detach().double().requires_grad_() for t in tensors]
-        exact, saved = reference(case, leaves, mask)
+        exact, saved = reference(case, leaves, in_memory(mask, device))
         grad = torch.randn_like(exact)
         gradients = torch.autograd.grad(exact, leaves, grad)
         given = {"attn_mask": mask, "scale": case.scale}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vendor_sdk.contract.emitter import Emitter, Launch, Limits, flat
     from vendor_sdk.contract.graph import GraphCompiler, ModelFile
     from vendor_sdk.contract.hookspecs import HOOKS, hookimpl
-    from vendor_sdk.contract.kernel import Kernel, NativeCall, Operand, destination
+    from vendor_sdk.contract.kernel import Computed, Kernel, NativeCall, Operand, destination
     from vendor_sdk.contract.loader import LoadedBackend, Session, extend, load, register, unregister
     from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
     from vendor_sdk.contract.program import Entry, Program, Step, StepError, float_bits
@@ -122,7 +122,7 @@ _HOMES = {
     "vendor_sdk.contract.emitter": "Emitter Launch Limits flat",
     "vendor_sdk.contract.graph": "GraphCompiler ModelFile",
     "vendor_sdk.contract.hookspecs": "HOOKS hookimpl",
-    "vendor_sdk.contract.kernel": "Kernel NativeCall Operand destination",
+    "vendor_sdk.contract.kernel": "Computed Kernel NativeCall Operand destination",
     "vendor_sdk.contract.loader": "LoadedBackend Session extend load register unregister",
     "vendor_sdk.contract.placement": "Kind NodePlacement Placement Route",
     "vendor_sdk.contract.program": "Entry Program Step StepError float_bits",
@@ -199,6 +199,7 @@ __all__ = [
     "CaptureError",
     "CompilerError",
     "Composite",
+    "Computed",
     "ContractError",
     "Decline",
     "Device",

@@ -22,7 +22,7 @@ from vendor_sdk.capture.flex import spell_out_flex_attention
 from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
 from vendor_sdk.capture.heads import share_heads
-from vendor_sdk.capture.masks import know_masks
+from vendor_sdk.capture.masks import compute_masks_again, know_masks
 from vendor_sdk.capture.multihead import open_attention
 from vendor_sdk.capture.norms import save_less_of_norms
 from vendor_sdk.capture.pooled import save_less_of_pools
@@ -93,6 +93,8 @@ def compile_dynamo(
         drop_unread(graph)
         drop_whole_slices(graph)
         know_masks(graph)
+        if any(kernel.computes for kernel in session.loaded.kernels.values()):
+            compute_masks_again(graph)
         share_heads(graph)
         if wants.row_alignment > 1:
             align_products(graph, wants.row_alignment)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from vendor_sdk.contract.device import DeviceTensor
+from vendor_sdk.contract.kernel import Computed
 from vendor_sdk.contract.loader import Session
 from vendor_sdk.errors import KernelError
 from vendor_sdk.ir.primgraph import prim_name, tensors_of
@@ -74,6 +76,8 @@ def guarding(memory: DeviceMemory | None, tell: Tell) -> Observe:
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, torch.Tensor | DeviceTensor):
         yield value
+    elif isinstance(value, Computed):
+        yield from value.buffers
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
     elif isinstance(value, list | tuple):
@@ -84,6 +88,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def _with(value: Any, copies: dict[int, Tensor]) -> Any:
     if isinstance(value, torch.Tensor | DeviceTensor):
         return copies.get(id(value), value)
+    if isinstance(value, Computed):
+        return replace(value, buffers=_with(value.buffers, copies))
     if isinstance(value, dict):
         return {name: _with(item, copies) for name, item in value.items()}
     if isinstance(value, list | tuple):

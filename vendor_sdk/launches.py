@@ -20,10 +20,12 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.contract.device import Device, DeviceTensor
+from vendor_sdk.contract.kernel import Computed
 from vendor_sdk.contract.loader import Session
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.fused import members
+from vendor_sdk.ir.fused import Computing, members
 from vendor_sdk.ir.primgraph import PrimGraph, map_nodes, tensors_of
+from vendor_sdk.lower.build import Lowered, arguments
 from vendor_sdk.prims import grouped
 from vendor_sdk.prims.opset import COMPOSITE_BY_TARGET
 
@@ -107,10 +109,21 @@ def parts(node: fx.Node) -> list[fx.Node]:
     return list(inner.calls()) if isinstance(inner, PrimGraph) else members(node)
 
 
-def tensor_arguments(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The nodes of tensors among a node's arguments, as often as they are there."""
+def tensor_arguments(node: fx.Node, computed: Mapping[str, Lowered]) -> tuple[fx.Node, ...]:
+    """The nodes of tensors among what runs a node is called with, as often as they are there.
+
+    Args:
+        computed: loops of the operands, by name, that a kernel computes: it gets what these read.
+    """
     found: list[fx.Node] = []
-    map_nodes((node.args, node.kwargs), found.append)
+    call = node
+    inside: dict[fx.Node, Sequence[fx.Node]] = {}
+    if isinstance(node.target, Computing):
+        call = node.target.call
+        given = zip(node.target.graph.placeholders, node.args, strict=True)
+        inside = {inner: [outer] for inner, outer in given if isinstance(outer, fx.Node)}
+        inside |= {arguments(call)[name]: one.inputs for name, one in computed.items()}
+    map_nodes((call.args, call.kwargs), lambda each: found.extend(inside.get(each, [each])))
     return tuple(each for each in found if tensors_of(each.meta.get("val")))
 
 
@@ -218,6 +231,8 @@ def aside(function: Callable[..., Any], *args: Any) -> Any:
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, torch.Tensor | DeviceTensor):
         yield value
+    elif isinstance(value, Computed):
+        yield from value.buffers
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
     elif isinstance(value, Sequence) and not isinstance(value, str):
@@ -257,8 +272,8 @@ def _operations(node: fx.Node, sizes: Sizes) -> tuple[int, torch.dtype] | None:
     from torch.utils.flop_counter import FlopCounterMode, flop_registry  # which imports Triton, where that is installed
 
     target = node.target
-    known = getattr(target, "overloadpacket", None) in flop_registry
-    if not known and target not in COMPOSITE_BY_TARGET and target is not grouped.OPERATOR:
+    composite = COMPOSITE_BY_TARGET.get(target)
+    if getattr(target, "overloadpacket", None) not in flop_registry and composite is None and target is not grouped.OPERATOR:
         return None
     operands = tensors_of([each.meta.get("val") for each in node.all_input_nodes])
     values = {each: _value(each.meta.get("val"), sizes) for each in node.all_input_nodes}
@@ -269,8 +284,10 @@ def _operations(node: fx.Node, sizes: Sizes) -> tuple[int, torch.dtype] | None:
         rows, right = args[:2]
         # Each row meets one matrix; a batch of rows, one stretch of the columns.
         return 2 * rows.numel() * right.shape[-1] // (rows.shape[0] if rows.dim() == 3 else 1), rows.dtype
+    # Composites by what they are made of: torch does not count the products of all of them.
+    function = target if composite is None else composite.targets[target]
     with FlopCounterMode(display=False) as counter:
-        target(*args, **kwargs)  # type: ignore[operator]
+        function(*args, **kwargs)  # type: ignore[operator]
     total = counter.get_total_flops()
     return (total, operands[0].dtype) if total else None
 

@@ -40,14 +40,14 @@ from vendor_sdk.contract.backend import Target
 from vendor_sdk.contract.device import Device, TorchDevice
 from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.contract.placement import Kind, NodePlacement, Placement, Route
-from vendor_sdk.errors import MachineError, UnsupportedPrimError
+from vendor_sdk.errors import LoweringError, MachineError, UnsupportedPrimError
 from vendor_sdk.ir import loop_print
-from vendor_sdk.ir.fused import Fused
+from vendor_sdk.ir.fused import Computing, Fused
 from vendor_sdk.ir.loop import LoopKernel
 from vendor_sdk.ir.memory import MemoryPlan, Slot
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.rewrite import erase, inline
-from vendor_sdk.lower import Lowered, lower, lower_group
+from vendor_sdk.lower import Lowered, lower, lower_group, lower_operand
 from vendor_sdk.lower.native import LoweredCall, native_call
 from vendor_sdk.normalize.canonicalize import canonicalize, drop_copies, drop_dead
 from vendor_sdk.normalize.decompose import prim_table
@@ -180,7 +180,8 @@ def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
     _watched(decided, session, state, calls, watch, wrapper)
     loops = {node: call.kernel for node, call in calls.items() if isinstance(call, EmittedCall)}
     if session.target is not None:
-        resources |= ahead(decided.graph, session.loaded.kernels, session.target, STORAGE_ARGUMENTS)
+        computed = _operands_computed(decided.graph)
+        resources |= ahead(decided.graph, session.loaded.kernels, computed, session.target, STORAGE_ARGUMENTS)
     not_recorded, recorded = _recording(decided, session, state, watch, wrapper)
     compiled = CompiledGraph(
         decided.graph,
@@ -389,10 +390,54 @@ def _schedule(graph: PrimGraph, session: Session) -> Schedule:
         emitter.ops.keys(),
         rivals={node for node in kernels if routes.yields(node, prim_name(node))},
         takes_over=lambda node, *saved: emitter.takes_over(context(node, prim_name(node), graph), *saved),
+        computes=_computing(kernels, session),
+        lower_operand=_operand_loops,
+        takes_operand=functools.partial(_takes_operand, graph, session.loaded),
         fuel=debug.fuel(),
     )
     graph.verify()
     return plan
+
+
+def _computing(kernels: Sequence[fx.Node], session: Session) -> Mapping[fx.Node, Collection[str]]:
+    """Nodes whose kernels can compute operands, and which."""
+    if isinstance(session.device, Device):
+        return {}
+    table = session.loaded.kernels
+    return {node: names for node in kernels if (prim := prim_name(node)) in table and (names := table[prim].computes.keys())}
+
+
+def _takes_operand(graph: PrimGraph, loaded: LoadedBackend, node: fx.Node, operand: str, loops: Lowered) -> bool:
+    """Whether a kernel would compute an operand so."""
+    prim = prim_name(node)
+    return loaded.kernels[prim].computes[operand](context(node, prim, graph), loops.kernel)
+
+
+def _operand_loops(target: Computing, given: Sequence[Any], operand: str) -> Lowered | None:
+    """An operand that a group computes from these nodes, as loops, if it can be lowered."""
+    try:
+        return lower_operand(target, given, operand, functools.partial(layout_of, own_memory=False))
+    except LoweringError:
+        return None
+
+
+def _operands_computed(graph: PrimGraph) -> dict[fx.Node, dict[str, Lowered]]:
+    """The loops of operands that kernels compute, by name."""
+    found: dict[fx.Node, dict[str, Lowered]] = {}
+    for node in graph.calls():
+        if isinstance(node.target, Computing):
+            found[node] = {name: _operand_computed(node, node.target, name) for name in node.target.computed}
+    return found
+
+
+def _operand_computed(node: fx.Node, target: Computing, name: str) -> Lowered:
+    if name not in target.lowered:
+        loops = _operand_loops(target, node.args, name)
+        assert loops is not None, f"{node} computes {name}"
+        target.lowered[name] = loops, tuple(map(node.args.index, loops.inputs))
+    loops, positions = target.lowered[name]
+    assert isinstance(loops, Lowered)
+    return replace(loops, inputs=tuple(node.args[position] for position in positions))
 
 
 def _lower_all(graph: PrimGraph, session: Session, *, own_memory: bool) -> dict[fx.Node, Lowered]:
@@ -589,6 +634,7 @@ def _wrap(
     # Native code finds outputs by fixed offsets: with symbolic sizes only the arena has run-time ones.
     frames = Frames(plan, functools.partial(lay_out, plan, borrow=False), state.arena, pooled=state.recorder is not None)
     links = emitter is not None and state.memory is None and not observers
+    computed = _operands_computed(graph)
 
     def seen(node: fx.Node, name: str, kind: str, operands: Sequence[fx.Node], fills: str, run: Callable[..., Any]) -> Any:
         launch = launches.Launch(name, kind, node, graph, tuple(operands), fills)
@@ -599,7 +645,7 @@ def _wrap(
         return replace(call, launch=seen(node, name, "kernel", call.inputs, "last", call.launch))
 
     def function(node: fx.Node) -> Callable[..., Any]:
-        operands = launches.tensor_arguments(node)
+        operands = launches.tensor_arguments(node, computed.get(node, {}))
         if node.meta["placement"].kind is Kind.HOST:
             return seen(node, prim_name(node), "host", operands, "", _host_operator(loaded, node))  # type: ignore[no-any-return]
         if isinstance(node.target, Partition):
@@ -614,6 +660,7 @@ def _wrap(
         loaded.kernels,
         {node: called(node, call) for node, call in calls.items()} if observers else calls,
         function,
+        computed=computed,
         steps=decided.order,
         values=Values(plan, Aliases(), functools.partial(_allocated, loaded, calls), decided.in_place),
         link=emitter.link if emitter is not None and links else lambda program: None,
@@ -650,6 +697,7 @@ def _watched(decided: Decided, session: Session, state: _State, calls: Launched,
         decided.order,
         session.loaded.kernels,
         decided.lowered,
+        _operands_computed(decided.graph),
         emitted,
         decided.in_place,
         state.runtime,
@@ -679,7 +727,8 @@ def _native_calls(graph: PrimGraph, session: Session) -> dict[fx.Node, LoweredCa
     found: dict[fx.Node, LoweredCall] = {}
     for node in graph.calls():
         placement = node.meta.get("placement")
-        if placement is not None and placement.route is Route.KERNEL and node.target is not operator.getitem:
+        on_kernel = placement is not None and placement.route is Route.KERNEL and node.target is not operator.getitem
+        if on_kernel and not isinstance(node.target, Computing):
             call = native_call(node, loaded.kernels[prim_name(node)], layout, STORAGE_ARGUMENTS)
             if call is not None:
                 found[node] = call

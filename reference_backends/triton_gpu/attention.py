@@ -1,7 +1,8 @@
 """Attention: who computes it, forward and backward.
 
 Generated Triton (``flash.py``, ``flash_backward.py``) takes everything: any strides, masks of bools or numbers, heads shared by
-groups of queries, rows that see no key; it passes over blocks that a mask hides (``flash_lists.py``). A library's kernel takes
+groups of queries, rows that see no key; it passes over blocks that a mask hides (``flash_lists.py``), and it alone computes
+masks where they are needed (``flash_masks.py``). A library's kernel takes
 what it is faster at: cuDNN's on compute capability 9 and later (for shared heads too, and for gradients under masks that are
 small, or the same for all rows), torch's flash kernel before, its memory-efficient one for the forward of float32, whose
 products generated code does not have on tensor cores. All save the natural logarithm of each row's sum of exponentials, in
@@ -22,11 +23,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from reference_backends.triton_gpu import flash_launch
-from reference_backends.triton_gpu.flash_launch import HALVES, WIDEST
+from reference_backends.triton_gpu import flash_launch, flash_masks
+from reference_backends.triton_gpu.flash_launch import HALVES, WIDEST, Mask
 from reference_backends.triton_gpu.machine import TARGETS
 from reference_backends.triton_gpu.machine_code import binary, resources
-from vendor_sdk import COMPOSITES, Decline, Kernel, NodeContext, TensorInfo
+from vendor_sdk import COMPOSITES, Computed, Decline, Kernel, LoopKernel, NodeContext, TensorInfo
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -48,6 +49,7 @@ class Problem(NamedTuple):
         turned: whether scores are multiplied by a negative number.
         dropout: whether weights are dropped.
         listed: whether generated Triton would find out which blocks of scores the mask leaves.
+        computed: whether the mask is in no memory.
     """
 
     shape: tuple[int, int, int, int, int, int, int]
@@ -58,6 +60,7 @@ class Problem(NamedTuple):
     turned: bool = False
     dropout: bool = False
     listed: bool = False
+    computed: bool = False
 
     @property
     def regular(self) -> bool:
@@ -73,14 +76,15 @@ class Problem(NamedTuple):
 
 
 def problem(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None, *, backward: bool
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Mask, scale: float | None, *, backward: bool
 ) -> Problem:
     """What is asked."""
     batch, heads, rows, width = query.shape
     shape = batch, heads, key.shape[1], rows, key.shape[2], width, value.shape[3]
     listed = mask is not None and flash_launch.is_listed(query, key, mask)
     turned = scale is not None and scale < 0
-    return Problem(shape, query.dtype, causal, None if mask is None else mask.dtype, backward, turned, listed=listed)
+    p = Problem(shape, query.dtype, causal, None if mask is None else mask.dtype, backward, turned, listed=listed)
+    return p._replace(computed=True) if isinstance(mask, Computed) else p
 
 
 @functools.cache
@@ -94,6 +98,8 @@ def ways(p: Problem, major: int) -> tuple[Way, ...]:
     """Who may compute a problem on a GPU of this capability, the best first."""
     found: list[Way] = []
     halves, width = p.dtype in HALVES, max(p.shape[5:])
+    if p.computed:
+        return ("triton",)
     if p.dropout:
         return ("triton", "scores") if width <= WIDEST else ("scores",)
     if major and halves and p.regular:
@@ -157,7 +163,7 @@ def _forward(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    attn_mask: Tensor | None = None,
+    attn_mask: Mask = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     p = problem(query, key, value, is_causal, attn_mask, scale, backward=False)
@@ -180,16 +186,14 @@ def _forward_ahead(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    attn_mask: Tensor | None = None,
+    attn_mask: Mask = None,
     scale: float | None = None,
 ) -> Mapping[str, int]:
     p = problem(query, key, value, is_causal, attn_mask, scale, backward=False)
     return _ahead(p, target, lambda: flash_launch.forward_calls(query, key, value, is_causal, attn_mask, scale)[1])
 
 
-def _cudnn(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
-) -> tuple[Tensor, Tensor]:
+def _cudnn(query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Mask, scale: float | None) -> tuple[Tensor, Tensor]:
     bias = _bias(mask, query, key.shape[2])
     out, saved, *_ = aten._scaled_dot_product_cudnn_attention(query, key, value, bias, True, 0.0, causal, scale=scale)
     saved = saved.reshape(query.shape[:3])
@@ -197,7 +201,7 @@ def _cudnn(
 
 
 def _efficient(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Mask, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     key, value = (_for_each(x, query.shape[1]) for x in (key, value))
     bias = _bias(mask, query, key.shape[2])
@@ -214,10 +218,11 @@ def _for_each(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def _bias(mask: Tensor | None, query: Tensor, keys: int) -> Tensor | None:
+def _bias(mask: Mask, query: Tensor, keys: int) -> Tensor | None:
     """A mask as numbers of the query's dtype to be added, its rows aligned as the libraries want them."""
     if mask is None:
         return None
+    assert not isinstance(mask, Computed), "libraries compute no masks"
     if mask.dtype == query.dtype and keys % 16 == 0 and mask.is_contiguous():
         return mask.expand(*query.shape[:3], keys)
     wide = torch.zeros((*mask.shape[:-1], -(-keys // 16) * 16), dtype=query.dtype, device=query.device)
@@ -247,7 +252,7 @@ def _backward(
     dropout_p: float,
     is_causal: bool,
     *,
-    attn_mask: Tensor | None = None,
+    attn_mask: Mask = None,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     p = problem(query, key, value, is_causal, attn_mask, scale, backward=True)
@@ -286,7 +291,7 @@ def _backward_ahead(
     dropout_p: float,
     is_causal: bool,
     *,
-    attn_mask: Tensor | None = None,
+    attn_mask: Mask = None,
     scale: float | None = None,
 ) -> Mapping[str, int]:
     p = problem(query, key, value, is_causal, attn_mask, scale, backward=True)
@@ -304,7 +309,7 @@ def _dropout_forward(
     seed: Tensor,
     dropout_p: float,
     is_causal: bool = False,
-    attn_mask: Tensor | None = None,
+    attn_mask: Mask = None,
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -326,7 +331,7 @@ def _dropout_forward_ahead(
     seed: Tensor,
     dropout_p: float,
     is_causal: bool = False,
-    attn_mask: Tensor | None = None,
+    attn_mask: Mask = None,
     *,
     scale: float | None = None,
 ) -> Mapping[str, int]:
@@ -345,7 +350,7 @@ def _dropout_backward(
     seed: Tensor,
     dropout_p: float,
     is_causal: bool = False,
-    attn_mask: Tensor | None = None,
+    attn_mask: Mask = None,
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
@@ -370,7 +375,7 @@ def _dropout_backward_ahead(
     seed: Tensor,
     dropout_p: float,
     is_causal: bool = False,
-    attn_mask: Tensor | None = None,
+    attn_mask: Mask = None,
     *,
     scale: float | None = None,
 ) -> Mapping[str, int]:
@@ -394,6 +399,15 @@ def declined(node: NodeContext) -> Decline | None:
     return None
 
 
+def computes(node: NodeContext, loops: LoopKernel) -> bool:
+    """Whether a mask is computed where it is needed: of heads that a program has room for."""
+    first = 1 if node.prim in (BACKWARD, DROPOUT_BACKWARD) else 0
+    query, _, value = node.args[first : first + 3]
+    widths = query.shape[3], value.shape[3]
+    small = all(isinstance(width, int) and width <= WIDEST for width in widths)
+    return small and query.dtype in (*HALVES, torch.float32) and flash_masks.takes(loops)
+
+
 def _without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
     def without_gradients(*args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled():
@@ -406,12 +420,21 @@ def _without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
 
 BESIDE = (0, 2, 1, 3)
 """How results lie: (batch, rows, heads, width), as the layers around attention have them and as the libraries return them."""
+MASK = {"attn_mask": computes}
 KERNELS: Mapping[str, Kernel] = {
-    FORWARD: Kernel(_without_gradients(_forward), fresh=True, ahead=_forward_ahead, orders=(BESIDE,)),
-    BACKWARD: Kernel(_without_gradients(_backward), fresh=True, ahead=_backward_ahead, orders=(BESIDE, BESIDE, BESIDE)),
-    DROPOUT_FORWARD: Kernel(_without_gradients(_dropout_forward), fresh=True, ahead=_dropout_forward_ahead, orders=(BESIDE,)),
+    FORWARD: Kernel(_without_gradients(_forward), fresh=True, ahead=_forward_ahead, orders=(BESIDE,), computes=MASK),
+    BACKWARD: Kernel(
+        _without_gradients(_backward), fresh=True, ahead=_backward_ahead, orders=(BESIDE, BESIDE, BESIDE), computes=MASK
+    ),
+    DROPOUT_FORWARD: Kernel(
+        _without_gradients(_dropout_forward), fresh=True, ahead=_dropout_forward_ahead, orders=(BESIDE,), computes=MASK
+    ),
     DROPOUT_BACKWARD: Kernel(
-        _without_gradients(_dropout_backward), fresh=True, ahead=_dropout_backward_ahead, orders=(BESIDE, BESIDE, BESIDE)
+        _without_gradients(_dropout_backward),
+        fresh=True,
+        ahead=_dropout_backward_ahead,
+        orders=(BESIDE, BESIDE, BESIDE),
+        computes=MASK,
     ),
 }
 """Composite to kernel."""

@@ -4,21 +4,30 @@ Dao et al., FlashAttention-2, 2023. Importing it needs triton; ``attention.py`` 
 
 Queries, keys and values have shape (batch, heads, rows, width) and any strides; several heads of queries may share one of keys.
 Scores are kept in units of log 2, so that their exponentials are the hardware's own. Keys that no query of the block sees are
-not read; only blocks that some query sees in part are masked: a causal mask says so itself, of a mask in memory
-``flash_lists.py`` says it. With dropout, what is kept is drawn for each block, and the sums
-are over all weights.
+not read; only blocks that some query sees in part are masked: a causal mask says so itself, of another mask ``flash_lists.py``
+says it, unless its numbers are added. With dropout, what is kept is drawn for each block, and the sums are over all weights.
+A mask is read from memory, or computed by a function that is given (``flash_masks.py``).
 """
 
-# ruff: noqa: RET505
+# ruff: noqa: RET505, RUF005
 # mypy: disable-error-code="misc, no-untyped-def, no-untyped-call, untyped-decorator"
-# Triton compiles these functions itself: their parameters are blocks, which Python's types cannot name; and where it knows a
-# condition, it needs the ``else`` to leave out the other branch.
+# Triton compiles these functions itself: their parameters are blocks, which Python's types cannot name; where it knows a
+# condition, it needs the ``else`` to leave out the other branch; and what is in a tuple it unpacks in calls only.
 
 import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def of_matrix(mask, batch, head, mask_batch, mask_head, MASK: tl.constexpr):
+    """What ``masked`` takes of a mask: where that of a head begins, or what its elements follow from beside row and key."""
+    if MASK > 2:
+        return (batch, head) + mask
+    else:
+        return mask + batch * mask_batch + head * mask_head
 
 
 @triton.jit
@@ -33,10 +42,17 @@ def masked(
     keys,
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
+    ELEMENT: tl.constexpr,
 ):
     """Scores in units of log 2 under a mask. ``row`` and ``key`` broadcast to their shape, whichever comes first."""
     if MASK == 0:
         return scores
+    elif MASK > 2:
+        given = ELEMENT(tl.minimum(row, rows - 1), tl.minimum(key, keys - 1), *mask_first)
+        if MASK == 3:
+            return tl.where(given, scores, float("-inf"))
+        else:
+            return scores + given.to(tl.float32) * LOG2E
     else:
         at, there = mask_first + key * mask_column, key < keys
         if not ALIKE:
@@ -128,6 +144,7 @@ def keys_at(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
+    ELEMENT: tl.constexpr,
 ):
     """Adds ``KEYS`` keys from ``start`` on: the weighted sum of values, the sum of weights and the largest score of each row.
 
@@ -147,12 +164,12 @@ def keys_at(
         k = tl.load(k_at, mask=(across < width)[:, None], other=0)
     scores = tl.dot(q, k, input_precision=PRECISION)
     # Where nothing is added, the factor's product is one instruction with the subtraction of the largest.
-    if MASK == 2 or FACTOR <= 0:
+    if (MASK == 2 or MASK == 4) or FACTOR <= 0:
         scores = scores * FACTOR
         scale = 1.0
     else:
         scale = FACTOR
-    scores = masked(scores, mask_first, mask_row, mask_column, row[:, None], along[None, :], rows, keys, MASK, ALIKE)
+    scores = masked(scores, mask_first, mask_row, mask_column, row[:, None], along[None, :], rows, keys, MASK, ALIKE, ELEMENT)
     if EDGE:
         seen = there[None, :]
         if CAUSAL:
@@ -223,14 +240,16 @@ def forward(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
+    ELEMENT: tl.constexpr = None,
 ):
     """Attention of one block of queries: ``out`` as (batch, rows, heads, depth), ``logsumexp`` as (batch, heads, rows).
 
-    MASK: 0 none, 1 of bools (true: seen), 2 of numbers that are added; ALIKE: the same ones for all rows. LISTED: 1 where
-    ``lists`` says which blocks of keys there are, 2 where none of them besides goes beyond the last key, and there is no causal
-    mask; list_batch and list_head: steps through it, in lists of a matrix. FACTOR: of the scores, times log2(e). LAST: the
-    largest of the words of 16 bits whose weights are kept, times KEPT; -1 without dropout. WHOLE: whether width and depth are
-    WIDTH and DEPTH.
+    MASK: 0 none, 1 of bools (true: seen), 2 of numbers that are added, 3 and 4 the same where ELEMENT computes them, from row,
+    key, batch, head and what ``mask`` is then a tuple of; ALIKE: the same ones for all rows. LISTED: 1 where ``lists`` says
+    which blocks of keys there are, 2 where none of them besides goes beyond the last key, and there is no causal mask;
+    list_batch and list_head: steps through it, in lists of a matrix. FACTOR: of the scores, times log2(e). LAST: the largest of
+    the words of 16 bits whose weights are kept, times KEPT; -1 without dropout. WHOLE: whether width and depth are WIDTH and
+    DEPTH.
     """
     blocks = tl.cdiv(rows, ROWS)
     # Of a causal mask the longest blocks come first.
@@ -246,7 +265,7 @@ def forward(
     q = tl.load(q_at, mask=row_mask[:, None] & ((across < width) | WHOLE)[None, :], other=0)
     k_first = key + batch * k_batch + own * k_head
     v_first = value + batch * v_batch + own * v_head
-    mask_first = mask + batch * mask_batch + head * mask_head
+    mask_first = of_matrix(mask, batch, head, mask_batch, mask_head, MASK)
     total = tl.zeros([ROWS, DEPTH], tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     peak = tl.full([ROWS], float("-inf"), tl.float32)
@@ -265,27 +284,27 @@ def forward(
             total, weight, peak = keys_at(
                 total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, LISTED == 1, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, LISTED == 1, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
         for place in range(2 + others - tl.load(listed + 1), 2 + others):
             start = tl.load(listed + place) * KEYS
             total, weight, peak = keys_at(
                 total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, 0, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                FACTOR, 4 if MASK == 4 else 0, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
     else:
         for start in range(0, full, KEYS):
             total, weight, peak = keys_at(
                 total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
         for start in range(full, end, KEYS):
             total, weight, peak = keys_at(
                 total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
     none = weight == 0
     sure = tl.where(none, 1.0, weight)

@@ -18,7 +18,7 @@ is kept: a bit for each weight, written by the first, would take memory with the
 import triton
 import triton.language as tl
 
-from reference_backends.triton_gpu.flash import LN2, LOG2E, kept, masked
+from reference_backends.triton_gpu.flash import LN2, LOG2E, kept, masked, of_matrix
 
 
 @triton.jit
@@ -91,13 +91,14 @@ def keys_at(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
+    ELEMENT: tl.constexpr,
 ):
     """Adds what ``KEYS`` keys from ``start`` on give to the queries' gradient, but for the scale."""
     k = block_of(k_first, start, k_row, k_step, keys, width, EDGE, KEYS, WIDTH, WHOLE)
     v = block_of(v_first, start, v_row, v_step, keys, depth, EDGE, KEYS, DEPTH, WHOLE)
     key = (start + tl.arange(0, KEYS))[None, :]
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * FACTOR
-    scores = masked(scores, mask_first, mask_row, mask_column, row[:, None], key, rows, keys, MASK, ALIKE)
+    scores = masked(scores, mask_first, mask_row, mask_column, row[:, None], key, rows, keys, MASK, ALIKE, ELEMENT)
     weights = weights_of(scores, base[:, None], row[:, None], key, keys, CAUSAL, EDGE)
     of_weights = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
     if LAST >= 0:
@@ -164,6 +165,7 @@ def by_query(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
+    ELEMENT: tl.constexpr = None,
 ):
     """The gradient of one block of queries, and ``inner``: the product of each row of ``grad`` and ``out``, over KEPT."""
     blocks = tl.cdiv(rows, ROWS)
@@ -185,7 +187,7 @@ def by_query(
     base = tl.load(logsumexp + matrix * rows + row, mask=row < rows, other=float("inf")) * LOG2E
     k_first = key + batch * k_batch + own * k_head
     v_first = value + batch * v_batch + own * v_head
-    mask_first = mask + batch * mask_batch + head * mask_head
+    mask_first = of_matrix(mask, batch, head, mask_batch, mask_head, MASK)
     total = tl.zeros([ROWS, WIDTH], tl.float32)
     drawn = tl.load(seed) if LAST >= 0 else 0
     line = matrix * (tl.cdiv(rows, 16) * 8) + first // 2
@@ -202,27 +204,27 @@ def by_query(
             total = keys_at(
                 total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, LISTED == 1, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, LISTED == 1, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
         for place in range(2 + others - tl.load(listed + 1), 2 + others):
             start = tl.load(listed + place) * KEYS
             total = keys_at(
                 total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, 0, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                FACTOR, 4 if MASK == 4 else 0, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
     else:
         for start in range(0, full, KEYS):
             total = keys_at(
                 total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
         for start in range(full, end, KEYS):
             total = keys_at(
                 total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
     across = tl.arange(0, WIDTH)
     at = grad_query + ((batch * rows + row) * heads + head)[:, None] * width + across[None, :]
@@ -267,6 +269,7 @@ def rows_at(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
+    ELEMENT: tl.constexpr,
 ):
     """Adds what ``ROWS`` queries from ``start`` on give to the gradients of keys and values, but for the keys' scale."""
     q = block_of(q_first, start, q_row, q_step, rows, width, True, ROWS, WIDTH, WHOLE)
@@ -275,7 +278,7 @@ def rows_at(
     base = tl.load(base_first + row, mask=row < rows, other=float("inf")) * LOG2E
     inner = tl.load(inner_first + row, mask=row < rows, other=0)
     scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * FACTOR
-    scores = masked(scores, mask_first, mask_row, mask_column, row[None, :], key, rows, keys, MASK, ALIKE)
+    scores = masked(scores, mask_first, mask_row, mask_column, row[None, :], key, rows, keys, MASK, ALIKE, ELEMENT)
     # What keys beyond the last get is not stored. One loop does for all rows: two, of which one is without the comparison, take
     # more registers than there are.
     weights = weights_of(scores, base[None, :], row[None, :], key, keys, CAUSAL, CAUSAL)
@@ -345,6 +348,7 @@ def by_key(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
+    ELEMENT: tl.constexpr = None,
 ):
     """The gradients of one block of keys and values, from ``inner`` as ``by_query`` left it."""
     blocks = tl.cdiv(keys, KEYS)
@@ -363,7 +367,7 @@ def by_key(
         head = own * group + member
         q_first = query + batch * q_batch + head * q_head
         g_first = grad + batch * g_batch + head * g_head
-        mask_first = mask + batch * mask_batch + head * mask_head
+        mask_first = of_matrix(mask, batch, head, mask_batch, mask_head, MASK)
         place = (batch * heads + head) * rows
         line = (batch * heads + head) * (tl.cdiv(rows, 16) * 8)
         if LISTED:
@@ -374,21 +378,21 @@ def by_key(
                 by_k, by_v = rows_at(
                     by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, line,
                     along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
-                    FACTOR, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                    FACTOR, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
                 )  # fmt: skip
             for at in range(2 + others - tl.load(listed + 1), 2 + others):
                 start = tl.load(listed + at) * ROWS
                 by_k, by_v = rows_at(
                     by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, line,
                     along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
-                    FACTOR, 0, ALIKE, False, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                    FACTOR, 4 if MASK == 4 else 0, ALIKE, False, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
                 )  # fmt: skip
         else:
             for start in range(begin, rows, ROWS):
                 by_k, by_v = rows_at(
                     by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, line,
                     along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
-                    FACTOR, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION,
+                    FACTOR, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
                 )  # fmt: skip
     if LAST >= 0:
         by_k, by_v = by_k * KEPT, by_v * KEPT

@@ -1,4 +1,7 @@
-"""How generated attention (``flash.py``, ``flash_lists.py``, ``flash_backward.py``) is launched: sizes of blocks, buffers."""
+"""How generated attention (``flash.py``, ``flash_lists.py``, ``flash_backward.py``) is launched: sizes of blocks, buffers.
+
+A mask is in memory, or computed (``flash_masks.py``).
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,19 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
+from reference_backends.triton_gpu import flash_masks
 from reference_backends.triton_gpu.launch import Begun, Launcher, Plan
 from reference_backends.triton_gpu.machine import Machine, machine
 from reference_backends.triton_gpu.machine_code import number, pointer
-from vendor_sdk import kept_factor, words_kept
+from vendor_sdk import Computed, float_bits, kept_factor, words_kept
 
 Tensor = torch.Tensor
+Mask = Tensor | Computed | None
 HALVES = (torch.bfloat16, torch.float16)
 DENSE = torch.contiguous_format
 WIDEST = 256
@@ -31,6 +37,8 @@ LARGEST = 64
 """Keys of a block, at most."""
 STEP = 1 << 16
 """Elements of a mask that a program of that launch looks at in one step."""
+COMPUTED = 1 << 13
+"""As many of them are computed at a time: what they follow from is in registers."""
 
 
 class Form(NamedTuple):
@@ -42,6 +50,7 @@ class Form(NamedTuple):
         listed: 1 where lists say which blocks it leaves, 2 where these are whole besides (see ``flash.forward``).
         last: the largest of the words of 16 bits whose weights dropout keeps, -1 without dropout.
         kept: what it multiplies them by.
+        computed: the functions where they compute the mask.
     """
 
     dtype: torch.dtype
@@ -54,11 +63,28 @@ class Form(NamedTuple):
     last: int = -1
     kept: float = 1.0
     listed: int = 0
+    computed: ModuleType | None = None
 
     @property
     def kind(self) -> int:
-        """Of mask: 0 none, 1 of bools, 2 of numbers."""
-        return 0 if self.mask is None else 1 if self.mask == torch.bool else 2
+        """Of mask: 0 none, 1 of bools, 2 of numbers; 3 and 4 the same where they are computed."""
+        kind = 0 if self.mask is None else 1 if self.mask == torch.bool else 2
+        return kind if self.computed is None else kind + 2
+
+    @property
+    def adds(self) -> bool:
+        """Whether numbers are added."""
+        return self.kind in (2, 4)
+
+    @property
+    def picks(self) -> bool:
+        """Whether lists say which blocks there are of a mask that is computed: few, and small ones hide more."""
+        return self.listed > 0 and self.computed is not None
+
+    @property
+    def element(self) -> tuple[None, ...]:
+        """The function of an element, among the constants: those that compute the mask have their own."""
+        return (None,) if self.computed is None else ()
 
     @property
     def drops(self) -> bool:
@@ -115,6 +141,7 @@ class FlashLauncher(Launcher):
             *f.powers,
             f.powers == (f.width, f.depth),
             precision,
+            *f.element,
         )
         settings = {"num_warps": warps, "num_stages": stages}
         narrow = f.dtype in HALVES and max(f.powers) <= 64 and math.prod(sizes) <= 1024 * warps
@@ -128,7 +155,9 @@ class ListsLauncher(FlashLauncher):
 
     def plan(self, leads: int, count: int, lengths: Any, largest: int, gpu: Machine) -> Plan:
         own, other = self.divided(count, gpu)
-        values = self.form.causal, self.along == 1, own, other, STEP // (own * other)
+        wide = STEP // (own * other)
+        part = own if self.form.computed is None else min(own, COMPUTED // (wide * other))
+        values = self.form.causal, self.along == 1, own, other, wide, part, *self.form.element
         return Plan(leads * -(-count // own), values, {"num_warps": 16})
 
 
@@ -145,7 +174,7 @@ def forward_blocks(f: Form, rows: int, shared: int) -> Blocks:
     if shared >= ROOM:
         # Two programs of a warp group each hide what the other waits for; a mask of numbers leaves room for one of these.
         large = f.kind == 2 if width > 64 else not f.causal and f.kind == 0
-        return (128, 64, 8, 3) if large else (64, 64, 4, 3)
+        return (128, 64, 8, 3) if large else (64, 64, 4, 2 if f.picks else 3)
     if f.drops:
         return (128 if width <= 64 else 64), 64, 8, 2
     if width > 64:
@@ -162,8 +191,10 @@ def query_blocks(f: Form, rows: int, shared: int) -> Blocks:
         return min(block, 64), 32, 8, 1
     if shared < ROOM:
         return min(block, 64), 64, 8 if block >= 64 else 4, 2
+    if f.picks and not f.drops:
+        return min(block, 64), 64, 4, 2
     if width > 64 and not f.drops:
-        return block, 64, 8 if block >= 64 else 4, 1
+        return block, 64, 8 if block >= 64 else 4, 3 if f.kind == 4 else 1
     if width > 64 and not f.causal:
         return min(block, 64), 64, 4, 2
     return min(block, 64), 64 if width <= 64 else 32, 4, 3
@@ -178,10 +209,10 @@ def key_blocks(f: Form, keys: int, shared: int) -> Blocks:
         return 32, min(block, 64), 8, 1
     if shared >= ROOM:
         # Rows and stages as registers hold them: of a causal mask fewer, of dropout's words fewest. Wide heads without a causal
-        # mask are faster with as many as spill a few bytes.
+        # mask, and lists, are faster with as many as spill a few bytes.
         if width > 64:
             return (16 if f.drops and f.causal else 32), min(block, 64), 4, 1 if f.causal else 3
-        return (64, min(block, 64), 4, 1) if f.causal and not f.drops else (32, min(block, 64), 4, 3)
+        return (64, min(block, 64), 4, 1) if (f.causal or f.picks) and not f.drops else (32, min(block, 64), 4, 3)
     return 32, min(block, 64), 8 if block >= 64 else 4, 1 if width > 64 and (f.drops or f.mask) else 2
 
 
@@ -194,7 +225,7 @@ def _block(count: int) -> int:
 def forward_launcher(form: Form) -> FlashLauncher:
     from reference_backends.triton_gpu import flash
 
-    return FlashLauncher(flash.forward, form, forward_blocks, 0)
+    return FlashLauncher((form.computed or flash).forward, form, forward_blocks, 0)
 
 
 @functools.lru_cache(256)
@@ -202,7 +233,7 @@ def lists_launcher(launcher: FlashLauncher) -> ListsLauncher:
     """Of the lists that a function reads."""
     from reference_backends.triton_gpu import flash_lists
 
-    return ListsLauncher(flash_lists.listed, launcher.form, launcher.blocks, launcher.along)
+    return ListsLauncher((launcher.form.computed or flash_lists).listed, launcher.form, launcher.blocks, launcher.along)
 
 
 @functools.lru_cache(256)
@@ -210,24 +241,27 @@ def backward_launchers(form: Form) -> tuple[FlashLauncher, FlashLauncher]:
     """Of ``by_query`` and ``by_key``, in the order in which they run."""
     from reference_backends.triton_gpu import flash_backward
 
-    return (
-        FlashLauncher(flash_backward.by_query, form, query_blocks, 0),
-        FlashLauncher(flash_backward.by_key, form, key_blocks, 1),
-    )
+    home = form.computed or flash_backward
+    return FlashLauncher(home.by_query, form, query_blocks, 0), FlashLauncher(home.by_key, form, key_blocks, 1)
 
 
-def is_alike(mask: Tensor) -> bool:
-    """Whether a mask is the same for all rows."""
-    return mask.shape[-2] == 1 or mask.stride(-2) == 0
+def is_alike(mask: Tensor | Computed) -> bool:
+    """Whether a mask in memory is the same for all rows."""
+    return not isinstance(mask, Computed) and (mask.shape[-2] == 1 or mask.stride(-2) == 0)
 
 
-def is_listed(query: Tensor, key: Tensor, mask: Tensor) -> bool:
-    """Whether lists are made of the blocks that a mask leaves: of bools. Masks of numbers are added as they are."""
-    return mask.dtype == torch.bool and not is_alike(mask) and query.shape[2] * key.shape[2] >= WORTH
+def is_listed(query: Tensor, key: Tensor, mask: Tensor | Computed) -> bool:
+    """Whether lists are made of the blocks that a mask leaves: of bools, and where it says why a number that it computes is
+    minus infinity. Numbers in memory are added as they are."""
+    if query.shape[2] * key.shape[2] < WORTH:
+        return False
+    if isinstance(mask, Computed):
+        return flash_masks.module(mask).DIFFERS is not None
+    return mask.dtype == torch.bool and not is_alike(mask)
 
 
 def form_of(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Tensor | None, scale: float | None, dropout: Dropout | None
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Mask, scale: float | None, dropout: Dropout | None
 ) -> Form:
     """What the functions for these operands are compiled for."""
     width = query.shape[3]
@@ -235,15 +269,17 @@ def form_of(
     alike = mask is not None and is_alike(mask)
     listed = 0 if mask is None or not is_listed(query, key, mask) else 1 if causal or key.shape[2] % LARGEST else 2
     form = Form(query.dtype, width, value.shape[3], causal, None if mask is None else mask.dtype, alike, factor, listed=listed)
+    if isinstance(mask, Computed):
+        form = form._replace(computed=flash_masks.module(mask))
     if dropout is None:
         return form
     # Where nothing is kept, what is multiplied by 0 may be any.
     return form._replace(last=max(words_kept(dropout.probability) - 1, 0), kept=kept_factor(dropout.probability))
 
 
-def _of_heads(mask: Tensor | None) -> Tensor | None:
-    """A mask with dimensions for batch and heads, which it may come without."""
-    return mask if mask is None or mask.dim() == 4 else mask[(None,) * (4 - mask.dim())]
+def _of_heads(mask: Mask) -> Mask:
+    """A mask in memory with dimensions for batch and heads, which it may come without."""
+    return mask[(None,) * (4 - mask.dim())] if isinstance(mask, Tensor) and mask.dim() < 4 else mask
 
 
 def _sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
@@ -253,16 +289,35 @@ def _sizes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, ...]:
     return heads, shared, query.shape[2], key.shape[2], query.shape[3], value.shape[3]
 
 
-def _steps(mask: Tensor | None, query: Tensor, key: Tensor) -> tuple[int, ...]:
+def _steps(mask: Mask, query: Tensor, key: Tensor) -> tuple[int, ...]:
+    """Steps through a mask in memory; of one that is computed, along what its lists differ."""
     if mask is None:
         return 0, 0, 0, 0
+    if isinstance(mask, Computed):
+        batch, head = flash_masks.module(mask).DIFFERS or (False, False)
+        return int(batch), int(head), 0, 0
     wanted = *query.shape[:3], key.shape[2]
     return tuple(0 if own != size else step for own, size, step in zip(mask.shape, wanted, mask.stride(), strict=True))
 
 
-def _beside(query: Tensor, mask: Tensor | None, dropout: Dropout | None) -> tuple[Tensor, Tensor]:
-    """The mask and the seed; where there is none, a buffer that is not read."""
-    return query if mask is None else mask, query if dropout is None else dropout.seed
+def _beside(query: Tensor, mask: Mask, dropout: Dropout | None) -> tuple[Tensor, ...]:
+    """The mask, or what it is made of, and the seed; where there is none, a buffer that is not read."""
+    return *_buffers(query if mask is None else mask), query if dropout is None else dropout.seed
+
+
+def _buffers(mask: Tensor | Computed) -> tuple[Tensor, ...]:
+    """What is in memory of a mask."""
+    return mask.buffers if isinstance(mask, Computed) else (mask,)
+
+
+def _numbers(mask: Mask) -> tuple[int, ...]:
+    """What else a mask is made of."""
+    if not isinstance(mask, Computed):
+        return ()
+    return tuple(
+        float_bits(number) if symbol.dtype == torch.float64 else int(number)
+        for number, symbol in zip(mask.numbers, mask.loops.symbols, strict=True)
+    )
 
 
 @dataclass(frozen=True)
@@ -292,7 +347,7 @@ class Lists(NamedTuple):
     calls: tuple[Call, ...]
 
 
-def lists_of(launcher: FlashLauncher, mask: Tensor | None, query: Tensor, key: Tensor) -> Lists:
+def lists_of(launcher: FlashLauncher, mask: Mask, query: Tensor, key: Tensor) -> Lists:
     """Those that ``launcher`` reads; where it reads none, a buffer that is not read."""
     if mask is None or not launcher.form.listed:
         return Lists(query, (0, 0), ())
@@ -304,7 +359,8 @@ def lists_of(launcher: FlashLauncher, mask: Tensor | None, query: Tensor, key: T
     own, other = launcher.divided(count, machine())
     sizes = batch, heads, -(-count // own), 2 + -(-others // other)
     buffer = torch.empty(sizes, dtype=torch.int32, device=query.device)
-    call = Call(lists_launcher(launcher), (mask, buffer), (heads, count, others, *steps, row, column), batch * heads, count)
+    numbers = heads, count, others, *steps, row, column, *_numbers(mask)
+    call = Call(lists_launcher(launcher), (*_buffers(mask), buffer), numbers, batch * heads, count)
     return Lists(buffer, (heads if steps[0] else 0, int(steps[1] > 0)), (call,))
 
 
@@ -313,7 +369,7 @@ def forward_calls(
     key: Tensor,
     value: Tensor,
     causal: bool,
-    mask: Tensor | None,
+    mask: Mask,
     scale: float | None,
     dropout: Dropout | None = None,
 ) -> tuple[tuple[Tensor, Tensor], list[Call]]:
@@ -328,7 +384,7 @@ def forward_calls(
         return (out, saved), []
     launcher = forward_launcher(form_of(query, key, value, causal, mask, scale, dropout))
     lists = lists_of(launcher, mask, query, key)
-    numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *_steps(mask, query, key), *lists.steps
+    numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *_steps(mask, query, key), *lists.steps, *_numbers(mask)
     buffers = query, key, value, *_beside(query, mask, dropout), lists.buffer, out, saved
     return (out, saved), [*lists.calls, Call(launcher, buffers, numbers, batch * heads, rows)]
 
@@ -341,7 +397,7 @@ def backward_calls(
     out: Tensor,
     logsumexp: Tensor,
     causal: bool,
-    mask: Tensor | None,
+    mask: Mask,
     scale: float | None,
     dropout: Dropout | None = None,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], list[Call]]:
@@ -356,7 +412,7 @@ def backward_calls(
     over_queries, over_keys = backward_launchers(form_of(query, key, value, causal, mask, scale, dropout))
     given, saved = (query, key, value, *_beside(query, mask, dropout)), (logsumexp.contiguous(), inner)
     first, second = (lists_of(launcher, mask, query, key) for launcher in (over_queries, over_keys))
-    numbers = *sizes, *operands, *out.stride(), *ends, *first.steps
+    numbers = *sizes, *operands, *out.stride(), *ends, *first.steps, *_numbers(mask)
     calls = [
         *first.calls,
         Call(over_queries, (*given, first.buffer, grad, out, *saved, by_query), numbers, batch * heads, rows),
@@ -364,7 +420,7 @@ def backward_calls(
         Call(
             over_keys,
             (*given, second.buffer, grad, *saved, by_key, by_value),
-            (*sizes, *operands, *ends, *second.steps),
+            (*sizes, *operands, *ends, *second.steps, *_numbers(mask)),
             batch * shared,
             keys,
         ),

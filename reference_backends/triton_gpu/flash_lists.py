@@ -1,5 +1,5 @@
-"""Which blocks of scores a mask of bools leaves, in Triton: those that it hides as a whole are not computed, and where it hides
-nothing it is not read.
+"""Which blocks of scores a mask leaves, in Triton: those that it hides as a whole are not computed, and where a mask of bools
+hides nothing it is not read.
 
 Importing it needs triton; ``flash_launch.py`` launches it before a function of attention, for the blocks of that one.
 """
@@ -27,33 +27,45 @@ def listed(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     WIDE: tl.constexpr,
+    PART: tl.constexpr,
+    ELEMENT: tl.constexpr = None,
 ):
     """Lists for one block of ``ROWS`` rows the blocks of ``KEYS`` keys that some of its rows see.
 
     ``lists`` lies as (batch, heads, blocks of rows, 2 + blocks of keys), where batch and heads are those of the mask (true:
     seen): how many blocks are seen in part, and how many as a whole; then the first ones' numbers from the left, the others'
-    from the right. TURNED: "rows" are keys here, and "keys" rows. WIDE: blocks of keys at a time, a power of two.
+    from the right. TURNED: "rows" are keys here, and "keys" rows. WIDE: blocks of keys at a time, a power of two; PART: rows at
+    a time, of these. ELEMENT: what computes whether an element is seen, from row, key, batch, head and what ``mask`` is then a
+    tuple of.
     """
     blocks, others = tl.cdiv(rows, ROWS), tl.cdiv(keys, KEYS)
     first = tl.program_id(0) % blocks * ROWS
     matrix = (tl.program_id(0) // blocks).to(tl.int64)
-    from_here = mask + matrix // heads * mask_batch + matrix % heads * mask_head
+    batch, head = matrix // heads, matrix % heads
     at = lists + tl.program_id(0).to(tl.int64) * (2 + others)
-    row = (first + tl.arange(0, ROWS))[:, None, None]
-    every = min(ROWS, rows - first) * KEYS
+    count = min(ROWS, rows - first)
     some, plain = 0, 0
     for start in range(0, others, WIDE):
         number = start + tl.arange(0, WIDE)
         key = (number * KEYS)[None, :, None] + tl.arange(0, KEYS)[None, None, :]
-        there = (row < rows) & (key < keys)
-        given = tl.load(from_here + row.to(tl.int64) * mask_row + key.to(tl.int64) * mask_column, mask=there, other=0)
-        seen = there & (given != 0)
-        if CAUSAL:
-            seen = seen & (row <= key if TURNED else key <= row)
+        each = tl.zeros([PART, WIDE, KEYS], tl.int32)
+        for lower in range(0, ROWS if PART == ROWS else count, PART):
+            row = (first + lower + tl.arange(0, PART))[:, None, None]
+            there = (row < rows) & (key < keys)
+            if ELEMENT is None:
+                from_here = mask + batch * mask_batch + head * mask_head
+                given = tl.load(from_here + row.to(tl.int64) * mask_row + key.to(tl.int64) * mask_column, mask=there, other=0)
+                seen = there & (given != 0)
+            elif TURNED:
+                seen = there & ELEMENT(tl.minimum(key, keys - 1), tl.minimum(row, rows - 1), batch, head, *mask)
+            else:
+                seen = there & ELEMENT(tl.minimum(row, rows - 1), tl.minimum(key, keys - 1), batch, head, *mask)
+            if CAUSAL:
+                seen = seen & (row <= key if TURNED else key <= row)
+            each += seen.to(tl.int32)
         # What lies side by side is a thread's own, and is counted first.
-        each = seen.to(tl.int32)
         counts = tl.sum(tl.sum(each, 0), 1) if TURNED else tl.sum(tl.sum(each, 2), 0)
-        full = (counts == every).to(tl.int32)
+        full = (counts == count * KEYS).to(tl.int32)
         part = (counts > 0).to(tl.int32) - full
         tl.store(at + 1 + some + tl.cumsum(part, 0), number, mask=part > 0)
         tl.store(at + 2 + others - plain - tl.cumsum(full, 0), number, mask=full > 0)

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.positions import visible
-from vendor_sdk.ir.primgraph import leading_to
+from vendor_sdk.ir.primgraph import leading_to, tensors_of
 from vendor_sdk.prims import dropout
 
 aten = torch.ops.aten
@@ -45,6 +46,14 @@ _ARGUMENTS: Mapping[Any, _Arguments] = {
 }
 LARGEST = 1 << 26
 """Elements of a value that is computed for this."""
+SMALLER = 4
+"""How many times the bytes of what it is made from a mask has that gradients compute again."""
+SMALL = 64
+"""The same of what they may as well save."""
+_ELEMENTWISE = frozenset(
+    (aten._to_copy.default, aten.clone.default, aten.index.Tensor, aten.full.default, aten.arange.start_step)
+)
+"""Operators with a value for each element, which torch does not tag so."""
 
 
 def know_masks(graph: fx.Graph) -> None:
@@ -76,6 +85,60 @@ def know_masks(graph: fx.Graph) -> None:
     for node in reversed(graph.nodes):
         if node in known and not node.users:
             graph.erase_node(node)
+
+
+def compute_masks_again(graph: fx.Graph) -> None:
+    """Has gradients compute masks of attention again that follow element by element from little, rather than save them: kernels
+    compute such masks where they need them (``Kernel.computes``).
+
+    Args:
+        graph: a joint graph of aten operators, with ``meta["val"]``.
+    """
+    masks = [_ARGUMENTS[node.target].mask_of(node) for node in graph.nodes if node.target in _ARGUMENTS]
+    parts = [_of_little(mask) for mask in dict.fromkeys(mask for mask in masks if isinstance(mask, fx.Node))]
+    inside = {node for every, _ in parts for node in every}
+    for _, large in parts:
+        readers = {user for node in large for user in node.users}
+        if all(user in inside or user.target in _ARGUMENTS for user in readers):
+            for node in large:
+                node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def _of_little(mask: fx.Node) -> tuple[set[fx.Node], set[fx.Node]]:
+    """What a mask is computed of element by element, itself included, and what of that is not small beside it; nothing where it
+    follows from much."""
+    stored = mask
+    while _is_view(stored):
+        stored = stored.all_input_nodes[0]
+    most = _bytes(stored)
+    inside, given, stack = set[fx.Node](), set[fx.Node](), [mask]
+    while stack:
+        node = stack.pop()
+        if node in inside or node in given:
+            continue
+        if _is_view(node) or _is_of_elements(node):
+            inside.add(node)
+            stack += node.all_input_nodes
+        else:
+            given.add(node)
+    if SMALLER * sum(map(_bytes, given)) > most:
+        return set(), set()
+    return inside, {node for node in inside if SMALL * _bytes(node) > most}
+
+
+def _is_view(node: fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(a.alias_info is not None and not a.alias_info.is_write for a in schema.arguments)
+
+
+def _is_of_elements(node: fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.pointwise in tags or node.target in _ELEMENTWISE
+
+
+def _bytes(node: fx.Node) -> int:
+    """Of a value, as shapes were while tracing."""
+    return sum(torch_private.size_hint(tensor) * tensor.dtype.itemsize for tensor in tensors_of(node.meta.get("val")))
 
 
 def _look(node: fx.Node, mask: Tensor) -> None:

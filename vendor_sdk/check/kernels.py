@@ -16,11 +16,11 @@ from vendor_sdk.codegen.segments import EmittedCall, results_of
 from vendor_sdk.codegen.wrapper import STORAGE_ARGUMENTS
 from vendor_sdk.contract.device import DeviceTensor
 from vendor_sdk.contract.emitter import Emitter
-from vendor_sdk.contract.kernel import Kernel
+from vendor_sdk.contract.kernel import Computed, Kernel
 from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.errors import LoweringError
 from vendor_sdk.ir import index as ix
-from vendor_sdk.ir.fused import Fused, members
+from vendor_sdk.ir.fused import Computing, Fused, members
 from vendor_sdk.ir.loop import LoopKernel, Nest, Reduce, Scan, Stmt
 from vendor_sdk.ir.loop_interpreter import interpret as interpret_loops
 from vendor_sdk.ir.memory import Slot
@@ -28,7 +28,7 @@ from vendor_sdk.ir.orders import laid, order_of
 from vendor_sdk.ir.primgraph import PrimGraph, map_nodes, prim_name
 from vendor_sdk.ir.transfer import to_device
 from vendor_sdk.lower import Layout, Lowered, lower
-from vendor_sdk.lower.build import contiguous_strides
+from vendor_sdk.lower.build import arguments, contiguous_strides
 from vendor_sdk.prims.reference import flat
 from vendor_sdk.run.steps import Runtime
 
@@ -46,6 +46,7 @@ class Compiled:
         order: the nodes that run.
         kernels: the backend's kernels by prim.
         lowered: loop kernels as lowered, by node.
+        computed: loops of the operands, by name, that kernels compute.
         emitted: how they are launched; some work in place by then.
         in_place: result to the one (or the input) whose memory it takes.
         runtime: of the session's device.
@@ -56,6 +57,7 @@ class Compiled:
     order: Sequence[fx.Node]
     kernels: Mapping[str, Kernel]
     lowered: Mapping[fx.Node, Lowered]
+    computed: Mapping[fx.Node, Mapping[str, Lowered]]
     emitted: Mapping[fx.Node, EmittedCall]
     in_place: Mapping[Slot, Slot]
     runtime: Runtime
@@ -189,10 +191,16 @@ class _Kernels:
     def _kernel(self, node: fx.Node) -> Any:
         kernel = self.of.kernels[prim_name(node)]
         dense = self.runtime.contiguous_operands and prim_name(node) != "clone"
-        args, kwargs = map_nodes(
-            (node.args, {k: v for k, v in node.kwargs.items() if k not in STORAGE_ARGUMENTS}),
-            lambda n: self.runtime.contiguous(self._at(n)) if dense else self._at(n),
-        )
+        call, operands = node, dict[fx.Node, Any]()
+        if isinstance(node.target, Computing):
+            call, operands = node.target.call, self._operands(node)
+
+        def operand(n: fx.Node) -> Any:
+            if n in operands:
+                return operands[n]
+            return self.runtime.contiguous(self._at(n)) if dense else self._at(n)
+
+        args, kwargs = map_nodes((call.args, {k: v for k, v in call.kwargs.items() if k not in STORAGE_ARGUMENTS}), operand)
         if not kernel.destination:
             return kernel.call(*args, **kwargs)
         results = flat(self.values[node.name])
@@ -203,6 +211,24 @@ class _Kernels:
         ]
         kernel.call(*(out for out in outs if out is not None), *args, **kwargs)
         return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def _operands(self, node: fx.Node) -> dict[fx.Node, Any]:
+        """What a kernel reads that computes some operands, by nodes of its group."""
+        target = node.target
+        assert isinstance(target, Computing)
+        given = dict(zip(target.graph.placeholders, node.args, strict=True))
+        found = {inner: self._at(outer) for inner, outer in given.items()}  # type: ignore[arg-type]
+        outside = {inner.name: str(outer) for inner, outer in given.items()}
+        for name, one in self.of.computed[node].items():
+            source = arguments(target.call)[name]
+            value = source.meta["val"]
+            shape = tuple(int(ix.evaluate(ix.from_size(size), self.draws.sizes)) for size in value.shape)
+            sizes = [int(ix.evaluate(p.size, self.draws.sizes)) for p in one.kernel.params]
+            pairs = zip(one.inputs, sizes, strict=False)
+            buffers = tuple(self._buffer(each, size, interpreted=False) for each, size in pairs)
+            numbers = tuple(self._number(outside.get(s.name, s.name), s.role) for s in one.kernel.symbols)
+            found[source] = Computed(one.kernel, shape, value.dtype, buffers, numbers)
+        return found
 
     def _emitted(self, node: fx.Node) -> Wrong | None:
         lowered, call = self.of.lowered[node], self.of.emitted[node]
@@ -327,7 +353,15 @@ class _Kernels:
         wrong: dict[str, None] = {}
         for (member, each), launch in zip(tried, launches, strict=True):
             alone = Compiled(
-                inner, (), {}, {member: each}, {member: EmittedCall(launch, each.kernel, each.inputs)}, {}, self.runtime, None
+                inner,
+                (),
+                {},
+                {member: each},
+                {},
+                {member: EmittedCall(launch, each.kernel, each.inputs)},
+                {},
+                self.runtime,
+                None,
             )
             if _Kernels(alone, eager.values, self.draws)._emitted(member) is not None:
                 wrong[f"{prim_name(member)} (node {member.name})"] = None

@@ -6,26 +6,33 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
 from vendor_sdk import torch_private
-from vendor_sdk.contract.kernel import Kernel
+from vendor_sdk.contract.kernel import Computed, Kernel
 from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.ir import index as ix
+from vendor_sdk.ir.fused import Computing
 from vendor_sdk.ir.orders import order_of, strides_of
 from vendor_sdk.ir.primgraph import PrimGraph, map_nodes, prim_name, tensors_of
+from vendor_sdk.lower.build import Lowered, arguments
 
 
 def ahead(
-    graph: PrimGraph, kernels: Mapping[str, Kernel], target: Any, ignored: Collection[str]
+    graph: PrimGraph,
+    kernels: Mapping[str, Kernel],
+    computed: Mapping[fx.Node, Mapping[str, Lowered]],
+    target: Any,
+    ignored: Collection[str],
 ) -> dict[fx.Node, Mapping[str, int]]:
     """Has the kernels of a placed graph compiled for ``target``; what each takes of the device, by node.
 
     Args:
+        computed: loops of the operands, by name, that kernels compute.
         ignored: keyword arguments that kernels do not receive.
     """
     operands = _Operands(graph)
@@ -36,7 +43,11 @@ def ahead(
             continue
         kernel = kernels[prim_name(node)]
         if kernel.ahead is not None:
-            args, kwargs = operands.of((node.args, {k: v for k, v in node.kwargs.items() if k not in ignored}))
+            call = node
+            values: Callable[[fx.Node], Any] = operands.value
+            if isinstance(node.target, Computing):
+                call, values = node.target.call, operands.inside(node, computed[node]).__getitem__
+            args, kwargs = map_nodes((call.args, {k: v for k, v in call.kwargs.items() if k not in ignored}), values)
             results = operands.results(node) if kernel.destination else []
             found[node] = kernel.ahead(target, *results, *args, **kwargs)
     return found
@@ -59,6 +70,21 @@ class _Operands:
         if node not in self.known:
             self.known[node] = self._made(node)
         return self.known[node]
+
+    def inside(self, node: fx.Node, computed: Mapping[str, Lowered]) -> dict[fx.Node, Any]:
+        """What a kernel reads that computes some operands, by nodes of its group."""
+        target = node.target
+        assert isinstance(target, Computing)
+        given = zip(target.graph.placeholders, node.args, strict=True)
+        found = {inner: self.value(outer) for inner, outer in given}  # type: ignore[arg-type]
+        named = {inner.name: value for inner, value in found.items()}
+        for name, one in computed.items():
+            source = arguments(target.call)[name]
+            numbers = tuple(named.get(s.name, self.sizes.get(s.name, 0)) for s in one.kernel.symbols)
+            shape = tuple(map(self._number, source.meta["val"].shape))
+            buffers = tuple(map(self.value, one.inputs))
+            found[source] = Computed(one.kernel, shape, source.meta["val"].dtype, buffers, numbers)
+        return found
 
     def results(self, node: fx.Node) -> list[torch.Tensor]:
         return [self._dense(tensor, None) for tensor in tensors_of(node.meta["val"])]

@@ -7,6 +7,7 @@ its inputs as one list, which it empties (so that inputs die as early as possibl
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import operator
@@ -22,9 +23,10 @@ from vendor_sdk.codegen.folds import Fold, folds, read
 from vendor_sdk.codegen.segments import EmittedCall, LaunchedCall, NativeLaunch, Segment, Segments, results_of, runs
 from vendor_sdk.codegen.text import Text
 from vendor_sdk.codegen.values import Arena, InBank, Inside, Values, is_view
-from vendor_sdk.contract.kernel import Kernel
+from vendor_sdk.contract.kernel import Computed, Kernel
 from vendor_sdk.contract.placement import Kind, Route
 from vendor_sdk.contract.program import Entry, Program
+from vendor_sdk.ir.fused import Computing
 from vendor_sdk.ir.index import Int, bounds, from_size, wrap
 from vendor_sdk.ir.loop import Symbol
 from vendor_sdk.ir.memory import Slot
@@ -32,6 +34,7 @@ from vendor_sdk.ir.orders import order_of
 from vendor_sdk.ir.panels import panels
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.transfer import to_device, to_host
+from vendor_sdk.lower.build import Lowered, arguments
 
 __all__ = ["STORAGE_ARGUMENTS", "EmittedCall", "FrameTensor", "Frames", "NativeLaunch", "Runtime", "Wrapper", "generate"]
 
@@ -133,6 +136,7 @@ def generate(
     launched: Mapping[fx.Node, LaunchedCall],
     function: Callable[[fx.Node], Callable[..., Any]],
     *,
+    computed: Mapping[fx.Node, Mapping[str, Lowered]],
     steps: Sequence[fx.Node],
     values: Values,
     link: Callable[[Program], Entry | None],
@@ -147,6 +151,7 @@ def generate(
         kernels: the backend's kernels by prim.
         launched: how each emitted node, and each with a native kernel, is launched.
         function: what runs any other node that runs: a kernel, a partition, an operator on the host.
+        computed: loops of the operands, by name, that kernels compute.
         steps: the nodes that run, in order.
         values: the memory plan.
         link: makes one native call of several launches, or declines.
@@ -154,7 +159,7 @@ def generate(
         bank: gives each call its bank.
         profiled: whether calls under torch's profiler go to the function that the namespace has as ``PROFILED``.
     """
-    return _Writer(graph, runtime, kernels, launched, function, steps, values, link, frames, bank).write(profiled)
+    return _Writer(graph, runtime, kernels, launched, function, computed, steps, values, link, frames, bank).write(profiled)
 
 
 class _Writer:
@@ -165,6 +170,7 @@ class _Writer:
         kernels: Mapping[str, Kernel],
         launched: Mapping[fx.Node, LaunchedCall],
         function: Callable[[fx.Node], Callable[..., Any]],
+        computed: Mapping[fx.Node, Mapping[str, Lowered]],
         steps: Sequence[fx.Node],
         values: Values,
         link: Callable[[Program], Entry | None],
@@ -173,7 +179,7 @@ class _Writer:
     ) -> None:
         self.bank = bank
         self.graph, self.runtime, self.kernels, self.launched, self.function = graph, runtime, kernels, launched, function
-        self.values, self.link, self.frames = values, link, frames
+        self.computed, self.values, self.link, self.frames = computed, values, link, frames
         self.lines: list[str] = []
         self.nodes: dict[int, Sequence[fx.Node]] = {}
         self.text = Text(graph.module, values.name)
@@ -637,17 +643,37 @@ class _Writer:
     def _kernel(self, node: fx.Node) -> None:
         kernel = self.kernels[prim_name(node)]
         name = self.text.constant(self.function(node))
-        kwargs = {key: value for key, value in node.kwargs.items() if key not in STORAGE_ARGUMENTS}
         # ``clone`` is the one kernel that takes any strides: it is how operands become contiguous.
-        operand = self._dense if prim_name(node) != "clone" else lambda _: None
-        arguments = self.text.arguments(node.args, kwargs, operand)
+        operand: Callable[[fx.Node], str | None] = self._dense if prim_name(node) != "clone" else lambda _: None
+        call = node
+        if isinstance(node.target, Computing):
+            call, operand = node.target.call, self._operands(node, operand).get
+        kwargs = {key: value for key, value in call.kwargs.items() if key not in STORAGE_ARGUMENTS}
+        given = self.text.arguments(call.args, kwargs, operand)
         if kernel.destination:
-            self._allocate_and_call(node, lambda outs: f"{name}({', '.join([*outs, arguments] if arguments else outs)})")
+            self._allocate_and_call(node, lambda outs: f"{name}({', '.join([*outs, given] if given else outs)})")
             return
-        self._line(f"{node.name} = {name}({arguments})", node)
+        self._line(f"{node.name} = {name}({given})", node)
         self._check(node)
         if not kernel.fresh:
             self._own(node)
+
+    def _operands(self, node: fx.Node, operand: Callable[[fx.Node], str | None]) -> dict[fx.Node, str]:
+        """The text of what a kernel reads that computes some of its operands, by nodes of its group."""
+        target, lowered = node.target, self.computed[node]
+        assert isinstance(target, Computing)
+        given = zip(target.graph.placeholders, node.args, strict=True)
+        found = {inner: operand(outer) or self._value(outer) for inner, outer in given}  # type: ignore[arg-type]
+        named = {inner.name: text for inner, text in found.items()}
+        for name, one in lowered.items():
+            source = arguments(target.call)[name]
+            value = source.meta["val"]
+            make = self.text.constant(functools.partial(Computed, one.kernel, dtype=value.dtype))
+            buffers = "".join(f"{self._value(each)}, " for each in one.inputs)
+            numbers = "".join(f"{named.get(s.name, s.name)}, " for s in one.kernel.symbols)
+            shape = self.text.tuple(value.shape)
+            found[source] = f"{make}(shape={shape}, buffers=({buffers}), numbers=({numbers}))"
+        return found
 
     def _check(self, node: fx.Node) -> None:
         """What the backend's code returned is what was promised, and lies as others read it."""

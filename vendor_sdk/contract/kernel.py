@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from vendor_sdk.contract.backend import NodeContext
 from vendor_sdk.contract.emitter import Launch
 from vendor_sdk.ir.index import Int
+from vendor_sdk.ir.loop import LoopKernel
 from vendor_sdk.ir.orders import CHANNELS_LAST, channels_lie_last
 
 if TYPE_CHECKING:
@@ -43,6 +45,30 @@ class NativeCall:
     numbers: tuple[Size | float, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """A tensor that is in no memory: each element is what loops say, from tensors that are small beside it.
+
+    ``loops`` would fill it. Their body is one nest, with a range for each dimension in order (those of one element too), loads,
+    computations, no inner loops, and last one store, of the element at the ranges' variables: its value is the element.
+
+    Attributes:
+        loops: params are ``buffers``, then the tensor itself; nothing is stored but that.
+        shape, dtype: of the tensor.
+        buffers: what the loops read (``Launch`` says how they index it), in order.
+        numbers: values of ``loops.symbols``, in order.
+    """
+
+    loops: LoopKernel
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    buffers: tuple[torch.Tensor, ...]
+    numbers: tuple[int | float, ...]
+
+
+Wanted = Callable[[NodeContext, LoopKernel], bool]
+
+
 @dataclass(frozen=True)
 class Kernel:
     """How one prim runs on the device.
@@ -72,6 +98,10 @@ class Kernel:
             what ``call`` would launch for such arguments, and answers what that takes, like ``Emitter.resources``. Tensors are
             of torch's ``meta`` device, with the shapes and strides of a call (sizes that only the call knows are those of the
             trace). None: there is nothing to compile, as in a library's kernels.
+        computes: for backends with an emitter on a ``TorchDevice``: operands that the kernel can compute where it needs them, a
+            mask of positions for instance, by their names in the schema. Where one is computed element by element from tensors
+            that are small beside it, and nobody else reads it, the kernel is asked, with the loops: if it answers yes, ``call``
+            and ``ahead`` get a ``Computed`` in its place, and ``native`` is not asked.
         yields: for backends with an emitter that lowers the prim too: whether a fused kernel may run it instead, where
             ``Emitter.takes_over`` says so. (A library's matrix product, against a template that has the epilogue.)
     """
@@ -82,6 +112,7 @@ class Kernel:
     native: Callable[..., NativeCall | None] | None = None
     fresh: bool = False
     ahead: Callable[..., Mapping[str, int]] | None = None
+    computes: Mapping[str, Wanted] = field(default_factory=dict)
     yields: bool = False
     orders: tuple[tuple[int, ...] | None, ...] | Literal["channels_last"] = ()
 

@@ -92,6 +92,24 @@ class Fused:
         return results[0] if len(results) == 1 else tuple(results)
 
 
+class Computing(Fused):
+    """A prim on the kernel route whose kernel computes some operands itself, as a group: these, and the prim.
+
+    Attributes:
+        call: the prim's node in the graph.
+        computed: names of those operands. Each follows in the graph, element by element, from placeholders.
+        lowered: their loops, once they are known, with the positions of what these read among the node's arguments; not stored.
+    """
+
+    def __init__(self, name: str, graph: PrimGraph, call: fx.Node, computed: tuple[str, ...]) -> None:
+        super().__init__(name, graph, ())
+        self.call, self.computed = call, computed
+        self.lowered: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "lowered": {}}
+
+
 def members(node: fx.Node) -> list[fx.Node]:
     """The prims that a call node runs: those of a fused group, or itself."""
     return list(node.target.graph.calls()) if isinstance(node.target, Fused) else [node]

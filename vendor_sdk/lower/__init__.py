@@ -13,11 +13,11 @@ import torch
 
 from vendor_sdk.contract.emitter import Limits
 from vendor_sdk.errors import LoweringError
-from vendor_sdk.ir.fused import Fused
+from vendor_sdk.ir.fused import Computing, Fused
 from vendor_sdk.ir.loop import required_ops
 from vendor_sdk.ir.loop_ops import ACCEPTS, NARROW
 from vendor_sdk.ir.primgraph import tensors_of
-from vendor_sdk.lower.build import Builder, Layout, LayoutOf, Lowered, Lowering, TensorSpec, result_of
+from vendor_sdk.lower.build import Builder, Layout, LayoutOf, Lowered, Lowering, TensorSpec, arguments, result_of
 from vendor_sdk.lower.contraction import LOWERINGS as _CONTRACTIONS
 from vendor_sdk.lower.copy import copy
 from vendor_sdk.lower.group import GroupBuilder
@@ -110,18 +110,38 @@ def lower_group(node: torch.fx.Node, name: str, layout: LayoutOf, limits: Limits
     """
     fused = node.target
     assert isinstance(fused, Fused)
-    operands = dict(zip(fused.graph.placeholders, node.all_input_nodes, strict=True))
-    layouts: dict[torch.fx.Node, Layout] = {}
-    for inner, outer in operands.items():
-        if isinstance(outer.meta["val"], torch.Tensor):
-            found = layout(outer)
-            assert found is not None, f"{outer} is a view, which a group holds itself"
-            layouts[inner] = found
+    operands, layouts = _operands(fused, node.all_input_nodes, layout)
     if fused.loops:
         lowered = GroupBuilder(fused, name, layouts, LOWERINGS, inner_nests).build(limits)
     else:
         lowered = _lower_moved(fused, name, layouts, limits)
     return replace(lowered, inputs=tuple(operands[inner] for inner in lowered.inputs))
+
+
+def lower_operand(target: Computing, given: Sequence[torch.fx.Node], operand: str, layout: LayoutOf) -> Lowered:
+    """An operand that a kernel computes itself (``Kernel.computes``) as the loops that would fill it.
+
+    Args:
+        target: the prim with the operand.
+        given: what it reads.
+        layout: of these, but for views, which the operand does not read.
+    """
+    operands, layouts = _operands(target, given, layout)
+    lowered = GroupBuilder(target, operand, layouts, LOWERINGS, inner_nests=False).elements(arguments(target.call)[operand])
+    return replace(lowered, inputs=tuple(operands[inner] for inner in lowered.inputs))
+
+
+def _operands(
+    fused: Fused, given: Sequence[torch.fx.Node], layout: LayoutOf
+) -> tuple[dict[torch.fx.Node, torch.fx.Node], dict[torch.fx.Node, Layout]]:
+    """What the placeholders of a group stand for, and how those that are tensors, and no views, lie."""
+    operands = dict(zip(fused.graph.placeholders, given, strict=True))
+    layouts: dict[torch.fx.Node, Layout] = {}
+    for inner, outer in operands.items():
+        found = layout(outer) if isinstance(outer.meta["val"], torch.Tensor) else None
+        if found is not None:
+            layouts[inner] = found
+    return operands, layouts
 
 
 def _lower_moved(fused: Fused, name: str, layouts: Mapping[torch.fx.Node, Layout], limits: Limits) -> Lowered:

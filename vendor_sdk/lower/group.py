@@ -23,7 +23,7 @@ from vendor_sdk.errors import LoweringError
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.fused import Fused, Loops, Total
 from vendor_sdk.ir.index import Int
-from vendor_sdk.ir.loop import Param, Range, StoreMode
+from vendor_sdk.ir.loop import Nest, Param, Range, StoreMode
 from vendor_sdk.ir.loop_ops import COMBINE
 from vendor_sdk.lower.build import (
     Builder,
@@ -38,7 +38,7 @@ from vendor_sdk.lower.build import (
     contiguous_strides,
 )
 from vendor_sdk.lower.phases import arrange
-from vendor_sdk.lower.simplify import simplify
+from vendor_sdk.lower.simplify import live, simplify
 from vendor_sdk.lower.split import LINE
 from vendor_sdk.lower.view import flatten, is_view, unflatten
 from vendor_sdk.prims.opset import BY_TARGET
@@ -198,6 +198,18 @@ class GroupBuilder(Builder):
         self.outputs = self.results
         self._request = None
         return simplify(self.finish(), limits)
+
+    def elements(self, node: Node) -> Lowered:
+        """A node of the group as a kernel of its own, not simplified: a loop for each dimension, and one store, the last."""
+        self.results = [TensorSpec(self.shape(node), self.dtype(node))]
+        ranges, index = self._ranges(self.results[0].shape, "at")
+        with _stack_for(len(list(self.fused.graph.calls()))), self.loops(ranges):
+            self.outputs = self.results
+            self.store_flat(0, flatten(index, self.results[0].shape), self.load(node, index))
+        self._request = None
+        lowered = self.finish()
+        body = tuple(nest for nest in live(lowered.kernel.body, set()) if isinstance(nest, Nest))
+        return replace(lowered, kernel=replace(lowered.kernel, body=body))
 
     def _loops(self, loops: Loops, outputs: list[Node], by_name: Mapping[str, Node], limits: Limits) -> None:
         if not loops.totals and not loops.columns:

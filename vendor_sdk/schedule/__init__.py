@@ -1,6 +1,7 @@
 """Scheduling: which prims run as one kernel, and in what order.
 
 summaries  what each prim reads, element by element       lower/summary.py
+computed   operands that the backend's kernels compute    computed.py
 fuse       groups, by one pass in program order           fuse.py, group.py, space.py, reach.py
 again      what is computed again rather than stored    again.py
 rivals     prims that a kernel of the backend runs too    rivals.py
@@ -13,7 +14,7 @@ order      an order that runs, and holds few bytes        order.py
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from torch import fx
@@ -27,6 +28,7 @@ from vendor_sdk.lower.group import TOTALS
 from vendor_sdk.lower.summary import summarize
 from vendor_sdk.lower.view import is_view
 from vendor_sdk.schedule.apply import apply
+from vendor_sdk.schedule.computed import Lower, Takes, compute_operands
 from vendor_sdk.schedule.fuse import Refusal, Schedule, fuse
 from vendor_sdk.schedule.moved import store_moved
 from vendor_sdk.schedule.rivals import gains
@@ -41,6 +43,9 @@ def schedule(
     *,
     rivals: Collection[fx.Node] = (),
     takes_over: Callable[[fx.Node, int, int], Support] | None = None,
+    computes: Mapping[fx.Node, Collection[str]] | None = None,
+    lower_operand: Lower | None = None,
+    takes_operand: Takes | None = None,
     fuel: int | None = None,
 ) -> Schedule:
     """Fuses the nodes on the emitter route of a placed graph, in place.
@@ -50,8 +55,12 @@ def schedule(
         ops: keys of its table.
         rivals: nodes on the kernel route that the emitter could run.
         takes_over: whether it does, given the bytes and the launches that this saves; they are on its route then.
+        computes: nodes on the kernel route to names of operands that their kernels may compute.
+        lower_operand, takes_operand: what such operands are as loops, and whether a kernel takes one.
         fuel: at most so many joins, to bisect a wrong result.
     """
+    if computes and lower_operand is not None and takes_operand is not None and fuel != 0:
+        compute_operands(graph, computes, ops, _folds, lower_operand, takes_operand)
     emitted = {
         node
         for node in graph.calls()

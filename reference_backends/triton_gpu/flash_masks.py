@@ -1,0 +1,235 @@
+"""Masks that the functions of attention compute where they need them, from loops (``vendor_sdk.Computed``).
+
+The text of such a mask is a module with a device function of an element, and with ``forward``, ``by_query`` and ``by_key`` as
+``flash.py`` and ``flash_backward.py`` have them: in place of the mask they take what it is made of, its numbers follow all
+others. Where a condition says which elements are hidden, ``listed`` (``flash_lists.py``) finds blocks of them by it alone.
+
+Equal loops have equal text, and so one module.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from reference_backends.triton_gpu import compiler
+from reference_backends.triton_gpu.functions import given, numbers_text, symbol_name
+from reference_backends.triton_gpu.statements import R, Statements, X
+from reference_backends.triton_gpu.table import HALVES, OPS, TYPES
+from vendor_sdk import Computed, LoopKernel, index, loop
+
+MOST = 24
+"""Operations for each row and key that a mask may take, about as many as the softmax does: one in memory is read in less."""
+KINDS = (torch.bool, torch.float32, *HALVES)
+"""Dtypes of masks."""
+PLACES = ("batch", "head", "row", "key")
+"""Parameters of an element's function, one for each dimension."""
+HEADER = """\
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import libdevice
+
+from reference_backends.triton_gpu import base, flash, flash_backward, flash_lists, special
+"""
+
+
+def takes(loops: LoopKernel) -> bool:
+    """Whether the functions of attention can compute this mask, and are faster so: another one for each row and key, with few
+    operations."""
+    (nest,) = loops.body
+    *body, store = nest.body
+    if not 2 <= len(nest.ranges) <= 4 or any(r.size == 1 for r in nest.ranges[-2:]) or loops.scratch:
+        return False
+    if not isinstance(store, loop.Store) or store.mode != "set" or store.mask or loops.params[-1].dtype not in KINDS:
+        return False
+    if any(s.role == "seed" for s in loops.symbols) or not loop.required_types(loops) <= TYPES.keys():
+        return False
+    straight = all(isinstance(s, loop.Load | loop.Const | loop.Scalar | loop.Index | loop.Compute) for s in body)
+    # Indices of which nobody knows that they are inside have assertions.
+    if not straight or not loop.stated_ops(loops) <= OPS.keys() - {"wrap_index"}:
+        return False
+    along, costs = variables(nest), {r.var for r in nest.ranges[-2:]}
+    return sum(isinstance(s, loop.Compute) and costs <= along[s.to] for s in body) <= MOST
+
+
+def variables(nest: loop.Nest) -> Mapping[str, set[str]]:
+    """Along which ranges each value varies."""
+    found = {r.var: {r.var} for r in nest.ranges}
+    for s in nest.body:
+        of_parts = set[str]().union(*(found.get(name, set()) for name in loop.reads(s)))
+        found.update(dict.fromkeys(loop.makes(s), of_parts))
+    return found
+
+
+def module(mask: Computed) -> ModuleType:
+    """The functions for a mask."""
+    return _module(_Same(mask.loops), any(each.numel() >= 2**31 for each in mask.buffers))
+
+
+class _Same:
+    """Loops, known by their identity: they are compared for every launch."""
+
+    def __init__(self, loops: LoopKernel) -> None:
+        self.loops = loops
+
+    def __hash__(self) -> int:
+        return id(self.loops)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.loops is other.loops
+
+
+@functools.lru_cache(1024)
+def _module(loops: _Same, wide: bool) -> ModuleType:
+    from reference_backends.triton_gpu import flash, flash_backward, flash_lists
+
+    made = compiler.load(text(loops.loops, wide=wide))
+    # A function has another key in Triton's cache where it is the first to ask for that of one it calls (3.6).
+    called = flash.forward, flash_backward.by_query, flash_backward.by_key, flash_lists.listed, made.element
+    for function in (*called, getattr(made, "seen", None)):
+        getattr(function, "cache_key", None)
+    return made
+
+
+def text(loops: LoopKernel, *, wide: bool) -> str:
+    """Of a mask's module.
+
+    Args:
+        wide: whether indices need 64 bits.
+    """
+    from reference_backends.triton_gpu import flash, flash_backward, flash_lists
+
+    (nest,) = loops.body
+    *body, store = nest.body
+    assert isinstance(store, loop.Store)
+    hides = conditions(nest)
+    listed = _listed(nest, hides)
+    # Launchers know what they have compiled by the module: texts must differ where dtypes do.
+    buffers = ", ".join(f"{p.name}: {TYPES[p.dtype]}" for p in loops.params)
+    parts = [
+        HEADER,
+        f"INDEX = tl.constexpr(tl.int{64 if wide else 32})\nDIFFERS = {listed}\n# {buffers}\n",
+        _function(loops, "element", body, [(store.value, True)]),
+        _entry(loops, flash.forward, "element"),
+        _entry(loops, flash_backward.by_query, "element"),
+        _entry(loops, flash_backward.by_key, "element"),
+    ]
+    if listed is not None:
+        parts += [_function(loops, "seen", body, hides), _entry(loops, flash_lists.listed, "seen")]
+    return "\n\n".join(parts)
+
+
+class Elements(Statements):
+    """Statements for a block of rows (the axis *x*) and keys (*r*), of one head."""
+
+    def __init__(self, kernel: LoopKernel) -> None:
+        super().__init__(kernel)
+        (nest,) = kernel.body
+        self.x_mask = ""
+        for line in numbers_text(kernel):
+            self.out(line)
+        for r, place in zip(nest.ranges, PLACES[-len(nest.ranges) :], strict=True):
+            if r.size == 1:
+                self.places[r.var] = index.ZERO
+            else:
+                self.out(f"{r.var} = tl.cast({place}, INDEX)")
+        rows, keys = nest.ranges[-2:]
+        self.axes = {rows.var: X, keys.var: R}
+
+    def shape(self, axes: frozenset[str]) -> str:
+        return {X: "row.shape", R: "key.shape", X | R: "(row + key).shape"}.get(axes, "[]")
+
+
+def _function(loops: LoopKernel, name: str, body: Sequence[loop.Stmt], results: Sequence[tuple[str, bool]]) -> str:
+    """A function of the position of elements, and of what they are made of: one value, or whether all are as they are here."""
+    needed = {value for value, _ in results}
+    kept = []
+    for s in reversed(body):
+        if needed.intersection(loop.makes(s)):
+            needed.update(loop.reads(s))
+            kept.append(s)
+    elements = Elements(loops)
+    elements.body(kept[::-1])
+    result = " & ".join(value if holds else f"({value} == 0)" for value, holds in results)
+    taken = ", ".join(["row", "key", "batch", "head", *_given(loops)])
+    return "\n".join(["@triton.jit", f"def {name}({taken}):", *elements.out.lines, f"    return {result}", ""])
+
+
+def _entry(loops: LoopKernel, function: Any, element: str) -> str:
+    """A function of attention under its own name, with what a mask is made of in its place."""
+    *parameters, last = inspect.signature(function.fn).parameters.values()
+    assert last.name == "ELEMENT", last
+    inputs = [p.name for p in loops.params[:-1]]
+    numbers = [symbol_name(s) for s in loops.symbols]
+    fixed = ", ".join(f'"{symbol_name(s)}"' for s in loops.symbols if s.role != "size")
+    names = [p.name for p in parameters if p.annotation is inspect.Parameter.empty]
+    constants = [p.name for p in parameters if p.name not in names]
+    taken = [each for name in names for each in (inputs if name == "mask" else [name])]
+    tuple_ = f"({''.join(f'{name}, ' for name in _given(loops))})"
+    passed = [tuple_ if name == "mask" else name for name in names]
+    signature = ", ".join([*taken, *numbers, *(f"{name}: tl.constexpr" for name in constants)])
+    home = function.fn.__module__.rpartition(".")[2]
+    return "\n".join(
+        [
+            f"@triton.jit(do_not_specialize=[{fixed}])" if fixed else "@triton.jit",
+            f"def {function.fn.__name__}({signature}):",
+            f"    {home}.{function.fn.__name__}({', '.join([*passed, *constants, element])})",
+            "",
+        ]
+    )
+
+
+def _given(loops: LoopKernel) -> list[str]:
+    """What elements are made of: buffers, but for the mask itself, and numbers."""
+    return [name for name in given(loops) if name != loops.params[-1].name]
+
+
+def conditions(nest: loop.Nest) -> list[tuple[str, bool]]:
+    """Bools of which each is as it stands here wherever an element is not hidden: true, or not minus infinity."""
+    made = {name: s for s in nest.body for name in loop.makes(s)}
+    store = nest.body[-1]
+    assert isinstance(store, loop.Store)
+    if getattr(made[store.value], "dtype", None) == torch.bool:
+        return [(store.value, True)]
+    return list(_hidden(store.value, made))
+
+
+def _hidden(name: str, made: Mapping[str, loop.Stmt]) -> Iterator[tuple[str, bool]]:
+    s = made[name]
+    if not isinstance(s, loop.Compute):
+        return
+    if s.op == "where":
+        condition, *branches = s.args
+        known = made[condition]
+        for branch, other, holds in zip(branches, branches[::-1], (True, False), strict=True):
+            if isinstance(known, loop.Const):
+                if known.value == holds:
+                    yield from _hidden(branch, made)
+            elif _lowest(other, made):
+                yield condition, holds
+                yield from _hidden(branch, made)
+    elif s.op in ("convert", "add"):
+        for each in s.args:
+            yield from _hidden(each, made)
+
+
+def _lowest(name: str, made: Mapping[str, loop.Stmt]) -> bool:
+    s = made[name]
+    if isinstance(s, loop.Compute) and s.op == "convert":
+        return _lowest(s.args[0], made)
+    return isinstance(s, loop.Const) and s.value == -math.inf
+
+
+def _listed(nest: loop.Nest, hides: Sequence[tuple[str, bool]]) -> tuple[bool, bool] | None:
+    """Whether what is hidden differs from batch to batch, and from head to head; None: not even from row to row."""
+    along = variables(nest)
+    found = set[str]().union(*(along[name] for name, _ in hides))
+    *outer, rows, _ = (r.var in found for r in nest.ranges)
+    batch, head = [False] * (2 - len(outer)) + outer
+    return (batch, head) if rows else None
