@@ -1,7 +1,7 @@
 """Attention under masks, as models call it: programs that run without gradients (``semantics``) and with (``derivatives``).
 
-What a device makes of a mask depends on its dtype and on where it has one row, one head or one sequence for all; and a graph
-may hold the call whole, or spelled out.
+What a device makes of a mask depends on its dtype and on where it has one row, one head or one sequence for all; a graph may
+hold the call whole, or spelled out; and what follows from positions a kernel may compute itself.
 """
 
 from __future__ import annotations
@@ -46,6 +46,17 @@ def _by_distance(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor) -> T
     return _plain(query, key, value, slopes * torch.arange(key.shape[2], device=query.device))
 
 
+def _by_both(query: Tensor, key: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
+    row, place = (torch.arange(each.shape[2], device=query.device) for each in (query, key))
+    return _plain(query, key, value, slopes * (place - row[:, None]).abs())
+
+
+def _near(query: Tensor, key: Tensor, value: Tensor, documents: Tensor) -> Tensor:
+    place = torch.arange(query.shape[2], device=query.device)
+    near = (place - place[:, None] < 2) & (place[:, None] - place < 4)
+    return _plain(query, key, value, near & (documents[:, :, None] == documents[:, None])[:, None])
+
+
 def _alike(query: Tensor, key: Tensor, value: Tensor, kept: Tensor) -> Tensor:
     return _plain(query, key[:, :, :1].expand(key.shape), value, kept)
 
@@ -58,6 +69,8 @@ PROGRAMS: Sequence[tuple[str, Callable[..., Tensor], Callable[[Draw], Sequence[T
     ("keys by row and head", _plain, lambda draw: [*_operands(draw), _kept(draw, 1, 4, ROWS, KEYS)]),
     ("one mask for all", _plain, lambda draw: [*_operands(draw), _kept(draw, ROWS, KEYS)]),
     ("a bias by head and key", _by_distance, lambda draw: [*_operands(draw), draw.positive(1, 4, 1, 1)]),
+    ("a bias by head, row and key", _by_both, lambda draw: [*_operands(draw), draw.positive(1, 4, 1, 1)]),
+    ("near keys of one document", _near, lambda draw: [*_operands(draw, ROWS), draw.whole(2, ROWS, dtype=torch.bool).long()]),
     ("hundreds of keys that are alike", _alike, lambda draw: [*_operands(draw, 600), _kept(draw, 1, 1, 1, 600)]),
 )
 """Name, function, and how its inputs are drawn."""
