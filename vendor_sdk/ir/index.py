@@ -733,7 +733,8 @@ def from_size(size: Any) -> Int:
 
     Raises ``ValueError`` for such an expression of data.
     """
-    if isinstance(size, torch.SymInt) and not torch_private.surely_equal(size, 1):
+    # (A symbol that is one torch replaces by it.)
+    if isinstance(size, torch.SymInt) and (size.node.expr.is_Symbol or not torch_private.surely_equal(size, 1)):
         node = size.node
         ranges = getattr(node.shape_env, "var_to_range", {})
         try:
