@@ -230,12 +230,15 @@ def fusing() -> Iterator[None]:
         yield
 
 
-def compiled(function: Callable[..., Any], name: str, inputs: Sequence[Tensor]) -> Callable[[], Any]:
-    # Compiled code belongs to a function's code and to the backend's name: a contestant gets code of its own.
-    own = types.FunctionType(
+def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a function: compiled code belongs to a function's code and to the backend's name."""
+    return types.FunctionType(
         function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
-    again = gpu.compiled(name, own)
+
+
+def compiled(function: Callable[..., Any], name: str, inputs: Sequence[Tensor]) -> Callable[[], Any]:
+    again = gpu.compiled(name, own_code(function))
     again(*inputs)
     return lambda: again(*inputs)
 
