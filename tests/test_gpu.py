@@ -394,16 +394,18 @@ def _in_a_window(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, documents: Ten
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("function", [_under_slopes, _in_a_window])
 def test_attention_computes_masks_of_positions(function: Callable[..., Tensor], dtype: torch.dtype, mode: Any) -> None:
-    """Of sizes that are known, and (first) that are symbols: right, with gradients, and no mask in memory."""
+    """Of lengths that are known, and (first) that are symbols: right, with gradients, and no mask in memory."""
     heads, width = 8, 64
     bound = 2e-2 if dtype == torch.bfloat16 else 1e-4
     for dynamic, lengths in ((True, (1000, 700, 1025)), (False, (1000, 1000, 1000))):
         torch.compiler.reset()
-        compiled = torch.compile(function, backend=BACKEND, dynamic=dynamic, **(mode or {}))
+        compiled = torch.compile(function, backend=BACKEND, **(mode or {}))
         for length in lengths:
             leaves = [torch.randn(2, heads, length, width, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
             beside = torch.rand(heads, device="cuda"), torch.randint(3, (2, length), device="cuda").sort(1).values
             direction = torch.randn_like(leaves[0])
+            for x, dim in (*((x, 2) for x in leaves), (beside[1], 1)) if dynamic else ():
+                torch._dynamo.mark_dynamic(x, dim)
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             found = compiled(*leaves, *beside)
