@@ -52,7 +52,8 @@ def test_all_kernels_of_attention_compute_masks(name: str) -> None:
     for make in (triton_masks.slopes, triton_masks.documents, triton_masks.flat, triton_masks.numbers):
         loops = make(2, 4, 100, 90).loops
         assert wanted(node(name), loops)
-        assert wanted(node(name, dtype=torch.float32), loops)
+        # In float32 a library's forward comes first.
+        assert wanted(node(name, dtype=torch.float32), loops) == (name != attention.FORWARD)
         assert not wanted(node(name, width=512), loops), "all scores are in memory then"
         assert not wanted(node(name, dtype=torch.float64), loops)
 

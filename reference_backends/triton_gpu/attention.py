@@ -400,12 +400,14 @@ def declined(node: NodeContext) -> Decline | None:
 
 
 def computes(node: NodeContext, loops: LoopKernel) -> bool:
-    """Whether a mask is computed where it is needed: of heads that a program has room for."""
+    """Whether a mask is computed where it is needed: of heads that a program has room for, unless a library's kernel comes first
+    whose products are those of tensor cores (``ways``)."""
     first = 1 if node.prim in (BACKWARD, DROPOUT_BACKWARD) else 0
     query, _, value = node.args[first : first + 3]
     widths = query.shape[3], value.shape[3]
     small = all(isinstance(width, int) and width <= WIDEST for width in widths)
-    return small and query.dtype in (*HALVES, torch.float32) and flash_masks.takes(loops)
+    generated = query.dtype in HALVES or (query.dtype == torch.float32 and node.prim != FORWARD)
+    return small and generated and flash_masks.takes(loops)
 
 
 def _without_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
