@@ -400,8 +400,8 @@ def declined(node: NodeContext) -> Decline | None:
 
 
 def computes(node: NodeContext, loops: LoopKernel) -> bool:
-    """Whether a mask is computed where it is needed: of heads that a program has room for, unless a library's kernel comes first
-    whose products are those of tensor cores (``ways``)."""
+    """Whether a mask is computed where it is needed: of heads that a program has room for, unless a library comes first, whose
+    products of float32 are those of tensor cores (``ways``)."""
     first = 1 if node.prim in (BACKWARD, DROPOUT_BACKWARD) else 0
     query, _, value = node.args[first : first + 3]
     widths = query.shape[3], value.shape[3]
