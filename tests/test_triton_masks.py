@@ -81,6 +81,15 @@ def _gathered() -> LoopKernel:
     return b.finish(b.load("in1", index.symbol(place), FLOAT), FLOAT, [torch.zeros(30, dtype=LONG), torch.zeros(9)]).loops
 
 
+def _read(dtype: torch.dtype, *, place_read: bool = False) -> LoopKernel:
+    """A number for each row and key, from memory: from its own place, or from one that is read."""
+    b = Body((20, 30))
+    at = b.at[0] * 30 + b.at[1]
+    if place_read:
+        at = index.symbol(b.load("in1", at, torch.int8))
+    return b.finish(b.compute(FLOAT, "convert", b.load("in0", at, dtype)), FLOAT, [torch.zeros(600, dtype=dtype)] * 2).loops
+
+
 def _wide() -> LoopKernel:
     b = Body((20, 30))
     return b.finish(b.compute(torch.float64, "convert", b.place(b.at[0] - b.at[1])), torch.float64).loops
@@ -100,12 +109,27 @@ def _summed() -> LoopKernel:
         (_many(flash_masks.MOST + 1), False),
         (_of_one(3 * flash_masks.MOST), True),
         (_gathered(), False),
+        (_read(torch.int8), True),
+        (_read(LONG), False),
+        (_read(torch.int8, place_read=True), False),
         (_wide(), False),
         (_summed(), False),
         (triton_masks.documents(2, 4, 1, 90).loops, False),
         (triton_masks.slopes(2, 4, 20, 1).loops, False),
     ],
-    ids=["most operations", "too many", "of rows alone", "asserts", "float64", "inner loop", "one row", "one key"],
+    ids=[
+        "most operations",
+        "too many",
+        "of rows alone",
+        "asserts",
+        "little read",
+        "much read",
+        "gathered",
+        "float64",
+        "inner loop",
+        "one row",
+        "one key",
+    ],
 )
 def test_masks_are_computed_in_few_operations(loops: LoopKernel, *, taken: bool) -> None:
     assert flash_masks.takes(loops) == taken

@@ -55,7 +55,14 @@ def takes(loops: LoopKernel) -> bool:
     if not straight or not loop.stated_ops(loops) <= OPS.keys() - {"wrap_index"}:
         return False
     along, costs = variables(nest), {r.var for r in nest.ranges[-2:]}
-    return sum(isinstance(s, loop.Compute) and costs <= along[s.to] for s in body) <= MOST
+    each = [s for s in body if any(costs <= along[name] for name in loop.makes(s))]
+    loads = [s for s in each if isinstance(s, loop.Load)]
+    # What is read for each row and key is no more than the mask would be, and not from a place that is itself computed.
+    made = {name for s in body for name in loop.makes(s)}
+    gathers = any(made & index.symbols(s.index).keys() for s in loads)
+    if gathers or sum(s.dtype.itemsize for s in loads) > loops.params[-1].dtype.itemsize:
+        return False
+    return sum(isinstance(s, loop.Compute) for s in each) <= MOST
 
 
 def variables(nest: loop.Nest) -> Mapping[str, set[str]]:

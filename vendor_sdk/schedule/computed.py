@@ -23,6 +23,8 @@ from vendor_sdk.lower.summary import summarize
 
 SMALLER = 4
 """How many times the bytes of what it is made from an operand has at least."""
+LARGEST = 128
+"""Prims that an operand is made by, views among them, at most."""
 
 Folds = Callable[[fx.Node], bool]
 Lower = Callable[[Computing, tuple[fx.Node, ...], str], Lowered | None]
@@ -84,7 +86,9 @@ class _Scope:
             stored = stored.all_input_nodes[0]
         if stored.op != "call_function" or not self._readers(stored) <= self.candidates.keys():
             return False
-        return SMALLER * sum(map(_bytes, self._leaves(source))) <= _bytes(stored)
+        above = self._above(source)
+        read = [each for each in above if not self._inside(each)]
+        return len(above) <= LARGEST and SMALLER * sum(map(_bytes, read)) <= _bytes(stored)
 
     def _readers(self, node: fx.Node) -> set[fx.Node]:
         """Who reads the elements of a value, through views."""
@@ -93,16 +97,15 @@ class _Scope:
             found |= self._readers(user) if self.folds(user) else {user}
         return found
 
-    def _leaves(self, source: fx.Node) -> list[fx.Node]:
-        """What an operand follows from, element by element."""
-        seen: dict[fx.Node, None] = {}
-        stack = [source]
+    def _above(self, source: fx.Node) -> set[fx.Node]:
+        """What an operand is computed by, element by element, and what that reads."""
+        found, stack = set[fx.Node](), [source]
         while stack:
             node = stack.pop()
-            if node not in seen:
-                seen[node] = None
+            if node not in found:
+                found.add(node)
                 stack += node.all_input_nodes if self._inside(node) else []
-        return [node for node in seen if not self._inside(node)]
+        return found
 
     def _inside(self, node: fx.Node) -> bool:
         """Whether a node is a view, or computed element by element on the emitter's route."""
