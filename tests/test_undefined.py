@@ -123,6 +123,15 @@ def test_a_gradient_that_is_a_view_of_one_that_nobody_asks_for() -> None:
         torch.testing.assert_close(*found)
 
 
+def test_a_gradient_of_a_strided_view_that_nobody_asks_for() -> None:
+    def windows(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.square().sum(), torch.stack((y, y)).as_strided((2, 2), (1, 2))
+
+    x, y = torch.arange(6.0).requires_grad_(), torch.ones(4, requires_grad=True)
+    torch.compile(windows, backend=use_kind("toyloops"))(x, y)[0].backward()
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+
+
 def graph_of(function: Callable[..., Any], *inputs: Tensor) -> vendor_sdk.PrimGraph:
     return vendor_sdk.trace(function, inputs)
 

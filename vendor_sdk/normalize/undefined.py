@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from vendor_sdk import torch_private
 from vendor_sdk.ir.calls import call_before
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name
 from vendor_sdk.normalize.canonicalize import drop_dead
@@ -57,7 +58,8 @@ def without_gradients(graph: PrimGraph, undefined: Sequence[int]) -> PrimGraph |
             return None
         if readers:
             first = next(n for n in graph.graph.nodes if n.op == "call_function" or n.op == "output")
-            made = call_before(first, aten.full.default, list(value.shape), 0, dtype=value.dtype, device=value.device)
+            with torch_private.fake_mode_of([value]):
+                made = call_before(first, aten.full.default, list(value.shape), 0, dtype=value.dtype, device=value.device)
             made.meta = {"val": made.meta["val"]}
             for user in readers:
                 user.replace_input_with(node, made)
