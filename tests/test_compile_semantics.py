@@ -241,6 +241,23 @@ def test_strided_parts_of_inputs_with_gaps_are_written_to(backend: str) -> None:
     torch.testing.assert_close(*found)
 
 
+def test_views_of_what_was_written_to_begin_where_the_input_has_them(backend: str) -> None:
+    """AOTAutograd makes them anew, of the input, by where the graph's results say that they begin."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.mul_(2)
+        return x[x.shape[0] // 2 :], x[:, x.shape[1] - 1 :].expand(-1, 3)
+
+    compiled = torch.compile(f, backend=backend, dynamic=True)
+    for rows in (3, 5):
+        found = []
+        for call in (compiled, f):
+            x = torch.arange(4.0 * rows).view(4, rows).t()
+            found.append((x, *call(x)))
+        torch.testing.assert_close(*found)
+        assert [t.storage_offset() for t in found[0]] == [t.storage_offset() for t in found[1]]
+
+
 def test_a_copy_that_is_seen_several_times_is_a_copy(backend: str) -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.clone().expand(2, 3, 4), x.clone().unfold(0, 2, 1)

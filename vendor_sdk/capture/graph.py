@@ -229,6 +229,7 @@ def _output_layouts(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[
     for index, value in enumerate(fake_inputs):
         for tensor in tensors_of(value):
             owners.setdefault(torch_private.storage_key(tensor), []).append(("input", index))
+    given = {name for value in fake_inputs for name in _symbols(value)}
     layouts = []
     for index, item in enumerate(values):
         value = item.meta.get("val") if isinstance(item, fx.Node) else item
@@ -246,7 +247,9 @@ def _output_layouts(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[
         strides = tuple(value.stride())
         if _repeats(value) and not _may_repeat(item):
             strides = tuple(torch.empty_like(value, memory_format=torch.contiguous_format).stride())
-        layouts.append(OutputLayout(strides, frozenset(owners.get(key, ()))))
+        offset = value.storage_offset()
+        begins = offset if isinstance(offset, torch.SymInt) and _symbols(offset) <= given else None
+        layouts.append(OutputLayout(strides, frozenset(owners.get(key, ())), begins))
         owners.setdefault(key, []).append(("output", index))
     return layouts
 

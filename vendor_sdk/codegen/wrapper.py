@@ -462,7 +462,8 @@ class _Writer:
             if not fresh and (value.op == "placeholder" or self._as_promised(value, layout.strides)):
                 returned.append(f"GIVEN[{self.in_place.index(value)}]" if value in self.in_place else name)
                 continue
-            returned.append(f"RT.output({name}, {self.text.tuple(layout.strides)}, {fresh})")
+            begins = "" if layout.offset is None or not is_view(value) else f", {self.text.value(layout.offset)}"
+            returned.append(f"RT.output({name}, {self.text.tuple(layout.strides)}, {fresh}{begins})")
         if self.framed:
             # Nothing of this call is read in the frame any more; an exception leaves the frame to the garbage collector.
             self._line("FRAMES.give(F)" if self.frames.idle is None else "IDLE.append(F)")

@@ -43,7 +43,7 @@ class Runtime(Protocol):
     def as_traced(self, value: torch.Tensor, strides: Shape) -> torch.Tensor: ...
     def checked(self, value: Any, expected: Expected) -> Any: ...
     def checked_several(self, values: Any, expected: Sequence[Expected | None]) -> Any: ...
-    def output(self, value: Any, strides: Shape, fresh: bool) -> torch.Tensor: ...
+    def output(self, value: Any, strides: Shape, fresh: bool, offset: int | None = None) -> torch.Tensor: ...
     def part(self, owner: torch.Tensor, offset: int, shape: Shape, dtype: torch.dtype) -> torch.Tensor: ...
     def lying(self, value: torch.Tensor, shape: Shape, strides: Shape) -> torch.Tensor: ...
     def own(self, value: Any, *operands: torch.Tensor) -> Any: ...
@@ -186,10 +186,12 @@ class TorchRuntime:
                     self.write(target, value)
         torch.autograd.graph.increment_version(given)
 
-    def output(self, value: torch.Tensor, strides: Shape, fresh: bool) -> torch.Tensor:
-        """An output with the promised strides, in storage of its own when ``fresh``."""
+    def output(self, value: torch.Tensor, strides: Shape, fresh: bool, offset: int | None = None) -> torch.Tensor:
+        """An output with the promised strides, in storage of its own when ``fresh``, from ``offset`` of its storage on."""
         if value.dim() != len(strides):
             return value  # of an operator that is no prim, and that torch announces wrongly (``unique_dim_consecutive``)
+        if offset is not None and value.storage_offset() != offset:
+            return _with_strides(value, strides, offset)
         if fresh:
             return _with_strides(value, strides)
         if value.stride() == strides:
@@ -218,14 +220,17 @@ def _checked_several(
     return tuple(None if one is None else check(value, one) for value, one in zip(values, expected, strict=True))
 
 
-def _with_strides(value: torch.Tensor, strides: Shape) -> torch.Tensor:
-    """A copy with these strides."""
+def _with_strides(value: torch.Tensor, strides: Shape, offset: int = 0) -> torch.Tensor:
+    """A copy with these strides, from ``offset`` of its storage on."""
     if any(stride == 0 and size > 1 for stride, size in zip(strides, value.shape, strict=True)):
         one = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
-        return _with_strides(one, strides).expand(value.shape)
+        return _with_strides(one, strides, offset).expand(value.shape)
     if _overlaps(value.shape, strides) and value.stride() != strides:
         return value.contiguous()  # an overlapping window (unfold): the promise cannot be kept without the original storage
-    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+    if not offset:
+        return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+    memory = torch.empty_strided((offset + 1, *value.shape), (1, *strides), dtype=value.dtype, device=value.device)
+    return shaped(memory, offset * value.itemsize, tuple(value.shape), value.dtype, strides).copy_(value)
 
 
 def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -324,5 +329,5 @@ class OwnMemoryRuntime:
     def wrote(self, given: Tensors, written: Tensors) -> None:
         raise AssertionError("kernels of a chip with memory of its own write to no input")
 
-    def output(self, value: torch.Tensor, strides: Shape, fresh: bool) -> torch.Tensor:
-        return self.host.output(value, strides, fresh)
+    def output(self, value: torch.Tensor, strides: Shape, fresh: bool, offset: int | None = None) -> torch.Tensor:
+        return self.host.output(value, strides, fresh, offset)
