@@ -119,3 +119,12 @@ def test_results_of_sizes_that_only_data_tells_have_the_strides_of_eager(dim: in
 def test_a_size_that_torch_took_for_one_is_one(rows: Callable[[Tensor, Tensor], int]) -> None:
     """Broadcasting asks whether a size is one, and a guard keeps the answer; its expression has symbols all the same."""
     kernels(lambda x, y: x[: rows(x, y)] * y, [((7, 2), (3, 2))])
+
+
+def test_norms_of_an_order_that_is_a_symbol() -> None:
+    register_toys()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, order: x.norm(order, dim=0), backend="toyloops", dynamic=True)
+    x = torch.randn(5, 3)
+    for order in (3, 4):
+        torch.testing.assert_close(compiled(x, order), x.norm(order, dim=0))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch.fx import Node
 
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.index import Int
@@ -129,6 +130,8 @@ def _arg(op: str, *, values: bool) -> Lowering:
 def _norm(k: Builder) -> None:
     split = over(k)
     order = k.args.get("ord", k.args.get("p", 2))
+    if isinstance(order, Node):
+        raise k.fail("an order that only the call knows")
     order = 2.0 if order is None else float(order)
     dtype = opmath(k.outputs[0].dtype)
     with k.nest(split.kept, split.kept_of) as i:
