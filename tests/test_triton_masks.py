@@ -170,7 +170,7 @@ def _chosen(known: bool) -> Computed:
         (triton_masks.far(2, 4, 20, 30), (False, False)),
         (triton_masks.slopes(2, 4, 20, 30), None),
         (triton_masks.padded(2, 4, 20, 30), None),
-        (_padding(), None),
+        (_padding(), (False, False)),
         (_chosen(True), (False, False)),
         (_chosen(False), None),
     ],

@@ -234,9 +234,9 @@ def _lowest(name: str, made: Mapping[str, loop.Stmt]) -> bool:
 
 
 def _listed(nest: loop.Nest, hides: Sequence[tuple[str, bool]]) -> tuple[bool, bool] | None:
-    """Whether what is hidden differs from batch to batch, and from head to head; None: not even from row to row."""
+    """Whether what is hidden differs from batch to batch, and from head to head; None: not even from key to key."""
     along = variables(nest)
     found = set[str]().union(*(along[name] for name, _ in hides))
-    *outer, rows, _ = (r.var in found for r in nest.ranges)
+    *outer, rows, keys = (r.var in found for r in nest.ranges)
     batch, head = [False] * (2 - len(outer)) + outer
-    return (batch, head) if rows else None
+    return (batch, head) if rows or keys else None
