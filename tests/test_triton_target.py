@@ -427,6 +427,29 @@ def test_what_fails_with_one_layout_is_compiled_with_another() -> None:
 
 
 @needs_triton
+def test_a_launch_that_triton_cannot_compile_says_so() -> None:
+    """At a first launch, too; what else fails in it is nobody's to explain."""
+
+    class Kernel:
+        __name__ = "copied"
+        fn = staticmethod(lambda: None)
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            def run(*arguments: Any, **settings: Any) -> None:
+                raise RuntimeError(said)
+
+            return run
+
+    launcher, plan = launch.Launcher(Kernel(), "fixed", 0), launch.Plan(1, (), {"num_warps": 4})
+    said = machine_code.FAILED
+    with pytest.raises(vendor_sdk.CompilerError, match="Triton cannot compile copied"):
+        launcher.first(plan, ())
+    said = "out of memory"
+    with pytest.raises(RuntimeError, match="out of memory"):
+        launcher.first(plan, ())
+
+
+@needs_triton
 def test_no_program_adds_packed_numbers(cache: Path) -> None:
     """Places of windows are small enough for LLVM to pack, and ptxas forgets what it adds to them."""
     vendor_sdk.explain(

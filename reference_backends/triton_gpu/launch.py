@@ -18,7 +18,7 @@ import torch
 
 from reference_backends.triton_gpu import ptx
 from reference_backends.triton_gpu.machine import Machine, machine
-from reference_backends.triton_gpu.machine_code import Argument, compiled, pointer, refused, target_of, with_layouts
+from reference_backends.triton_gpu.machine_code import FAILED, Argument, compiled, pointer, refused, target_of, with_layouts
 from reference_backends.triton_gpu.table import FLOAT8
 from vendor_sdk import split
 
@@ -421,7 +421,7 @@ class Launcher:
         try:
             _ = kernel.run  # which loads the machine code, and refuses what the GPU has no room for
         except Exception as error:
-            if not type(error).__module__.startswith("triton."):
+            if not type(error).__module__.startswith("triton.") and str(error) != FAILED:
                 raise
             raise refused(self.kernel, error) from error
         told = kernel.metadata
@@ -441,7 +441,7 @@ class Launcher:
         try:
             return with_layouts(lambda chosen: self.kernel[(plan.programs, 1, 1)](*arguments, **chosen), plan.settings)
         except Exception as error:
-            if not type(error).__module__.startswith("triton."):
+            if not type(error).__module__.startswith("triton.") and str(error) != FAILED:
                 raise
             raise refused(self.kernel, error) from error
 
