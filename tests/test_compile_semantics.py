@@ -241,6 +241,19 @@ def test_strided_parts_of_inputs_with_gaps_are_written_to(backend: str) -> None:
     torch.testing.assert_close(*found)
 
 
+def test_a_strided_part_begins_where_what_it_is_of_does(backend: str) -> None:
+    """Also where a symbol says where that is."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        lower, right = x[x.shape[0] // 2 :], x[:, 1:]
+        return torch.as_strided(lower, (2, 2), (1, 2)) + 1, torch.as_strided(right[x.shape[0] - 2 :], (3,), (2,)) * 2
+
+    compiled = torch.compile(f, backend=backend, dynamic=True)
+    for rows in (6, 9):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(x), f(x))
+
+
 def test_views_of_what_was_written_to_begin_where_the_input_has_them(backend: str) -> None:
     """AOTAutograd makes them anew, of the input, by where the graph's results say that they begin."""
 

@@ -142,10 +142,16 @@ def _from_first(node: fx.Node, source: fx.Node, root: fx.Node, offset: Any = Non
     offset = node.kwargs.get("storage_offset", offset)
     shift = root.meta["val"].storage_offset()
     if offset is None:
-        return 0 if source is root else source.meta["val"].storage_offset() - shift
-    if isinstance(shift, int):
+        if source is root:
+            return 0
+        offset = source.meta["val"].storage_offset()
+        if not isinstance(offset, int):
+            offset = call_before(node, aten.sym_storage_offset.default, source)
+    if isinstance(shift, int) and (shift == 0 or isinstance(offset, int)):
         return offset - shift if shift else offset
-    return call_before(node, operator.sub, offset, call_before(node, aten.sym_storage_offset.default, root))
+    if not isinstance(shift, int):
+        shift = call_before(node, aten.sym_storage_offset.default, root)
+    return call_before(node, operator.sub, offset, shift)
 
 
 def _in_memory(place: fx.Node, root: fx.Node) -> fx.Node:
