@@ -213,7 +213,9 @@ def test_debugging_works_with_them(variable: str, tmp_path: Path, monkeypatch: p
         found.sum().backward()
         torch.testing.assert_close(found, COMPUTED[name](*inputs))
     if variable == "VENDOR_SDK_DEBUG":
-        assert "slopes" in "".join(path.read_text() for path in tmp_path.rglob("*.py"))
+        wrappers = [path.read_text() for path in tmp_path.rglob("*wrapper.py")]
+        assert len(wrappers) == 4
+        assert all("attn_mask=" in text and "numbers=(" in text for text in wrappers), "masks are passed as loops"
 
 
 def test_the_profiler_sees_what_they_read() -> None:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.positions import visible
+from vendor_sdk.contract.kernel import SMALLER
 from vendor_sdk.ir.primgraph import leading_to, tensors_of
 from vendor_sdk.prims import dropout
 
@@ -46,10 +47,8 @@ _ARGUMENTS: Mapping[Any, _Arguments] = {
 }
 LARGEST = 1 << 26
 """Elements of a value that is computed for this."""
-SMALLER = 4
-"""How many times the bytes of what it is made from a mask has that gradients compute again."""
 SMALL = 64
-"""The same of what they may as well save."""
+"""How many times the bytes a mask has of what gradients may as well save."""
 _ELEMENTWISE = frozenset(
     (aten._to_copy.default, aten.clone.default, aten.index.Tensor, aten.full.default, aten.arange.start_step)
 )

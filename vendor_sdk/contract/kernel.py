@@ -66,7 +66,10 @@ class Computed:
     numbers: tuple[int | float, ...]
 
 
+SMALLER = 4
+"""How many times the bytes of what it is made from an operand has at least, before a kernel is asked whether it computes it."""
 Wanted = Callable[[NodeContext, LoopKernel], bool]
+"""Whether a kernel computes an operand of a node as these loops do (``Computed.loops``)."""
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,9 @@ def lower_group(node: torch.fx.Node, name: str, layout: LayoutOf, limits: Limits
     fused = node.target
     assert isinstance(fused, Fused)
     operands, layouts = _operands(fused, node.all_input_nodes, layout)
+    for inner, outer in operands.items():
+        is_tensor = isinstance(outer.meta["val"], torch.Tensor)
+        assert inner in layouts or not is_tensor, f"{outer} is a view, which a group holds itself"
     if fused.loops:
         lowered = GroupBuilder(fused, name, layouts, LOWERINGS, inner_nests).build(limits)
     else:

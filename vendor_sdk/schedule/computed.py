@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.contract.kernel import SMALLER
 from vendor_sdk.contract.placement import Route
 from vendor_sdk.ir.fused import Computing
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
@@ -21,8 +22,6 @@ from vendor_sdk.lower import LOWERINGS
 from vendor_sdk.lower.build import Lowered, arguments
 from vendor_sdk.lower.summary import summarize
 
-SMALLER = 4
-"""How many times the bytes of what it is made from an operand has at least."""
 LARGEST = 128
 """Prims that an operand is made by, views among them, at most."""
 
