@@ -20,6 +20,7 @@ from vendor_sdk.capture.expand import decompose
 from vendor_sdk.capture.masks import know_masks
 from vendor_sdk.errors import CaptureError
 from vendor_sdk.ir.primgraph import OutputLayout, PrimGraph, describe, tensors_of
+from vendor_sdk.ir.strided import count_in_elements, keep_counts
 
 Table = Mapping[Any, Callable[..., Any]]
 
@@ -86,8 +87,10 @@ def to_prim_graph(
     for node, fake in zip(lifted, fake_constants, strict=True):
         node.meta["val"] = fake
     with fake_mode:
+        keep_counts(module.graph)
         traced = decompose(module, _each_its_own([*fake_inputs, *fake_constants]), table, inline=inline)
         _settle(traced.graph)
+        count_in_elements(traced.graph)
     _check_counts(traced.graph)
     know_masks(traced.graph)
     names = [node.name for node in traced.graph.nodes if node.op == "placeholder"][len(fake_inputs) :]

@@ -40,7 +40,7 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     scaled = source if alpha == 1 else aten.mul.Tensor(source, alpha)
     line = x if x.dim() else aten.reshape.default(x, [1])
     places = [None] * (dim % line.dim()) + [aten.reshape.default(index, [-1])]
-    added = aten.index_put.default(line, places, scaled, True)
+    added = aten.index_put.default(line, places, scaled, True).contiguous()  # as torch has it, however x lies
     return added if x.dim() else aten.reshape.default(added, [])
 
 
