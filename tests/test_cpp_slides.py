@@ -117,7 +117,9 @@ def test_windows_of_other_sizes_and_results_with_channels_last(
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="cpp_cpu", dynamic=dynamic)
     shape = (channels * groups, results) if stride > 1 else (results * groups, channels)
-    for images, height, width in ((2, 9, 31), (1, 33, 7), (3, 6, 5)):
+    shapes = [(2, 9, 31), (1, 33, 7), (3, 6, 5)]
+    one = (WINDOWS.index(case) + (form == torch.channels_last)) % len(shapes)
+    for images, height, width in shapes if dynamic else shapes[one : one + 1]:
         x = torch.randn(images, channels * groups, height, width).contiguous(memory_format=form).requires_grad_()
         w = torch.randn(*shape, *size).contiguous(memory_format=form).requires_grad_()
         exact = [each.detach().double().requires_grad_() for each in (x, w)]

@@ -98,7 +98,9 @@ def test_convolutions_of_each_channel_and_their_gradients(
     function, size = MODELS[name]
     torch._dynamo.reset()
     compiled = torch.compile(function, backend=backend, dynamic=dynamic)
-    for shape in ((2, 8, 9, 17), (1, 8, 33, 20), (3, 8, 8, 8)):
+    shapes = [(2, 8, 9, 17), (1, 8, 33, 20), (3, 8, 8, 8)]
+    one = (list(MODELS).index(name) + (layout == torch.channels_last)) % len(shapes)
+    for shape in shapes if dynamic else shapes[one : one + 1]:
         x = torch.randn(shape).contiguous(memory_format=layout).requires_grad_()
         w = torch.randn(8, 1, *size, requires_grad=True)
         exact = [t.detach().double().requires_grad_() for t in (x, w)]
