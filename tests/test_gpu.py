@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import checkpoint
 
 import vendor_sdk
@@ -25,6 +26,8 @@ from conformance.subject import make
 from reference_backends.triton_gpu.kernels import KERNELS
 from tests import test_channels, triton_attention, triton_products
 from vendor_sdk import Kernel
+from vendor_sdk.contract.placement import Kind
+from vendor_sdk.pipeline import recording
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -117,6 +120,39 @@ def test_training_goes_as_in_eager_mode(options: Any, half: bool, checkpointed: 
     apart, allowed = (max(abs(a - b) / b for a, b in zip(run, expected, strict=True)) for run in (losses, eager))
     assert apart <= max(2 * allowed, 1e-4)
     assert float((parameters - exact).norm() / exact.norm()) <= max(2 * float((rough - exact).norm() / exact.norm()), 1e-4)
+
+
+@pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])
+def test_branches_and_loops_are_compiled(options: Any) -> None:
+    def f(x: Tensor, times: Tensor) -> Any:
+        def turn(n: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+            return n - 1, (x * 1.5 + 1).softmax(0)
+
+        _, y = while_loop(lambda n, x: n > 0, turn, (times, x))  # type: ignore[no-untyped-call]
+        return torch.cond(y.sum() > 2, lambda y: (y + 1).exp(), lambda y: y.sin() * 2, (y,))
+
+    compiled = torch.compile(f, backend=BACKEND, options=options)
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        for shape, times in (((40, 3), 4), ((40, 1), 3), ((40, 3), 0), ((40, 3), 1)):
+            x, n = torch.randn(shape, device="cuda"), torch.tensor(times, device="cuda")
+            torch.testing.assert_close(compiled(x, n), f(x, n))
+    on_host = {each.prim for graph in graphs for each in graph.placements if each.placement.kind is Kind.HOST}
+    assert on_host == {"cond", "while_loop"}
+
+
+@pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])
+def test_gradients_of_branches(options: Any) -> None:
+    def f(x: Tensor, y: Tensor) -> Any:
+        for _ in range(2):
+            x = torch.cond(x.sum() > 0, lambda x, y: (x + y).tanh() * y, lambda x, y: (x - y).softmax(0), (x, y))
+        return x
+
+    compiled = torch.compile(f, backend=BACKEND, options=options)
+    for sign in (1, -1, 1, 1, -1, -1):
+        x, y = ((torch.rand(60, 5, device="cuda") * sign).requires_grad_() for _ in range(2))
+        given = torch.randn(60, 5, device="cuda")
+        torch.testing.assert_close(*(torch.autograd.grad(g(x, y), (x, y), given) for g in (compiled, f)))
 
 
 @pytest.mark.parametrize("options", MODES, ids=["launched", "recorded"])

@@ -77,6 +77,7 @@ from vendor_sdk.routes import Routes, layout_of, targets
 from vendor_sdk.run.arena import Frames, keepers
 from vendor_sdk.run.bank import Bank
 from vendor_sdk.run.compiled import CompiledGraph
+from vendor_sdk.run.control import compile_bodies, operator_of
 from vendor_sdk.run.kept import kept
 from vendor_sdk.run.memory import DeviceMemory
 from vendor_sdk.run.recorded import Recorded, Run, Traits
@@ -175,6 +176,8 @@ def decide(graph: PrimGraph, session: Session, watch: Watch, activations: Activa
 def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
     """Compiles the kernels, which the backend may have from before, and writes the wrapper."""
     state = _state(session)
+    if state.memory is None:
+        compile_bodies(decided.graph, functools.partial(compile_prim_graph, session=session))
     calls, resources = _launched(decided, session)
     wrapper, frames = _wrap(decided, session, state, calls, _watching(session))
     _watched(decided, session, state, calls, watch, wrapper)
@@ -778,6 +781,8 @@ def _known_symbols(graph: PrimGraph) -> set[str]:
 def _host_operator(loaded: LoadedBackend, node: fx.Node) -> Callable[..., Any]:
     name = prim_name(node)
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
+    if (decides := operator_of(node)) is not None:
+        return decides
     if node.target not in BY_TARGET:
         return target  # composites have several operators, foreign ones no row: each runs itself
     return loaded.host_fallback(name) or target
