@@ -660,6 +660,18 @@ def test_the_smallest_integer_divided_by_minus_one_does_not_trap(dtype: torch.dt
     assert [r.tolist() for r in remainders] == [[0, 0, -1], [0, 0, -1]]
 
 
+def test_remainders_have_all_64_bits() -> None:
+    """ONNX Runtime computes Mod with the sign of the dividend in float64, of integers too."""
+    x = torch.tensor([2**53 + 3, 2**62 - 1, -(2**60) - 7, 12])
+    y = torch.tensor([5, 2**40 + 1, 2**53 + 1, -7])
+
+    def f(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.fmod(a, b), torch.remainder(a, b), torch.div(a, b, rounding_mode="floor"), torch.gcd(a, b * 3)
+
+    found = vendor_sdk.compile_graph(vendor_sdk.trace(f, [x, y]), backend=NAME)(x, y)
+    assert [each.tolist() for each in found] == [each.tolist() for each in f(x, y)]
+
+
 def test_an_unknown_provider_is_refused_with_those_there_are() -> None:
     graph = vendor_sdk.trace(torch.neg, [torch.ones(3)])
     with pytest.raises(OptionError, match="CPUExecutionProvider"):

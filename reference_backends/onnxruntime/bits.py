@@ -109,7 +109,7 @@ def _gcd(b: Builder, out: Outline, x: Any, y: Any) -> Value:
         a, c = state
         done = inner.compare("Equal", c, zero)
         safe = inner.where(done, inner.constant(1, wide), c)
-        rest = inner.where(done, zero, inner.op("Mod", a, safe, fmod=1))
+        rest = inner.where(done, zero, inner.op("Sub", a, inner.op("Mul", inner.op("Div", a, safe), safe)))
         after = [inner.where(done, a, c), rest]
         return _any(inner, rest), after
 

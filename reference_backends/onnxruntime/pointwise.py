@@ -360,16 +360,16 @@ def floor_quotient(b: Builder, left: Value, right: Value) -> Value:
 
 
 def divided(b: Builder, left: Value, right: Value) -> tuple[Value, Value]:
-    """Integer quotient toward zero and its remainder.
+    """Integer quotient toward zero and its remainder (Mod with ``fmod`` is computed in float64, and has 53 bits).
 
     The smallest integer divided by -1 traps in the processor, so that divisor becomes 1 and the quotient is negated.
     """
     if left.dtype == UINT8:
-        return b.op("Div", left, right), b.op("Mod", left, right, fmod=1)
+        return b.op("Div", left, right), b.op("Mod", left, right)
     trap = b.compare("Equal", right, b.constant(-1, right.dtype))
     safe = b.where(trap, b.constant(1, right.dtype), right)
     quotient = b.op("Div", left, safe)
-    return b.where(trap, b.op("Neg", quotient), quotient), b.op("Mod", left, safe, fmod=1)
+    return b.where(trap, b.op("Neg", quotient), quotient), b.op("Sub", left, b.op("Mul", quotient, safe))
 
 
 def _floor_divide(b: Builder, left: Value, right: Value) -> Value:
