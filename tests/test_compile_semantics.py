@@ -271,6 +271,33 @@ def test_views_of_what_was_written_to_begin_where_the_input_has_them(backend: st
         assert [t.storage_offset() for t in found[0]] == [t.storage_offset() for t in found[1]]
 
 
+def test_views_of_inputs_that_begin_elsewhere_than_when_traced(backend: str) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x[1 : x.shape[0]], x[:, 1:]
+
+    compiled = torch.compile(f, backend=backend, dynamic=True)
+    for begin in (0, 5):
+        x = torch.randn(40)[begin : begin + 12].view(3, 4)
+        found, wanted = compiled(x), f(x)
+        torch.testing.assert_close(found, wanted)
+        assert [t.data_ptr() for t in found] == [t.data_ptr() for t in wanted]
+
+
+def test_views_of_a_copy_begin_where_it_has_them(backend: str) -> None:
+    """AOTAutograd makes these anew as well, of the copy."""
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.clone()
+        return y[1 : x.shape[0]], *y.hsplit(2), y[1, 1 : x.shape[1]].expand(3, -1)
+
+    compiled = torch.compile(f, backend=backend, dynamic=True)
+    for columns in (4, 6):
+        x = torch.randn(3, columns, requires_grad=True)
+        found, wanted = compiled(x), f(x)
+        torch.testing.assert_close(found, wanted)
+        assert [t.storage_offset() for t in found] == [t.storage_offset() for t in wanted]
+
+
 def test_a_copy_that_is_seen_several_times_is_a_copy(backend: str) -> None:
     def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.clone().expand(2, 3, 4), x.clone().unfold(0, 2, 1)

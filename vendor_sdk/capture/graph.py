@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -229,13 +230,17 @@ def _output_layouts(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[
     output = next(node for node in module.graph.nodes if node.op == "output")
     values = output.args[0] if isinstance(output.args[0], list | tuple) else (output.args[0],)
     owners: dict[Any, list[tuple[str, int]]] = {}
+    begin: dict[Any, Any] = {}
     for index, value in enumerate(fake_inputs):
         for tensor in tensors_of(value):
             owners.setdefault(torch_private.storage_key(tensor), []).append(("input", index))
+            begin.setdefault(torch_private.storage_key(tensor), tensor.storage_offset())
     given = {name for value in fake_inputs for name in _symbols(value)}
+    returned = _returned(module)
+    strided = [value for value in returned if isinstance(value, torch.Tensor) and value.layout is torch.strided]
+    stored = Counter(map(torch_private.storage_key, strided))
     layouts = []
-    for index, item in enumerate(values):
-        value = item.meta.get("val") if isinstance(item, fx.Node) else item
+    for index, (item, value) in enumerate(zip(values, returned, strict=True)):
         if not isinstance(value, torch.Tensor):
             layouts.append(OutputLayout(None))
             continue
@@ -250,11 +255,17 @@ def _output_layouts(module: fx.GraphModule, fake_inputs: Sequence[Any]) -> list[
         strides = tuple(value.stride())
         if _repeats(value) and not _may_repeat(item):
             strides = tuple(torch.empty_like(value, memory_format=torch.contiguous_format).stride())
-        offset = value.storage_offset()
-        begins = offset if isinstance(offset, torch.SymInt) and _symbols(offset) <= given else None
+        begins = _begins(value, begin.get(key, 0), given) if key in owners or stored[key] > 1 else None
         layouts.append(OutputLayout(strides, frozenset(owners.get(key, ())), begins))
         owners.setdefault(key, []).append(("output", index))
     return layouts
+
+
+def _begins(view: torch.Tensor, base: Any, given: set[str]) -> Any:
+    """How far from ``base`` a view begins; None where it begins there, and where no size is a symbol."""
+    offset = view.storage_offset() - base
+    known = given and _symbols(offset) <= given
+    return offset if known and (isinstance(offset, torch.SymInt) or offset) else None
 
 
 def _returned(module: fx.GraphModule) -> list[Any]:

@@ -32,7 +32,7 @@ from vendor_sdk.ir.loop import Symbol
 from vendor_sdk.ir.memory import Slot
 from vendor_sdk.ir.orders import order_of
 from vendor_sdk.ir.panels import panels
-from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
+from vendor_sdk.ir.primgraph import OutputLayout, PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.transfer import to_device, to_host
 from vendor_sdk.lower.build import Lowered, arguments
 
@@ -362,7 +362,19 @@ class _Writer:
                     if isinstance(stride, torch.SymInt):
                         self._bind(torch_private.sympy_of(stride), f"{node.name}.stride({dim})")
 
+    def _base(self, layout: OutputLayout) -> fx.Node | None:
+        """The input from whose begin a layout's offset counts."""
+        inputs = [index for kind, index in layout.alias_of if kind == "input"]
+        return self.graph.placeholders[min(inputs)] if inputs and layout.offset is not None else None
+
+    def _begin(self, layout: OutputLayout) -> str:
+        base = self._base(layout)
+        return "" if base is None else f"begin_{base.name} + "
+
     def _prologue(self, segments: Sequence[Segment | fx.Node]) -> None:
+        bases = filter(None, map(self._base, self.graph.output_layouts))
+        for node in dict.fromkeys(bases):
+            self._line(f"begin_{node.name} = {node.name}.storage_offset()", node)
         # Emitted loops index memory by the traced strides; everything else goes by the tensor's own. Linked segments see to it
         # themselves, except where a result goes over the input.
         indexed = {
@@ -459,10 +471,11 @@ class _Writer:
             shares.append(("output", index))
             name = self.values.name(value)
             # An input handed back (torch's effect tokens are None here), or memory that the SDK has just allocated so.
-            if not fresh and (value.op == "placeholder" or self._as_promised(value, layout.strides)):
+            given = value.op == "placeholder" or (layout.offset is None and self._as_promised(value, layout.strides))
+            if not fresh and given:
                 returned.append(f"GIVEN[{self.in_place.index(value)}]" if value in self.in_place else name)
                 continue
-            begins = "" if layout.offset is None or not is_view(value) else f", {self.text.value(layout.offset)}"
+            begins = "" if layout.offset is None else f", {self._begin(layout)}{self.text.value(layout.offset)}"
             returned.append(f"RT.output({name}, {self.text.tuple(layout.strides)}, {fresh}{begins})")
         if self.framed:
             # Nothing of this call is read in the frame any more; an exception leaves the frame to the garbage collector.

@@ -38,7 +38,8 @@ class OutputLayout:
     Attributes:
         strides: in elements (``int`` or ``torch.SymInt``); ``None`` for an output that is no tensor.
         alias_of: indices of the inputs and outputs (``("input", 3)``) whose storage it shares; only these it may alias.
-        offset: where it begins in its storage, if that depends on sizes: AOTAutograd goes by it when it makes a view anew.
+        offset: where it begins in storage that it shares, counted from the first input there (or from the storage's begin), if
+            sizes are symbols: AOTAutograd goes by it when it makes a view anew.
     """
 
     strides: tuple[Any, ...] | None

@@ -31,7 +31,7 @@ def store_as_promised(graph: PrimGraph, emitted: Callable[[fx.Node], bool]) -> N
     output = graph.graph.output_node()
     outputs = graph.outputs
     for position, (value, layout) in enumerate(zip(outputs, graph.output_layouts, strict=True)):
-        if not isinstance(value, fx.Node) or layout.strides is None or layout.alias_of:
+        if not isinstance(value, fx.Node) or layout.strides is None or layout.alias_of or layout.offset is not None:
             continue
         order = order_in_memory(value.meta["val"].shape, layout.strides)
         if order is None or _lies_so(value, layout.strides):

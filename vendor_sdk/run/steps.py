@@ -193,7 +193,7 @@ class TorchRuntime:
         if offset is not None and value.storage_offset() != offset:
             return _with_strides(value, strides, offset)
         if fresh:
-            return _with_strides(value, strides)
+            return _with_strides(value, strides, offset or 0)
         if value.stride() == strides:
             return value
         # Where a dimension of one element lies makes no difference.
