@@ -88,7 +88,7 @@ def to_prim_graph(
     for node, fake in zip(lifted, fake_constants, strict=True):
         node.meta["val"] = fake
     with fake_mode:
-        keep_counts(module.graph)
+        keep_counts(module)
         traced = decompose(module, _each_its_own([*fake_inputs, *fake_constants]), table, inline=inline)
         _settle(traced.graph)
         count_in_elements(traced.graph)

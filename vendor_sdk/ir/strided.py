@@ -20,19 +20,29 @@ aten = torch.ops.aten
 STRIDED = frozenset((aten.as_strided.default, aten.as_strided_scatter.default))
 
 
-def keep_counts(graph: fx.Graph) -> None:
+def keep_counts(module: fx.GraphModule) -> None:
     """Has those calls of a captured graph whose storage is a computed value's count in a row-major copy of it; strides of such
-    values that are asked for are computed from sizes.
+    values that are asked for are computed from sizes. In its branches and loops, too.
 
     Eager's strides are known here only: what an operator is decomposed into may lie otherwise.
     """
-    for node in _calls(graph):
-        if _storage_root(node.all_input_nodes[0]).op == "call_function":
-            _count(node, _copied)
-    for node in list(graph.find_nodes(op="call_function", target=aten.sym_stride.int)):
-        if node.all_input_nodes[0].op == "call_function" and (stride := _from_sizes(node)) is not None:
+    for each in module.modules():
+        if isinstance(each, fx.GraphModule) and _keep_counts(each.graph):
+            each.recompile()
+
+
+def _keep_counts(graph: fx.Graph) -> bool:
+    """Whether there was something to change."""
+    counting = [node for node in _calls(graph) if _storage_root(node.all_input_nodes[0]).op == "call_function"]
+    for node in counting:
+        _count(node, _copied)
+    asking = graph.find_nodes(op="call_function", target=aten.sym_stride.int)
+    strides = {node: _from_sizes(node) for node in asking if node.all_input_nodes[0].op == "call_function"}
+    for node, stride in strides.items():
+        if stride is not None:
             node.replace_all_uses_with(stride)
             graph.erase_node(node)
+    return bool(counting or strides)
 
 
 def _from_sizes(node: fx.Node) -> Any:
