@@ -77,7 +77,7 @@ from vendor_sdk.routes import Routes, layout_of, targets
 from vendor_sdk.run.arena import Frames, keepers
 from vendor_sdk.run.bank import Bank
 from vendor_sdk.run.compiled import CompiledGraph
-from vendor_sdk.run.control import compile_bodies, operator_of
+from vendor_sdk.run.control import bodies, operator_of
 from vendor_sdk.run.kept import kept
 from vendor_sdk.run.memory import DeviceMemory
 from vendor_sdk.run.recorded import Recorded, Run, Traits
@@ -176,8 +176,7 @@ def decide(graph: PrimGraph, session: Session, watch: Watch, activations: Activa
 def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
     """Compiles the kernels, which the backend may have from before, and writes the wrapper."""
     state = _state(session)
-    if state.memory is None:
-        compile_bodies(decided.graph, functools.partial(compile_prim_graph, session=session))
+    inside = bodies(decided.graph) if state.memory is None else []
     calls, resources = _launched(decided, session)
     wrapper, frames = _wrap(decided, session, state, calls, _watching(session))
     _watched(decided, session, state, calls, watch, wrapper)
@@ -207,6 +206,8 @@ def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
     )
     for sink in list(_sinks):
         sink(compiled)
+    for body in inside:
+        body.runs[body.module] = compile_prim_graph(body.graph, session)
     return compiled
 
 

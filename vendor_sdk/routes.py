@@ -26,6 +26,7 @@ from vendor_sdk.lower.build import contiguous_strides
 from vendor_sdk.normalize.decompose import prim_table
 from vendor_sdk.normalize.legalize import legalize
 from vendor_sdk.prims.opset import COMPOSITES
+from vendor_sdk.run.control import DECIDED
 
 
 def targets(composites: Iterable[str]) -> frozenset[Any]:
@@ -109,6 +110,8 @@ class Routes:
             return Decline("the size of its result depends on data: only a kernel that returns its result can run it")
         if emitter is None:
             return Decline(f"the backend has no {'kernel' if compiler is None else 'translation'} for it")
+        if node.target in DECIDED:
+            return Decline("which of its graphs runs is decided on the host")
         if name not in LOWERINGS and name not in VIEWS:
             return Decline("the backend has no kernel for it, and it does not lower to loops")
         form = self._form(node, read=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -14,27 +15,48 @@ from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
 from vendor_sdk.ir.strided import count_in_elements
 
 Run = Callable[..., Sequence[Any]]
-Bodies = Mapping[fx.GraphModule, Run]
+Runs = dict[fx.GraphModule, Run]
 """What runs each subgraph: takes its operands, returns its results."""
 
-_BODIES = "bodies"
+_RUNS = "runs"
 """Key of a node's metadata."""
 
 
-def compile_bodies(graph: PrimGraph, compiled: Callable[[PrimGraph], Run]) -> None:
-    """Has the subgraphs of branches and loops that the host decides compiled, where operands say what their symbols are."""
+@dataclass(frozen=True)
+class Body:
+    """A subgraph to compile.
+
+    Attributes:
+        graph: a copy, with results in a tuple and counts in elements.
+        module: the subgraph.
+        runs: where its node looks for what runs it.
+    """
+
+    graph: PrimGraph
+    module: fx.GraphModule
+    runs: Runs
+
+
+def bodies(graph: PrimGraph) -> list[Body]:
+    """The subgraphs of branches and loops that the host decides, where operands say what their symbols are.
+
+    ``operator_of`` such a node calls what is in ``runs`` by then.
+    """
+    found = []
     for node in graph.calls():
-        if node.target not in _OPERATORS or node.meta["placement"].kind is not Kind.HOST:
+        if node.target not in DECIDED or node.meta["placement"].kind is not Kind.HOST:
             continue
         names = [str(operand.target) for operand in node.all_input_nodes if operand.op == "get_attr"]
         modules = [cast(fx.GraphModule, getattr(graph.module, name)) for name in names]
-        bodies = [PrimGraph(module, backward=graph.backward).copy() for module in modules]
-        if all(map(_is_whole, bodies)):
-            for body in bodies:
-                count_in_elements(body.graph)
-                end = body.graph.output_node()
-                end.args = (_flat(end.args[0]),)
-            node.meta[_BODIES] = {module: compiled(body) for module, body in zip(modules, bodies, strict=True)}
+        copies = [PrimGraph(module, backward=graph.backward).copy() for module in modules]
+        if all(map(_is_whole, copies)):
+            runs = node.meta[_RUNS] = Runs()
+            found += [Body(copy, module, runs) for module, copy in zip(modules, copies, strict=True)]
+    for body in found:
+        count_in_elements(body.graph.graph)
+        end = body.graph.graph.output_node()
+        end.args = (_flat(end.args[0]),)
+    return found
 
 
 def _is_whole(graph: PrimGraph) -> bool:
@@ -57,23 +79,23 @@ def _flat(result: Any) -> tuple[Any, ...]:
 
 
 def operator_of(node: fx.Node) -> Callable[..., tuple[Any, ...]] | None:
-    """What runs a branch or loop on the host, None where its graphs were not compiled."""
-    bodies = node.meta.get(_BODIES)
-    return None if bodies is None else _OPERATORS[node.target](bodies)
+    """What runs a branch or loop on the host, None where its graphs are not compiled."""
+    runs = node.meta.get(_RUNS)
+    return None if runs is None else DECIDED[node.target](runs)
 
 
-def _branch(bodies: Bodies) -> Callable[..., tuple[Any, ...]]:
+def _branch(runs: Runs) -> Callable[..., tuple[Any, ...]]:
     def cond(pred: Any, true_fn: fx.GraphModule, false_fn: fx.GraphModule, operands: Sequence[Any] = ()) -> tuple[Any, ...]:
-        return tuple(bodies[true_fn if pred else false_fn](*operands))
+        return tuple(runs[true_fn if pred else false_fn](*operands))
 
     return cond
 
 
-def _loop(bodies: Bodies) -> Callable[..., tuple[Any, ...]]:
+def _loop(runs: Runs) -> Callable[..., tuple[Any, ...]]:
     def while_loop(
         cond_fn: fx.GraphModule, body_fn: fx.GraphModule, carried: Sequence[Any], additional: Sequence[Any] = ()
     ) -> tuple[Any, ...]:
-        goes_on, turn = bodies[cond_fn], bodies[body_fn]
+        goes_on, turn = runs[cond_fn], runs[body_fn]
         values, turned = tuple(carried), False
         while bool(*goes_on(*values, *additional)):
             values, turned = tuple(turn(*values, *additional)), True
@@ -85,7 +107,8 @@ def _loop(bodies: Bodies) -> Callable[..., tuple[Any, ...]]:
     return while_loop
 
 
-_OPERATORS: Mapping[Any, Callable[[Bodies], Callable[..., tuple[Any, ...]]]] = {
+DECIDED: Mapping[Any, Callable[[Runs], Callable[..., tuple[Any, ...]]]] = {
     torch.ops.higher_order.cond: _branch,
     torch_private.while_loop_op: _loop,
 }
+"""Operators of which the host decides which graph runs, and what does so."""
