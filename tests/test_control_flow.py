@@ -13,6 +13,7 @@ from torch._higher_order_ops.while_loop import while_loop
 
 import vendor_sdk
 from tests.toys import use_kind
+from vendor_sdk.contract.loader import LoadedBackend
 from vendor_sdk.contract.placement import Kind
 from vendor_sdk.pipeline import recording
 
@@ -138,3 +139,18 @@ def test_the_check_of_stages_and_dumps_see_branches(backend: str, tmp_path: Path
 def test_explain_counts_the_kernels_of_branches(backend: str) -> None:
     found = vendor_sdk.explain(branches, torch.rand(5, 3), torch.rand(5, 3), backend=backend, show=False)
     assert len(found.graphs) == 3
+
+
+def test_a_vendors_own_function_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bool] = []
+
+    def mine(pred: Tensor, true_fn: Function, false_fn: Function, operands: list[Tensor]) -> Any:
+        taken.append(bool(pred))
+        return (true_fn if pred else false_fn)(*operands)
+
+    monkeypatch.setattr(LoadedBackend, "host_fallback", lambda self, prim: mine if prim == "cond" else None)
+    compiled = torch.compile(branches, backend=use_kind("toyloops"))
+    for sign in (1, -1):
+        x, y = torch.rand(5, 3) * sign, torch.rand(5, 3)
+        compared(compiled(x, y), branches(x, y))
+    assert taken == [True, False]

@@ -782,11 +782,10 @@ def _known_symbols(graph: PrimGraph) -> set[str]:
 def _host_operator(loaded: LoadedBackend, node: fx.Node) -> Callable[..., Any]:
     name = prim_name(node)
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
-    if (decides := operator_of(node)) is not None:
-        return decides
     if node.target not in BY_TARGET:
         return target  # composites have several operators, foreign ones no row: each runs itself
-    return loaded.host_fallback(name) or target
+    given = loaded.host_fallback(name) or target
+    return (operator_of(node) or target) if given is target else given
 
 
 # State that belongs to a session, made once
