@@ -150,7 +150,10 @@ def test_a_vendors_own_function_comes_first(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(LoadedBackend, "host_fallback", lambda self, prim: mine if prim == "cond" else None)
     compiled = torch.compile(branches, backend=use_kind("toyloops"))
-    for sign in (1, -1):
-        x, y = torch.rand(5, 3) * sign, torch.rand(5, 3)
-        compared(compiled(x, y), branches(x, y))
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        for sign in (1, -1):
+            x, y = torch.rand(5, 3) * sign, torch.rand(5, 3)
+            compared(compiled(x, y), branches(x, y))
     assert taken == [True, False]
+    assert len(graphs) == 1

@@ -176,7 +176,7 @@ def decide(graph: PrimGraph, session: Session, watch: Watch, activations: Activa
 def finish(decided: Decided, session: Session, watch: Watch) -> CompiledGraph:
     """Compiles the kernels, which the backend may have from before, and writes the wrapper."""
     state = _state(session)
-    inside = bodies(decided.graph) if state.memory is None else []
+    inside = bodies(decided.graph, session.loaded.host_fallback) if state.memory is None else []
     calls, resources = _launched(decided, session)
     wrapper, frames = _wrap(decided, session, state, calls, _watching(session))
     _watched(decided, session, state, calls, watch, wrapper)
@@ -784,8 +784,7 @@ def _host_operator(loaded: LoadedBackend, node: fx.Node) -> Callable[..., Any]:
     target: Callable[..., Any] = node.target  # type: ignore[assignment]
     if node.target not in BY_TARGET:
         return target  # composites have several operators, foreign ones no row: each runs itself
-    given = loaded.host_fallback(name) or target
-    return (operator_of(node) or target) if given is target else given
+    return operator_of(node) or loaded.host_fallback(name) or target
 
 
 # State that belongs to a session, made once

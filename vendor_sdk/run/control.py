@@ -11,7 +11,7 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.contract.placement import Kind
-from vendor_sdk.ir.primgraph import PrimGraph, tensors_of
+from vendor_sdk.ir.primgraph import PrimGraph, prim_name, tensors_of
 from vendor_sdk.ir.strided import count_in_elements
 
 Run = Callable[..., Sequence[Any]]
@@ -37,14 +37,20 @@ class Body:
     runs: Runs
 
 
-def bodies(graph: PrimGraph) -> list[Body]:
+def bodies(graph: PrimGraph, fallback: Callable[[str], Any]) -> list[Body]:
     """The subgraphs of branches and loops that the host decides, where operands say what their symbols are.
 
     ``operator_of`` such a node calls what is in ``runs`` by then.
+
+    Args:
+        graph: placed.
+        fallback: what the vendor has for a prim on the host (``host_fallback``), which runs subgraphs as it likes.
     """
     found = []
     for node in graph.calls():
         if node.target not in DECIDED or node.meta["placement"].kind is not Kind.HOST:
+            continue
+        if fallback(prim_name(node)) not in (None, node.target):
             continue
         names = [str(operand.target) for operand in node.all_input_nodes if operand.op == "get_attr"]
         modules = [cast(fx.GraphModule, getattr(graph.module, name)) for name in names]
