@@ -233,7 +233,7 @@ def _recording(
         return None, None
     assert isinstance(state.runtime, TorchRuntime)
     graph = decided.graph
-    why = why_not_recorded(graph, _known_symbols(graph), state.runtime.device.type, wrapper.launches[0])
+    why = why_not_recorded(graph, graph.known_symbols(), state.runtime.device.type, wrapper.launches[0])
     if not why and wrapper.seeds and not state.runtime.seeds_in_memory:
         why = "seeds of random numbers are arguments of launches"
     if not why and (watch.active or _watching(session)):
@@ -565,7 +565,7 @@ def _plan(
             steps,
             allocated=allocated,
             in_place=in_place,
-            known=_known_symbols(graph),
+            known=graph.known_symbols(),
             alignment=policy.alignment,
             arena=arena,
         )
@@ -769,14 +769,6 @@ def _content(kernel: LoopKernel) -> str:
     for number, symbol in enumerate(s for s in kernel.symbols if s.role == "seed"):
         text = text.replace(repr(symbol.name), repr(f"seed {number}"))
     return text
-
-
-def _known_symbols(graph: PrimGraph) -> set[str]:
-    """Shape symbols that the inputs of a graph determine."""
-    values = [node.meta["val"] for node in graph.placeholders]
-    sizes = [size for tensor in tensors_of(values) for size in (*tensor.shape, *tensor.stride())]
-    numbers = [v for v in (*values, *sizes) if isinstance(v, torch.SymInt)]
-    return {str(expression) for v in numbers if (expression := torch_private.sympy_of(v)).is_symbol}
 
 
 def _host_operator(loaded: LoadedBackend, node: fx.Node) -> Callable[..., Any]:

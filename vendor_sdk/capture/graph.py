@@ -103,7 +103,7 @@ def to_prim_graph(
         static_inputs=static_inputs,
         writes=writes,
     )
-    _flatten_outputs(graph)
+    graph.flatten_outputs()
     _check_outputs(module, graph)
     return graph
 
@@ -185,13 +185,6 @@ def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor], table: T
         else:
             traced = torch_private.functional_trace(function, fakes)
     return to_prim_graph(traced, fakes, table)
-
-
-def _flatten_outputs(graph: PrimGraph) -> None:
-    (output,) = (node for node in graph.graph.nodes if node.op == "output")
-    value = output.args[0]
-    output.args = (tuple(value) if isinstance(value, list | tuple) else (value,),)
-    graph.module.recompile()
 
 
 def _lift_constants(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, torch.Tensor]]:

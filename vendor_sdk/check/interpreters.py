@@ -18,7 +18,7 @@ from vendor_sdk import torch_private
 from vendor_sdk.errors import LoweringError
 from vendor_sdk.ir import index as ix
 from vendor_sdk.ir.loop_interpreter import interpret as interpret_loops
-from vendor_sdk.ir.primgraph import PrimGraph
+from vendor_sdk.ir.primgraph import STRIDED, PrimGraph
 from vendor_sdk.ir.transfer import TRANSFERS
 from vendor_sdk.lower import Layout, lower
 from vendor_sdk.lower.build import contiguous_strides
@@ -231,7 +231,7 @@ def _moved_to(device: Any, values: Any) -> Any:
     return torch_private.pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), values)
 
 
-_OF_STRIDES = frozenset((torch.ops.aten.view.dtype, torch.ops.aten.as_strided.default))
+_OF_STRIDES = STRIDED | {torch.ops.aten.view.dtype}
 """Operators for which strides count."""
 
 

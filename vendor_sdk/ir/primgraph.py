@@ -27,8 +27,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from vendor_sdk import torch_private
 from vendor_sdk.errors import GraphError
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET
+
+STRIDED = frozenset((torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default))
+"""Operators that count in the storage of their first operand; in a graph, in its elements, row-major."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,21 @@ class PrimGraph:
 
     def interpret(self, *inputs: Any) -> list[Any]:
         """Runs the graph with torch operators on ``inputs`` (constants are added), returning the outputs in order."""
-        return list(fx.Interpreter(self.module).run(*inputs, *self.constants.values()))
+        return list(_Logical(self.module).run(*inputs, *self.constants.values()))
+
+    def known_symbols(self) -> set[str]:
+        """Shape symbols that the inputs determine."""
+        values = [node.meta["val"] for node in self.placeholders]
+        sizes = [size for tensor in tensors_of(values) for size in (*tensor.shape, *tensor.stride())]
+        numbers = [v for v in (*values, *sizes) if isinstance(v, torch.SymInt)]
+        return {str(expression) for v in numbers if (expression := torch_private.sympy_of(v)).is_symbol}
+
+    def flatten_outputs(self) -> None:
+        """Has the graph return a tuple, also of one value."""
+        output = self.graph.output_node()
+        value = output.args[0]
+        output.args = (tuple(value) if isinstance(value, list | tuple) else (value,),)
+        self.module.recompile()
 
     def copy(self) -> PrimGraph:
         """A graph of its own nodes over the same subgraphs, constants and fake values."""
@@ -147,6 +165,15 @@ class PrimGraph:
                 )
         if len(self.output_layouts) not in (0, len(self.outputs)):
             raise GraphError(f"{len(self.outputs)} outputs but {len(self.output_layouts)} output layouts")
+
+
+class _Logical(fx.Interpreter):
+    """Runs a graph whose values have no layout, by operators some of which go by it."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in STRIDED:
+            args = (args[0].contiguous(), *args[1:])
+        return super().call_function(target, args, kwargs)
 
 
 def mutates(target: Any) -> bool:

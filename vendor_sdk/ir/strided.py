@@ -13,11 +13,9 @@ from torch import fx
 from vendor_sdk import torch_private
 from vendor_sdk.ir.calls import call_before
 from vendor_sdk.ir.orders import inverse, order_in_memory
-from vendor_sdk.ir.primgraph import tensors_of
+from vendor_sdk.ir.primgraph import STRIDED, tensors_of
 
 aten = torch.ops.aten
-
-STRIDED = frozenset((aten.as_strided.default, aten.as_strided_scatter.default))
 
 
 def keep_counts(module: fx.GraphModule) -> None:

@@ -60,28 +60,16 @@ def bodies(graph: PrimGraph, fallback: Callable[[str], Any]) -> list[Body]:
             found += [Body(copy, module, runs) for module, copy in zip(modules, copies, strict=True)]
     for body in found:
         count_in_elements(body.graph.graph)
-        end = body.graph.graph.output_node()
-        end.args = (_flat(end.args[0]),)
+        body.graph.flatten_outputs()
     return found
 
 
 def _is_whole(graph: PrimGraph) -> bool:
     """Whether the inputs of a graph determine the symbols of its sizes."""
-
-    def sizes(nodes: Sequence[fx.Node]) -> list[Any]:
-        values = [node.meta.get("val") for node in nodes]
-        return [*values, *(size for tensor in tensors_of(values) for size in tensor.shape)]
-
-    def symbolic(numbers: Sequence[Any]) -> list[Any]:
-        return [torch_private.sympy_of(number) for number in numbers if isinstance(number, torch.SymInt)]
-
-    known = {each for each in symbolic(sizes(graph.placeholders)) if each.is_symbol}
-    return all(each.free_symbols <= known for each in symbolic(sizes(list(graph.graph.nodes))))
-
-
-def _flat(result: Any) -> tuple[Any, ...]:
-    """The results of a graph: a condition returns one alone."""
-    return tuple(result) if isinstance(result, list | tuple) else (result,)
+    values = [node.meta.get("val") for node in graph.graph.nodes]
+    numbers = [*values, *(size for tensor in tensors_of(values) for size in tensor.shape)]
+    known = graph.known_symbols()
+    return all(torch_private.size_text(number)[0] <= known for number in numbers if isinstance(number, torch.SymInt))
 
 
 def operator_of(node: fx.Node) -> Callable[..., tuple[Any, ...]] | None:
