@@ -550,11 +550,8 @@ SEVERAL: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("dynamic", "dtype"),
-    [(False, torch.float32), (True, torch.float32), (True, torch.bfloat16), (True, torch.float64)],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", SEVERAL)
 def test_factors_that_lie_in_several_dimensions(name: str, dynamic: bool, dtype: torch.dtype) -> None:
     """Results and gradients, in which each of them is a left and a right factor, and a result."""

@@ -71,8 +71,8 @@ def test_emitted_code_is_the_prim(name: str) -> None:
     row = OPSET[name]
     samples: list[Sample] = []
     calls: list[Traced] = []
-    for dtype, most in ((row.dtypes[0], None), *((dtype, 3) for dtype in row.dtypes[1:2])):
-        for sample in itertools.islice(row.samples(SampleContext.make(dtype, Effort.QUICK)), most):
+    for dtype in {row.dtypes[0], row.dtypes[min(1, len(row.dtypes) - 1)]}:
+        for sample in row.samples(SampleContext.make(dtype, Effort.QUICK)):
             try:
                 calls.append(call(row.target, sample.args, sample.kwargs))
             except LoweringError:

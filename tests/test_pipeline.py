@@ -734,3 +734,16 @@ def test_strides_that_make_one_element_many_are_promised_for_views_alone(monkeyp
     assert [layout.strides for layout in graph.output_layouts] == [(5, 1), (0, 1), (0, 0, 1)]
     for result, expected in zip(vendor_sdk.compile_graph(graph, backend="toyloops")(x, y), function(x, y), strict=True):
         assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_what_a_traced_function_writes_is_seen(strided: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = torch.layer_norm(x.t(), (4,)).clone()
+        (y.as_strided((2, 2), (3, 1), 1) if strided else y[1:]).mul_(3)
+        return y
+
+    x = torch.randn(4, 6)
+    graph = vendor_sdk.trace(function, [x])
+    torch.testing.assert_close(graph.interpret(x), [function(x)])
+    torch.testing.assert_close(canonicalize(graph).interpret(x), [function(x)])

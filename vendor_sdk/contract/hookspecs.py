@@ -77,7 +77,8 @@ def graph_passes(stage: str) -> Sequence[Callable[[PrimGraph], PrimGraph]]:
 @hookspec(firstresult=True)
 def host_fallback(prim: str) -> Callable[..., Any] | None:
     """What runs a prim that no route takes, on torch tensors in host memory (on torch's own device for ``TorchDevice``), in
-    the prim's argument order. Default: the torch operator itself."""
+    the prim's argument order. Default: the torch operator itself; for branches and loops on torch's devices, their graphs,
+    compiled."""
 
 
 @hookspec(firstresult=True)

@@ -132,8 +132,11 @@ def is_composite(operator: OpOverload) -> bool:
 
 
 def functional_trace(function: Callable[..., Any], fake_inputs: Sequence[Any]) -> fx.GraphModule:
-    """Traces a plain function of tensors into an ATen graph with fake values."""
-    return make_fx(function)(*fake_inputs)
+    """Traces a plain function of tensors into an ATen graph with fake values, in which nothing is written to."""
+    traced: fx.GraphModule = make_fx(function)(*fake_inputs)
+    if not any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in traced.graph.nodes):
+        return traced  # Functionalization would ask branches for conditions that only data has.
+    return make_fx(torch.func.functionalize(traced, remove="mutations"))(*fake_inputs)
 
 
 def attribute(module: torch.nn.Module, path: str) -> Any:
