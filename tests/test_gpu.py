@@ -413,6 +413,25 @@ def test_generated_attention() -> None:
     assert not triton_attention.wrong("cuda")
 
 
+def test_generated_attention_counts_beyond_two_to_the_31() -> None:
+    """Rows that lie 2**25 elements apart, as a part of many heads: the last are further from the first than 32 bits count."""
+    from reference_backends.triton_gpu import flash_launch
+
+    apart, rows, width = 1 << 25, 66, 64
+    memory = torch.empty(rows * apart, dtype=torch.bfloat16, device="cuda")
+    parts = [memory.as_strided((1, 1, rows, width), (0, 0, apart, 1), at * width) for at in range(4)]
+    for part in parts:
+        part.copy_(torch.randn(part.shape))
+    query, key, value, grad = parts
+    exact = [part.double().contiguous().requires_grad_() for part in parts[:3]]
+    expected = F.scaled_dot_product_attention(exact[0], exact[1], exact[2])
+    right = expected, *torch.autograd.grad(expected, exact, grad.double())
+    out, saved = flash_launch.forward(query, key, value, False, None, None)
+    found = out, *flash_launch.backward(grad, query, key, value, out, saved, False, None, None)
+    for one, other in zip(found, right, strict=True):
+        torch.testing.assert_close(one.double(), other, atol=0.03, rtol=0.02)
+
+
 def _under_slopes(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, documents: Tensor) -> Tensor:
     places = torch.arange(q.shape[2], device=q.device)
     bias = slopes[:, None, None] * (places - places[:, None])

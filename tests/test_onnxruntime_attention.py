@@ -382,3 +382,15 @@ def test_files_are_standard_unless_the_user_wants_them_otherwise(causal: bool, t
         session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         (found,) = session.run(None, {name: x.numpy() for name, x in zip("qkv", inputs, strict=True)})
         torch.testing.assert_close(torch.from_numpy(found), model(*inputs))
+
+
+@pytest.mark.parametrize("rows", [5, 40], ids=["few rows", "more"])
+def test_rows_hidden_by_the_least_number_weigh_all_keys_alike(rows: int) -> None:
+    query, key, value = (torch.randn(2, 3, rows, WIDTH) for _ in range(3))
+    mask = torch.zeros(2, 1, rows, rows)
+    mask[:, :, 2], mask[:, :, 3, :2], mask[:, :, 4] = torch.finfo(torch.float32).min, -torch.inf, -torch.inf
+    with torch.no_grad():
+        found = torch.compile(of_heads(), backend=NAME)(query, key, value, attn_mask=mask)
+    exact = functional.scaled_dot_product_attention(*(x.double() for x in (query, key, value)), attn_mask=mask.double())
+    exact[:, :, 2], exact[:, :, 4] = value.double().mean(2), 0
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)

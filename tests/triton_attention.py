@@ -60,6 +60,13 @@ def _added(batch: int, heads: int, rows: int, keys: int) -> Tensor:
     return mask
 
 
+def _least(batch: int, heads: int, rows: int, keys: int) -> Tensor:
+    """The least number where a key is hidden, which all are from some rows: these weigh all keys alike."""
+    hidden = torch.rand(batch, 1, rows, keys) > 0.7
+    hidden[..., 1, :] = True
+    return torch.where(hidden, torch.finfo(torch.float32).min, 0.0)
+
+
 def _window(batch: int, heads: int, rows: int, keys: int) -> Tensor:
     """Of which some blocks are hidden and some are not, for each head others."""
     distance = torch.arange(rows)[:, None] - torch.arange(keys)
@@ -75,6 +82,8 @@ CASES: Mapping[str, Case] = {
     "some rows see nothing": Case((2, 2, 40, 72, 64, 64), torch.float16, mask=_seen),
     "numbers added": Case((2, 1, 34, 64, 64, 64), mask=_added),
     "numbers of another dtype added": Case((2, 1, 34, 64, 64, 64), mask=_added, mask_dtype=torch.float32),
+    "the least number added": Case((2, 1, 34, 64, 64, 64), torch.float32, mask=_least),
+    "the least number added to halves": Case((1, 1, 34, 64, 64, 64), mask=_least, mask_dtype=torch.float32),
     "shared heads, causal": Case((2, 1, 70, 70, 32, 32), causal=True),
     "float32, numbers added": Case((2, 1, 70, 50, 16, 16), torch.float32, causal=True, mask=_added, scale=0.3),
     "numbers added, the same for all heads": Case((2, 2, 34, 40, 16, 16), mask=_added_alike),
@@ -196,6 +205,8 @@ def _wrong(cases: Mapping[str, Case], device: str) -> dict[str, str]:
         leaves = [t.double().requires_grad_() for t in tensors]
         exact = reference(case, leaves, in_memory(mask, device))
         grad = (torch.randn(*exact[0].shape[:2], exact[0].shape[3], exact[0].shape[2], device=device).mT).to(case.dtype)
+        # Of rows that the least number hides from all keys no digit of the logarithm is saved.
+        grad = torch.where(exact[1][..., None] < -1e30, 0, grad)
         gradients = torch.autograd.grad(exact[0], leaves, grad.double())
         rough = ROUGH[case.dtype]
         try:

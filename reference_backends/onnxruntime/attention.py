@@ -36,6 +36,8 @@ CAUSAL_FROM = 1536
 1,024 both take as long. Providers of ONNX Runtime before 1.27 say that they lack it: it had to have a cache to write to."""
 _CAUSAL_WIDTHS = 8
 """GroupQueryAttention has heads of multiples of it."""
+_NEARLY_LEAST = -3.4e38
+"""Beside it any score vanishes, as beside the least number of float32."""
 
 
 def _attention(
@@ -201,6 +203,9 @@ def _full(b: Builder, mask: Operand, operands: Sequence[Operand]) -> Value:
     query, key, _ = operands
     sizes = [*mask.shape[:-2], query.shape[2], key.shape[2]]
     added = _additive(b, mask)
+    if mask.dtype == FLOAT:  # ONNX Runtime takes the least number for minus infinity, which leaves a row without keys.
+        least = b.op("Max", added, b.constant(_NEARLY_LEAST, FLOAT))
+        added = b.where(b.compare("Equal", added, b.constant(-math.inf, FLOAT)), added, least)
     return added if list(mask.shape) == sizes else b.repeated(added, sizes)
 
 

@@ -3,10 +3,11 @@
 Dao et al., FlashAttention-2, 2023. Importing it needs triton; ``attention.py`` launches it.
 
 Queries, keys and values have shape (batch, heads, rows, width) and any strides; several heads of queries may share one of keys.
-Scores are kept in units of log 2, so that their exponentials are the hardware's own. Keys that no query of the block sees are
-not read; only blocks that some query sees in part are masked: a causal mask says so itself, of another mask ``flash_lists.py``
-says it, unless its numbers are added. With dropout, what is kept is drawn for each block, and the sums are over all weights.
-A mask is read from memory, or computed by a function that is given (``flash_masks.py``).
+Scores are kept in units of log 2, so that their exponentials are the hardware's own; where numbers are added to them they are
+not, since the least number of float32, which hides a key, has no such units. Keys that no query of the block sees are not read;
+only blocks that some query sees in part are masked: a causal mask says so itself, of another mask ``flash_lists.py`` says it,
+unless its numbers are added. With dropout, what is kept is drawn for each block, and the sums are over all weights. A mask is
+read from memory, or computed by a function that is given (``flash_masks.py``).
 """
 
 # ruff: noqa: RET505, RUF005
@@ -19,6 +20,30 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def block_of(
+    first,
+    start,
+    row_step,
+    step,
+    limit,
+    width,
+    EDGE: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WHOLE: tl.constexpr,
+):
+    """``SIZE`` rows of a matrix from ``start`` on, with zeros beyond ``limit`` rows (where EDGE) and ``width`` columns."""
+    down, across = tl.arange(0, SIZE), tl.arange(0, WIDTH)
+    at = first + tl.cast(start, tl.int64) * row_step + down[:, None] * row_step + across[None, :] * step
+    if EDGE:
+        return tl.load(at, mask=(start + down < limit)[:, None] & ((across < width) | WHOLE)[None, :], other=0)
+    elif WHOLE:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=(across < width)[None, :], other=0)
 
 
 @triton.jit
@@ -44,7 +69,7 @@ def masked(
     ALIKE: tl.constexpr,
     ELEMENT: tl.constexpr,
 ):
-    """Scores in units of log 2 under a mask. ``row`` and ``key`` broadcast to their shape, whichever comes first."""
+    """Scores under a mask. ``row`` and ``key`` broadcast to their shape, whichever comes first."""
     if MASK == 0:
         return scores
     elif MASK > 2:
@@ -52,16 +77,16 @@ def masked(
         if MASK == 3:
             return tl.where(given, scores, float("-inf"))
         else:
-            return scores + given.to(tl.float32) * LOG2E
+            return scores + given.to(tl.float32)
     else:
-        at, there = mask_first + key * mask_column, key < keys
+        at, there = mask_first + key.to(tl.int64) * mask_column, key < keys
         if not ALIKE:
             at, there = at + row.to(tl.int64) * mask_row, there & (row < rows)
         given = tl.load(at, mask=there, other=0)
         if MASK == 1:
             return tl.where(given != 0, scores, float("-inf"))
         else:
-            return scores + given.to(tl.float32) * LOG2E
+            return scores + given.to(tl.float32)
 
 
 @triton.jit
@@ -138,6 +163,7 @@ def keys_at(
     ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
     LAST: tl.constexpr,
+    FAR: tl.constexpr,
     EDGE: tl.constexpr,
     KEYS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -154,8 +180,9 @@ def keys_at(
     across = tl.arange(0, WIDTH)
     deep = tl.arange(0, DEPTH)
     there = along < keys
-    k_at = k_first + along[None, :] * k_row + across[:, None] * k_step
-    v_at = v_first + along[:, None] * v_row + deep[None, :] * v_step
+    down = along.to(tl.int64) if FAR else along
+    k_at = k_first + down[None, :] * k_row + across[:, None] * k_step
+    v_at = v_first + down[:, None] * v_row + deep[None, :] * v_step
     if EDGE:
         k = tl.load(k_at, mask=there[None, :] & ((across < width) | WHOLE)[:, None], other=0)
     elif WHOLE:
@@ -163,9 +190,10 @@ def keys_at(
     else:
         k = tl.load(k_at, mask=(across < width)[:, None], other=0)
     scores = tl.dot(q, k, input_precision=PRECISION)
+    ADDED: tl.constexpr = MASK == 2 or MASK == 4
     # Where nothing is added, the factor's product is one instruction with the subtraction of the largest.
-    if (MASK == 2 or MASK == 4) or FACTOR <= 0:
-        scores = scores * FACTOR
+    if ADDED or FACTOR <= 0:
+        scores = scores * (FACTOR * LN2 if ADDED else FACTOR)
         scale = 1.0
     else:
         scale = FACTOR
@@ -178,8 +206,12 @@ def keys_at(
     following = tl.maximum(peak, tl.max(scores, 1) * scale, propagate_nan=tl.PropagateNan.ALL)
     # A row that saw no key yet has no largest score to subtract.
     base = tl.where(following == float("-inf"), 0.0, following) if MASK > 0 else following
-    weights = tl.exp2(scores * scale - base[:, None])
-    fade = tl.exp2(peak - base)
+    if ADDED:
+        weights = tl.exp2((scores - base[:, None]) * LOG2E)
+        fade = tl.exp2((peak - base) * LOG2E)
+    else:
+        weights = tl.exp2(scores * scale - base[:, None])
+        fade = tl.exp2(peak - base)
     weight = weight * fade + tl.sum(weights, 1)
     if LAST >= 0:
         weights = tl.where(kept(seed, line, start, LAST, q.shape[0], KEYS), weights, 0.0)
@@ -240,6 +272,7 @@ def forward(
     DEPTH: tl.constexpr,
     WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
+    FAR: tl.constexpr,
     ELEMENT: tl.constexpr = None,
 ):
     """Attention of one block of queries: ``out`` as (batch, rows, heads, depth), ``logsumexp`` as (batch, heads, rows).
@@ -249,7 +282,7 @@ def forward(
     which blocks of keys there are, 2 where none of them besides goes beyond the last key, and there is no causal mask;
     list_batch and list_head: steps through it, in lists of a matrix. FACTOR: of the scores, times log2(e). LAST: the largest of
     the words of 16 bits whose weights are kept, times KEPT; -1 without dropout. WHOLE: whether width and depth are WIDTH and
-    DEPTH.
+    DEPTH. FAR: whether a key lies so far from the first of its head that 32 bits do not count its elements.
     """
     blocks = tl.cdiv(rows, ROWS)
     # Of a causal mask the longest blocks come first.
@@ -260,9 +293,8 @@ def forward(
     first = block * ROWS
     row = first + tl.arange(0, ROWS)
     row_mask = row < rows
-    across, deep = tl.arange(0, WIDTH), tl.arange(0, DEPTH)
-    q_at = query + batch * q_batch + head * q_head + row[:, None] * q_row + across[None, :] * q_step
-    q = tl.load(q_at, mask=row_mask[:, None] & ((across < width) | WHOLE)[None, :], other=0)
+    deep = tl.arange(0, DEPTH)
+    q = block_of(query + batch * q_batch + head * q_head, first, q_row, q_step, rows, width, True, ROWS, WIDTH, WHOLE)
     k_first = key + batch * k_batch + own * k_head
     v_first = value + batch * v_batch + own * v_head
     mask_first = of_matrix(mask, batch, head, mask_batch, mask_head, MASK)
@@ -284,33 +316,38 @@ def forward(
             total, weight, peak = keys_at(
                 total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, LISTED == 1, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, FAR, LISTED == 1, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
         for place in range(2 + others - tl.load(listed + 1), 2 + others):
             start = tl.load(listed + place) * KEYS
             total, weight, peak = keys_at(
                 total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, 4 if MASK == 4 else 0, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
+                FACTOR, 4 if MASK == 4 else 0, ALIKE, CAUSAL, LAST, FAR, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
     else:
         for start in range(0, full, KEYS):
             total, weight, peak = keys_at(
                 total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, FAR, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
         for start in range(full, end, KEYS):
             total, weight, peak = keys_at(
                 total, weight, peak, q, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
+                FACTOR, MASK, ALIKE, CAUSAL, LAST, FAR, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
     none = weight == 0
     sure = tl.where(none, 1.0, weight)
-    o_at = out + (batch * rows * heads + head) * depth + row[:, None] * (heads * depth) + deep[None, :]
+    # Pointers of 64 bits for each row would take registers from the loops.
+    o_at = out + ((batch * rows + first) * heads + head) * depth + tl.arange(0, ROWS)[:, None] * (heads * depth) + deep[None, :]
     if LAST >= 0:
         total = total * KEPT
     result = (total / sure[:, None]).to(out.dtype.element_ty)
     tl.store(o_at, result, mask=row_mask[:, None] & ((deep < depth) | WHOLE)[None, :])
-    tl.store(logsumexp + matrix * rows + row, tl.where(none, 0.0, (peak + tl.log2(sure)) * LN2), mask=row_mask)
+    if MASK == 2 or MASK == 4:
+        known = peak + tl.log2(sure) * LN2
+    else:
+        known = (peak + tl.log2(sure)) * LN2
+    tl.store(logsumexp + matrix * rows + row, tl.where(none, 0.0, known), mask=row_mask)

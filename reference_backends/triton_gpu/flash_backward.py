@@ -18,42 +18,22 @@ is kept: a bit for each weight, written by the first, would take memory with the
 import triton
 import triton.language as tl
 
-from reference_backends.triton_gpu.flash import LN2, LOG2E, kept, masked, of_matrix
+from reference_backends.triton_gpu.flash import LN2, LOG2E, block_of, kept, masked, of_matrix
 
 
 @triton.jit
-def block_of(
-    first,
-    start,
-    row_step,
-    step,
-    limit,
-    width,
-    EDGE: tl.constexpr,
-    SIZE: tl.constexpr,
-    WIDTH: tl.constexpr,
-    WHOLE: tl.constexpr,
-):
-    """``SIZE`` rows of a matrix from ``start`` on, with zeros beyond ``limit`` rows (where EDGE) and ``width`` columns."""
-    down, across = tl.arange(0, SIZE), tl.arange(0, WIDTH)
-    at = first + tl.cast(start, tl.int64) * row_step + down[:, None] * row_step + across[None, :] * step
-    if EDGE:
-        return tl.load(at, mask=(start + down < limit)[:, None] & ((across < width) | WHOLE)[None, :], other=0)
-    elif WHOLE:
-        return tl.load(at)
-    else:
-        return tl.load(at, mask=(across < width)[None, :], other=0)
-
-
-@triton.jit
-def weights_of(scores, base, row, key, keys, CAUSAL: tl.constexpr, EDGE: tl.constexpr):
-    """Weights from masked scores in units of log 2. EDGE: whether some keys are beyond the last, or hidden from some row."""
+def weights_of(scores, base, row, key, keys, MASK: tl.constexpr, CAUSAL: tl.constexpr, EDGE: tl.constexpr):
+    """Weights from masked scores and the logarithms of their sums, in units of log 2 where no numbers are added. EDGE: whether
+    some keys are beyond the last, or hidden from some row."""
     if EDGE:
         seen = key < keys
         if CAUSAL:
             seen = seen & (key <= row)
         scores = tl.where(seen, scores, float("-inf"))
-    return tl.exp2(scores - base)
+    if MASK == 2 or MASK == 4:
+        return tl.exp2((scores - base) * LOG2E)
+    else:
+        return tl.exp2(scores - base)
 
 
 @triton.jit
@@ -97,9 +77,9 @@ def keys_at(
     k = block_of(k_first, start, k_row, k_step, keys, width, EDGE, KEYS, WIDTH, WHOLE)
     v = block_of(v_first, start, v_row, v_step, keys, depth, EDGE, KEYS, DEPTH, WHOLE)
     key = (start + tl.arange(0, KEYS))[None, :]
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * FACTOR
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (FACTOR * LN2 if MASK == 2 or MASK == 4 else FACTOR)
     scores = masked(scores, mask_first, mask_row, mask_column, row[:, None], key, rows, keys, MASK, ALIKE, ELEMENT)
-    weights = weights_of(scores, base[:, None], row[:, None], key, keys, CAUSAL, EDGE)
+    weights = weights_of(scores, base[:, None], row[:, None], key, keys, MASK, CAUSAL, EDGE)
     of_weights = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
     if LAST >= 0:
         of_weights = tl.where(kept(seed, line, start, LAST, q.shape[0], KEYS), of_weights, 0.0)
@@ -184,7 +164,9 @@ def by_query(
         product = product * (1 / KEPT if KEPT > 0 else 0.0)
     tl.store(inner + matrix * rows + row, product, mask=row < rows)
     # Rows beyond the last weigh nothing.
-    base = tl.load(logsumexp + matrix * rows + row, mask=row < rows, other=float("inf")) * LOG2E
+    base = tl.load(logsumexp + matrix * rows + row, mask=row < rows, other=float("inf")) * (
+        1.0 if MASK == 2 or MASK == 4 else LOG2E
+    )
     k_first = key + batch * k_batch + own * k_head
     v_first = value + batch * v_batch + own * v_head
     mask_first = of_matrix(mask, batch, head, mask_batch, mask_head, MASK)
@@ -275,13 +257,14 @@ def rows_at(
     q = block_of(q_first, start, q_row, q_step, rows, width, True, ROWS, WIDTH, WHOLE)
     g = block_of(g_first, start, g_row, g_step, rows, depth, True, ROWS, DEPTH, WHOLE)
     row = start + tl.arange(0, ROWS)
-    base = tl.load(base_first + row, mask=row < rows, other=float("inf")) * LOG2E
+    base = tl.load(base_first + row, mask=row < rows, other=float("inf"))
+    base = base * (1.0 if MASK == 2 or MASK == 4 else LOG2E)
     inner = tl.load(inner_first + row, mask=row < rows, other=0)
-    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * FACTOR
+    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (FACTOR * LN2 if MASK == 2 or MASK == 4 else FACTOR)
     scores = masked(scores, mask_first, mask_row, mask_column, row[None, :], key, rows, keys, MASK, ALIKE, ELEMENT)
     # What keys beyond the last get is not stored. One loop does for all rows: two, of which one is without the comparison, take
     # more registers than there are.
-    weights = weights_of(scores, base[None, :], row[None, :], key, keys, CAUSAL, CAUSAL)
+    weights = weights_of(scores, base[None, :], row[None, :], key, keys, MASK, CAUSAL, CAUSAL)
     of_weights = tl.dot(v, tl.trans(g), input_precision=PRECISION)
     if LAST >= 0:
         remain = tl.trans(kept(seed, line + start // 2, first, LAST, ROWS, KEYS))

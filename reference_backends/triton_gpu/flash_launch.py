@@ -51,6 +51,7 @@ class Form(NamedTuple):
         last: the largest of the words of 16 bits whose weights dropout keeps, -1 without dropout.
         kept: what it multiplies them by.
         computed: the functions where they compute the mask.
+        far: whether 32 bits do not count the elements from the first key of a head to the last, or to the last value.
     """
 
     dtype: torch.dtype
@@ -64,6 +65,7 @@ class Form(NamedTuple):
     kept: float = 1.0
     listed: int = 0
     computed: ModuleType | None = None
+    far: bool = False
 
     @property
     def kind(self) -> int:
@@ -141,6 +143,7 @@ class FlashLauncher(Launcher):
             *f.powers,
             f.powers == (f.width, f.depth),
             precision,
+            *((f.far,) if self.kernel.__name__ == "forward" else ()),
             *f.element,
         )
         settings = {"num_warps": warps, "num_stages": stages}
@@ -268,7 +271,9 @@ def form_of(
     factor = scale if scale is not None else 1 / math.sqrt(width) if width else 0.0
     alike = mask is not None and is_alike(mask)
     listed = 0 if mask is None or not is_listed(query, key, mask) else 1 if causal or key.shape[2] % LARGEST else 2
-    form = Form(query.dtype, width, value.shape[3], causal, None if mask is None else mask.dtype, alike, factor, listed=listed)
+    far = key.shape[2] * max(key.stride(2), value.stride(2)) >= 1 << 31
+    of = None if mask is None else mask.dtype
+    form = Form(query.dtype, width, value.shape[3], causal, of, alike, factor, listed=listed, far=far)
     if isinstance(mask, Computed):
         form = form._replace(computed=flash_masks.module(mask))
     if dropout is None:
