@@ -8,12 +8,14 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.utils import counters
 from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import checkpoint
 
@@ -25,7 +27,8 @@ from conformance.outcome import finished
 from conformance.subject import make
 from reference_backends.triton_gpu.kernels import KERNELS
 from tests import test_channels, triton_attention, triton_products
-from vendor_sdk import Kernel
+from tests import test_spelled_attention as spelled
+from vendor_sdk import Kernel, aot
 from vendor_sdk.contract.placement import Kind
 from vendor_sdk.pipeline import recording
 
@@ -474,6 +477,52 @@ def test_attention_computes_masks_of_positions(function: Callable[..., Tensor], 
             wanted = torch.autograd.grad(exact, wide, direction.double())
             for one, other in zip((found, *grads), (exact, *wanted), strict=True):
                 assert (one.double() - other).abs().max() < bound * other.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("program", [spelled.hidden_and_joined, spelled.cast_and_added, spelled.heads_behind_rows])
+def test_attention_that_a_program_spells_out(
+    program: spelled.Program, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HIDDEN", "PADDED"):
+        monkeypatch.setattr(spelled, name, getattr(spelled, name).cuda())
+    given = [x.detach().cuda().requires_grad_() for x in spelled.operands(dtype=dtype)]
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        found = torch.compile(program, backend=BACKEND)(*given)
+        grad = torch.randn_like(found)
+        got = torch.autograd.grad(found, given, grad)
+    prims = {placed.prim for graph in graphs for placed in graph.placements}
+    assert {spelled.ATTENTION, f"{spelled.ATTENTION}_backward"} <= prims
+    exact = [x.detach().double().requires_grad_() for x in given]
+    expected = program(*exact)
+    own = program(*given)
+    rough = {torch.bfloat16: 2e-2, torch.float32: 2e-5}[dtype]
+    assert found.stride() == own.stride()
+    right = (expected, *torch.autograd.grad(expected, exact, grad.double()))
+    for one, other in zip((found, *got), right, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=rough, atol=rough * float(other.detach().abs().max()))
+
+
+def test_graphs_that_hold_tensors_of_the_device_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path / "own"))
+    monkeypatch.setattr(aot, "WORTH_STORING", 0)
+    x = torch.randn(5, 2, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def function(x: Tensor) -> Tensor:
+        return (x * torch.tensor([0.5, -2], device="cuda", dtype=x.dtype)).exp() + torch.tensor(
+            0.25, device="cuda", dtype=x.dtype
+        )
+
+    for _ in range(2):
+        torch.compiler.reset()
+        counters.clear()
+        found = torch.compile(function, backend=BACKEND)(x)
+        (grad,) = torch.autograd.grad(found.sum(), x)
+        torch.testing.assert_close(found, function(x))
+        torch.testing.assert_close(grad, torch.autograd.grad(function(x).sum(), x)[0])
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
 
 
 def test_attention_by_whoever_takes_it() -> None:

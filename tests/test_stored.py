@@ -406,6 +406,15 @@ def test_expressions_hash_as_those_of_this_process() -> None:
         assert index.bounds(read) == index.bounds(expression)
 
 
+def test_tensors_are_written_and_read_as_they_are_while_torch_traces() -> None:
+    given = torch.tensor([0.5, -2], dtype=torch.bfloat16)
+    with torch._subclasses.FakeTensorMode():
+        content = pickled.dumps(given)
+        read = pickled.loads(content)
+    assert type(read) is torch.Tensor
+    torch.testing.assert_close(read, given)
+
+
 def test_what_only_this_process_knows_is_not_picklable() -> None:
     with pytest.raises(pickled.NotPicklable):
         pickled.dumps(lambda: 0)

@@ -26,6 +26,7 @@ from vendor_sdk.capture.masks import compute_masks_again, know_masks
 from vendor_sdk.capture.multihead import open_attention
 from vendor_sdk.capture.norms import save_less_of_norms
 from vendor_sdk.capture.pooled import save_less_of_pools
+from vendor_sdk.capture.spelled import recognize_attention
 from vendor_sdk.capture.unread import drop_unread
 from vendor_sdk.capture.whole import drop_whole_slices
 from vendor_sdk.capture.windows import know_windows
@@ -56,6 +57,7 @@ def compile_dynamo(
     session = load(backend, options).session(options)
     spell_out_flex_attention(module)
     open_attention(module)
+    recognize_attention(module, session.loaded.backend.composites)
     keep_attention(module, everywhere=session.target is not None)
     know_windows(module)
     if session.emitter is not None:

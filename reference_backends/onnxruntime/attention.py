@@ -201,12 +201,14 @@ def _causal(b: Builder, query: Operand, key: Operand, mask: Value | None) -> Val
 def _full(b: Builder, mask: Operand, operands: Sequence[Operand]) -> Value:
     """The mask to be added, for each row and key: ONNX Runtime's ``Attention`` takes one row for all for another's."""
     query, key, _ = operands
-    sizes = [*mask.shape[:-2], query.shape[2], key.shape[2]]
+    wanted = [*mask.shape[:-2], query.shape[2], key.shape[2]]
     added = _additive(b, mask)
     if mask.dtype == FLOAT:  # ONNX Runtime takes the least number for minus infinity, which leaves a row without keys.
         least = b.op("Max", added, b.constant(_NEARLY_LEAST, FLOAT))
         added = b.where(b.compare("Equal", added, b.constant(-math.inf, FLOAT)), added, least)
-    return added if list(mask.shape) == sizes else b.repeated(added, sizes)
+    if list(mask.shape) == wanted:
+        return added
+    return b.repeated(added, [*(b.size(mask, dim) for dim in range(mask.rank - 2)), b.size(query, 2), b.size(key, 2)])
 
 
 def _additive(b: Builder, mask: Operand) -> Value:

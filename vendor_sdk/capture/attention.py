@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
+from vendor_sdk.capture.nodes import origin_of
 from vendor_sdk.prims import dropout
 
 aten = torch.ops.aten
@@ -131,10 +132,10 @@ def _rewrite(node: fx.Node, call: _Call) -> None:
     graph, mask = node.graph, call.mask
     with graph.inserting_before(node):
         operands = _as_cast(node, call.operands)
-        query, *shared = [graph.call_method("unsqueeze", (x, 0)) if call.flat else x for x in operands]
+        query, *shared = [graph.call_function(torch.unsqueeze, (x, 0)) if call.flat else x for x in operands]
         if mask is not None:
             for _ in range(4 - mask.meta["example_value"].dim()):
-                mask = graph.call_method("unsqueeze", (mask, 0))
+                mask = graph.call_function(torch.unsqueeze, (mask, 0))
         if call.dropout_p:
             device = call.operands[0].meta["example_value"].device
             drawn = {"dtype": torch.int64, "device": device}
@@ -148,7 +149,7 @@ def _rewrite(node: fx.Node, call: _Call) -> None:
             attention = graph.call_function(_OPERATOR, given, {"attn_mask": mask, "scale": call.scale})
         result = graph.call_function(operator.getitem, (attention, 0))
         if call.flat:
-            result = graph.call_method("squeeze", (result, 0))
+            result = graph.call_function(torch.squeeze, (result, 0))
     _replace(node, attention, result)
 
 
@@ -169,7 +170,7 @@ def _spell_out(
         operands = _as_cast(node, (query, key, value))
         if isinstance(attn_mask, fx.Node) and attn_mask.meta["example_value"].dtype == torch.bool:
             added = graph.call_function(torch.where, (attn_mask, 0.0, -math.inf))
-            attn_mask = graph.call_method("type_as", (added, operands[0]))
+            attn_mask = graph.call_function(aten.type_as.default, (added, operands[0]))
         given = *operands, attn_mask, dropout_p, is_causal
         call = graph.call_function(_CHAIN, given, {"scale": scale, "enable_gqa": enable_gqa})
         result = graph.call_function(operator.getitem, (call, 0))
@@ -179,12 +180,9 @@ def _spell_out(
 def _as_cast(node: fx.Node, operands: Sequence[fx.Node]) -> list[fx.Node]:
     """With the dtype of the result: where operands have another, autocast gives them that, by the name of torch's function."""
     dtype = node.meta.get("example_value", operands[0].meta["example_value"]).dtype
-    return [x if x.meta["example_value"].dtype == dtype else node.graph.call_method("to", (x, dtype)) for x in operands]
-
-
-def origin_of(node: fx.Node) -> dict[str, Any]:
-    """What a node's meta says of where in the user's program it stands: for those that come in its place."""
-    return {key: said for key, said in node.meta.items() if key in ("stack_trace", "nn_module_stack", "source_fn_stack")}
+    return [
+        x if x.meta["example_value"].dtype == dtype else node.graph.call_function(aten.to.dtype, (x, dtype)) for x in operands
+    ]
 
 
 def _replace(node: fx.Node, call: fx.Node, result: fx.Node) -> None:
@@ -198,6 +196,6 @@ def _replace(node: fx.Node, call: fx.Node, result: fx.Node) -> None:
 
 def _repeated(graph: fx.Graph, x: fx.Node, times: int) -> fx.Node:
     """Keys or values with a head for each of the queries': the composite's ``recognize`` sees through it."""
-    single = graph.call_method("unsqueeze", (x, 2))
-    wide = graph.call_method("expand", (single, -1, -1, times, -1, -1))
-    return graph.call_method("flatten", (wide, 1, 2))
+    single = graph.call_function(torch.unsqueeze, (x, 2))
+    wide = graph.call_function(torch.broadcast_to, (single, (-1, -1, times, -1, -1)))
+    return graph.call_function(torch.flatten, (wide, 1, 2))

@@ -19,7 +19,8 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
-from vendor_sdk.capture.attention import keep_call, origin_of
+from vendor_sdk.capture.attention import keep_call
+from vendor_sdk.capture.nodes import origin_of
 from vendor_sdk.ir.orders import inverse, order_in_memory
 
 Tensor = torch.Tensor

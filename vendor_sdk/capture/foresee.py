@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import fx
+
+from vendor_sdk.capture.nodes import word_of
 
 _PRIMS = {
     **dict.fromkeys(("linear", "matmul", "mm", "addmm", "addmv", "bmm", "baddbmm", "bilinear", "einsum"), "mm"),
@@ -33,7 +34,7 @@ def foreseen(module: fx.GraphModule) -> Mapping[str, frozenset[torch.dtype]]:
     backward graph too. Batched and plain matrix products are all called ``mm``."""
     found: dict[str, set[torch.dtype]] = {}
     for node in module.graph.nodes:
-        prim = _PRIMS.get(_name(node.target)) if node.op in ("call_function", "call_method") else None
+        prim = _PRIMS.get(word_of(node))
         value = node.meta.get("example_value")
         value = value[0] if isinstance(value, tuple) and value else value
         if prim is None or not isinstance(value, torch.Tensor):
@@ -42,8 +43,3 @@ def foreseen(module: fx.GraphModule) -> Mapping[str, frozenset[torch.dtype]]:
         if prim in _DIFFERENTIATED and value.requires_grad and torch.is_grad_enabled():
             found.setdefault(f"{prim}_backward", set()).add(value.dtype)
     return {prim: frozenset(dtypes) for prim, dtypes in found.items()}
-
-
-def _name(target: Any) -> str:
-    name: str = target if isinstance(target, str) else getattr(target, "__name__", "")
-    return name.partition(".")[0].strip("_")

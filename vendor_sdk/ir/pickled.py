@@ -46,7 +46,8 @@ def dumps(value: Any) -> bytes:
     """``value`` as bytes. Raises ``NotPicklable``."""
     file = io.BytesIO()
     try:
-        _Writer(file).dump(value)
+        with torch_private.real_tensors():  # the bytes of one on another device are a copy on the host
+            _Writer(file).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
         raise NotPicklable(str(error)) from error
     return file.getvalue()
@@ -54,7 +55,8 @@ def dumps(value: Any) -> bytes:
 
 def loads(content: bytes) -> Any:
     """What ``dumps`` was given. ``content`` must come from a trusted place: reading it can run code."""
-    return _Reader(io.BytesIO(content)).load()
+    with torch_private.real_tensors():
+        return _Reader(io.BytesIO(content)).load()
 
 
 class _Writer(pickle.Pickler):

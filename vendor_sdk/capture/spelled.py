@@ -1,0 +1,440 @@
+"""Attention that a program spells out: ``softmax(query @ key.T * scale + mask) @ value``.
+
+Programs that are older than torch's function for it, or that may return the weights, write two products and a softmax, in
+whatever words torch has for them. In the graph of Dynamo these become ``scaled_dot_product_attention``, so that AOTAutograd
+differentiates one operator and no scores are in memory. That is done where nobody else reads scores or weights, and where the
+backend has a kernel for the operator, and for its gradients if there are any.
+
+As with that function, scores have the digits of the kernel's sums where the program had rounded them to halves, and a row that
+minus infinity hides from all keys is zero, where a softmax gives NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from vendor_sdk import torch_private
+from vendor_sdk.capture.attention import keep_call
+from vendor_sdk.capture.nodes import Maker, value_of, word_of, writes
+from vendor_sdk.ir.orders import inverse, order_in_memory
+
+_PRODUCTS = frozenset(("matmul", "bmm"))
+_TIMES = frozenset(("mul", "multiply"))
+_OVER = frozenset(("div", "divide", "truediv", "true_divide"))
+_CASTS = frozenset(("float", "half", "bfloat16", "double", "to", "type", "type_as"))
+_LEAST = -1e4
+"""A number at most this large hides a key whose score it replaces or is added to: its exponential is zero in every dtype."""
+
+
+class _Step(NamedTuple):
+    """Something that becomes of scores: numbers are added, or, with a ``condition``, what it hides is replaced.
+
+    Attributes:
+        added: a node, or the number that replaces.
+        hides: what the condition is where it does.
+    """
+
+    added: Any
+    condition: fx.Node | None = None
+    hides: bool = True
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Scores as read up to some node.
+
+    Attributes:
+        query, key: as (..., rows, width) and (..., width, keys).
+        scale: of their product.
+        steps: what became of it since, in order.
+        chain: the nodes that are read, from the product on.
+    """
+
+    query: _Factor
+    key: _Factor
+    scale: float
+    steps: tuple[_Step, ...]
+    chain: tuple[fx.Node, ...]
+
+
+class _Factor(NamedTuple):
+    """A factor of a product: a node whose dimensions are to be permuted, if ``order`` says so."""
+
+    node: fx.Node
+    order: tuple[int, ...] | None = None
+
+
+class _Product(NamedTuple):
+    """A product of matrices (..., rows, terms) and (..., terms, columns); ``order`` permutes its result."""
+
+    left: _Factor
+    right: _Factor
+    order: tuple[int, ...] | None = None
+
+
+def recognize_attention(module: fx.GraphModule, kept: Set[str]) -> None:
+    """Rewrites such attention in a graph of Dynamo, and in those within it, in place.
+
+    Args:
+        kept: names of the composites that the backend claims.
+    """
+    if "scaled_dot_product_attention" not in kept:
+        return
+    for each in module.modules():
+        if isinstance(each, fx.GraphModule):
+            found = [_rewrite(node, kept) for node in list(each.graph.nodes) if word_of(node) == "softmax"]
+            if any(found):
+                each.recompile()
+
+
+def _rewrite(softmax: fx.Node, kept: Set[str]) -> bool:
+    """Whether a softmax was that of attention."""
+    of = _over_keys(softmax)
+    scores = None if of is None else _scores(of, softmax)
+    weighing = _weighing(softmax)
+    if scores is None or weighing is None:
+        return False
+    product, after, dropout_p = weighing
+    last = after[-1]
+    chain = (*scores.chain, softmax, *after)
+    wanted = f"{'dropout' if dropout_p else 'scaled_dot_product'}_attention"
+    differentiated = bool(value_of(last).requires_grad)
+    if not {wanted, *([f"{wanted}_backward"] if differentiated else [])} <= kept:
+        return False
+    if not _fits(scores, product.right, chain) or _written_meanwhile(chain):
+        return False
+    masks = [step.added for step in scores.steps if isinstance(step.added, fx.Node)]
+    if differentiated and any(value_of(mask).requires_grad for mask in masks):
+        return False
+    with last.graph.inserting_before(last), torch_private.own_mode_of(value_of(last)), torch.no_grad():
+        result = _call(Maker(last), scores, product, dropout_p, value_of(last))
+    result.meta["example_value"] = value_of(last)
+    last.replace_all_uses_with(result)
+    for node in reversed(chain):
+        last.graph.erase_node(node)
+    return True
+
+
+def _call(put: Maker, scores: _Scores, product: _Product, dropout_p: float, promised: torch.Tensor) -> fx.Node:
+    """The operator in place of all that was read, with its result lying in memory as the last product's."""
+    query, key, value = (_permuted(put, factor) for factor in (scores.query, scores.key, product.right))
+    key = put(torch.transpose, key, -2, -1)
+    mask = _mask(put, scores.steps, value_of(query).dtype)
+    flat = value_of(query).dim() == 2
+    if flat:
+        query, key, value = (put(torch.unsqueeze, x, 0) for x in (query, key, value))
+    attended = put.graph.call_function(
+        F.scaled_dot_product_attention, (query, key, value, mask, dropout_p, False), {"scale": scores.scale}
+    )
+    like = value_of(query).new_empty(value_of(query).shape, dtype=promised.dtype)
+    attended.meta.update(put.meta, example_value=like.requires_grad_(promised.requires_grad))
+    result = put(torch.squeeze, attended, 0) if flat else attended
+    if product.order is not None:
+        result = put(torch.permute, result, product.order)
+    result = _lying_as(put, result, promised)
+    keep_call(attended, everywhere=True)  # torch's own function would add masks of bools as numbers
+    return result
+
+
+def _lying_as(put: Maker, result: fx.Node, promised: torch.Tensor) -> fx.Node:
+    """With its dimensions in the order in memory in which what follows was traced with them."""
+    order = order_in_memory(promised.shape, promised.stride())
+    if order is None or order == sorted(order):
+        return put.method("contiguous", result)
+    return put(torch.permute, put.method("contiguous", put(torch.permute, result, order)), inverse(order))
+
+
+def _permuted(put: Maker, factor: _Factor) -> fx.Node:
+    return factor.node if factor.order is None else put(torch.permute, factor.node, factor.order)
+
+
+def _mask(put: Maker, steps: Sequence[_Step], dtype: torch.dtype) -> fx.Node | None:
+    """What the steps say, as ``scaled_dot_product_attention`` takes it: bools where they only leave keys out."""
+    if not steps:
+        return None
+    if all(step.condition is not None and step.added == -math.inf for step in steps):
+        seen: fx.Node | None = None
+        for step in steps:
+            own = put(torch.logical_not, step.condition) if step.hides else step.condition
+            seen = own if seen is None else put(torch.logical_and, seen, own)
+        return seen
+    mask: Any = 0.0
+    for step in steps:
+        if step.condition is not None:
+            mask = put(torch.where, step.condition, *((step.added, mask) if step.hides else (mask, step.added)))
+        else:
+            added = put.method("detach", step.added) if value_of(step.added).requires_grad else step.added
+            mask = put(torch.add, mask, added) if isinstance(mask, fx.Node) else added
+    return mask if value_of(mask).dtype in (dtype, torch.float32) else put.method("to", mask, dtype)
+
+
+def _fits(scores: _Scores, value: _Factor, chain: Sequence[fx.Node]) -> bool:
+    """Whether the operands are such as the operator takes: (batch, heads, rows, width), or without the first of these, or both,
+    of one dtype, and one head of keys may serve all; with masks that broadcast."""
+    q, k, v = (_Sizes.of(factor) for factor in (scores.query, scores.key, value))
+    tensors = [value_of(factor.node) for factor in (scores.query, scores.key, value)]
+    dtype = tensors[0].dtype
+    if len({t.dtype for t in tensors}) > 1 or not dtype.is_floating_point or torch_private.in_transform(tensors[0]):
+        return False
+    if dtype != torch.float64 and any(value_of(node).dtype == torch.float64 for node in chain):  # more digits than a kernel has
+        return False
+    if len({len(q.all), len(k.all), len(v.all)}) > 1 or not 2 <= len(q.all) <= 4:
+        return False
+    # The keys' matrices are turned: (..., width, keys).
+    same = [(q.last, k.rows), (k.last, v.rows), (q.last, v.last), *zip(k.lead, v.lead, strict=True)]
+    one_head = len(q.all) == 4 and k.lead[1] == 1 and isinstance(q.lead[1], int)
+    same += list(zip(q.lead[:1] if one_head else q.lead, k.lead[:1] if one_head else k.lead, strict=True))
+    if not all(torch_private.surely_equal(a, b) for a, b in same) or scores.scale == 0:
+        return False
+    full = (*q.lead, q.rows, k.last)
+    read = [x for step in scores.steps for x in (step.added, step.condition) if isinstance(x, fx.Node)]
+    return all(_broadcasts(value_of(x), full) for x in read)
+
+
+class _Sizes(NamedTuple):
+    """Sizes of matrices."""
+
+    lead: tuple[Any, ...]
+    rows: Any
+    last: Any
+
+    @classmethod
+    def of(cls, factor: _Factor) -> _Sizes:
+        shape = value_of(factor.node).shape
+        *lead, rows, last = shape if factor.order is None else [shape[i] for i in factor.order]
+        return cls(tuple(lead), rows, last)
+
+    @property
+    def all(self) -> tuple[Any, ...]:
+        return (*self.lead, self.rows, self.last)
+
+
+def _broadcasts(mask: Any, shape: Sequence[Any]) -> bool:
+    own = mask.shape
+    return len(own) <= len(shape) and all(
+        size == 1 or torch_private.surely_equal(size, full) for size, full in zip(own[::-1], shape[::-1], strict=False)
+    )
+
+
+def _written_meanwhile(chain: Sequence[fx.Node]) -> bool:
+    """Whether anything else is written between the first of these nodes and the last: it might be one of the operands, which
+    are read at the last only."""
+    first, *_, last = chain
+    own, node = set(chain), first
+    while node is not last:
+        if node not in own and writes(node):
+            return True
+        node = node.next
+    return False
+
+
+# From the softmax back to the first product
+
+
+def _over_keys(softmax: fx.Node) -> fx.Node | None:
+    """What a softmax over the last dimension is of; None where it is over another."""
+    value, given = value_of(softmax), _first(softmax)
+    if not isinstance(value, torch.Tensor) or not value.dim() or not isinstance(given, fx.Node):
+        return None
+    dim = softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim")
+    return given if dim in (-1, value.dim() - 1) else None
+
+
+def _first(node: fx.Node) -> Any:
+    return node.args[0] if node.args else node.kwargs.get("input")
+
+
+def _scores(node: fx.Node, reader: fx.Node) -> _Scores | None:
+    """What ``reader`` reads at a node which nobody else reads, and others only write to before; None where it is not known."""
+    *writers, last = node.users
+    if last is not reader or any(each.users or not writes(each) or _first(each) is not node for each in writers):
+        return None
+    found = _made(node)
+    for each in writers:
+        found = None if found is None else _changed(found, each, node)
+    return found
+
+
+def _made(node: fx.Node) -> _Scores | None:
+    product = _product(node)
+    if product is not None:
+        product = product if product.order is None else _turned(node)
+        straight = product is not None and product.order is None
+        return _Scores(product.left, product.right, 1.0, (), (node,)) if product is not None and straight else None
+    if word_of(node) == "baddbmm":
+        return _with_sum(node)
+    for operand in node.all_input_nodes:
+        scores = _scores(operand, node) if _same_shape(operand, node) else None
+        changed = None if scores is None else _changed(scores, node, operand)
+        if changed is not None:
+            return changed
+    return None
+
+
+def _changed(scores: _Scores, node: fx.Node, operand: fx.Node) -> _Scores | None:
+    """What becomes of scores, the ``operand`` of a node."""
+    word, given = word_of(node), node.args
+    rest = [each for each in given if each is not operand]
+    first = bool(given) and given[0] is operand
+    scale, step = scores.scale, None
+    if word in _CASTS:
+        if not first or not _only_casts(node):
+            return None
+    elif node.kwargs:
+        return None
+    elif len(given) == 2 and len(rest) == 1 and (word in _TIMES or (word in _OVER and first)):
+        number = _number(rest[0])
+        # What is added already would be scaled too; minus infinity stays what it is.
+        if not number or any(step.added != -math.inf or number < 0 for step in scores.steps):
+            return None
+        scale = scale / number if word in _OVER else scale * number
+    elif len(given) == 2 and len(rest) == 1 and word == "add":
+        mask = value_of(rest[0])
+        if not isinstance(mask, torch.Tensor) or not mask.dtype.is_floating_point:
+            return None
+        step = _Step(rest[0])
+    elif len(given) == 3 and len(rest) == 2 and word in ("where", "masked_fill"):
+        of_tensor = node.op == "call_method" or word == "masked_fill"
+        condition, stays, other = (given[1], given[0], given[2]) if of_tensor else given
+        hides = word == "masked_fill" or operand is other
+        number, mask = _number(stays if operand is other else other), value_of(condition)
+        if operand is condition or number is None or number > _LEAST or not isinstance(mask, torch.Tensor):
+            return None
+        if mask.dtype != torch.bool:
+            return None
+        step = _Step(number, condition, hides)  # type: ignore[arg-type]
+    else:
+        return None
+    return replace(scores, scale=scale, steps=(*scores.steps, *([step] if step else [])), chain=(*scores.chain, node))
+
+
+def _with_sum(node: fx.Node) -> _Scores | None:
+    """``baddbmm``: ``beta * input + alpha * left @ right``."""
+    if len(node.args) != 3 or not {"beta", "alpha"}.issuperset(node.kwargs):
+        return None
+    added, left, right = node.args
+    beta, alpha = (_number(node.kwargs.get(name, 1)) for name in ("beta", "alpha"))
+    if beta not in (0.0, 1.0) or not alpha or not all(isinstance(value_of(x), torch.Tensor) for x in node.args):
+        return None
+    return _Scores(_Factor(left), _Factor(right), alpha, (_Step(added),) if beta else (), (node,))  # type: ignore[arg-type]
+
+
+def _only_casts(node: fx.Node) -> bool:
+    """Whether a node gives its operand, of floating point, another floating dtype, and nothing else."""
+    before, after = value_of(_first(node)), value_of(node)
+    if not isinstance(before, torch.Tensor) or not (before.dtype.is_floating_point and after.dtype.is_floating_point):
+        return False
+    return before.device == after.device and before.stride() == after.stride() and "memory_format" not in node.kwargs
+
+
+def _same_shape(one: fx.Node, other: fx.Node) -> bool:
+    a, b = value_of(one), value_of(other)
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dim() != b.dim():
+        return False
+    return all(torch_private.surely_equal(x, y) for x, y in zip(a.shape, b.shape, strict=True))
+
+
+def _number(given: Any) -> float | None:
+    """A number, or that of which a program makes a tensor without dimensions."""
+    if isinstance(given, fx.Node) and isinstance(value_of(given), torch.Tensor) and value_of(given).dim() == 0:
+        at = {"full": 1, "tensor": 0, "scalar_tensor": 0}.get(word_of(given), len(given.args))
+        given = given.args[at] if at < len(given.args) else None
+    return float(given) if isinstance(given, int | float) and not isinstance(given, bool) else None
+
+
+# From the softmax on to the second product
+
+
+def _weighing(softmax: fx.Node) -> tuple[_Product, tuple[fx.Node, ...], float] | None:
+    """The product of weights and values, the nodes up to it, and the probability with which weights are dropped."""
+    node, after, dropout_p = softmax, list[fx.Node](), 0.0
+    while len(node.users) == 1:
+        (user,) = node.users
+        after.append(user)
+        word = word_of(user)
+        product = _product(user)
+        if product is not None:
+            if product.left.node is not node:
+                product = _turned(user)
+            fits = product is not None and product.left.node is node and product.right.node is not node
+            return (product, tuple(after), dropout_p) if product is not None and fits and _plain(product.left) else None
+        if word == "dropout" and not dropout_p:
+            chance = _dropped(user)
+            if chance is None or _first(user) is not node:
+                return None
+            dropout_p = chance
+        elif word not in (*_CASTS, "contiguous") or (word in _CASTS and not _only_casts(user)) or _first(user) is not node:
+            return None
+        node = user
+    return None
+
+
+def _plain(factor: _Factor) -> bool:
+    return factor.order is None or factor.order == tuple(range(len(factor.order)))
+
+
+def _dropped(node: fx.Node) -> float | None:
+    """The probability of ``dropout``: 0 where it does nothing, None where it is not known."""
+    given = dict(zip(("input", "p", "training"), node.args, strict=False)) | dict(node.kwargs)
+    given["training"] = given.get("training", given.pop("train", True))
+    p, training = given.get("p", 0.5), given["training"]
+    if not isinstance(training, bool) or not isinstance(p, int | float):
+        return None
+    return float(p) if training else 0.0
+
+
+# Products
+
+
+def _product(node: fx.Node) -> _Product | None:
+    """What a node multiplies, if it is a product of matrices."""
+    word = word_of(node)
+    if word in _PRODUCTS and len(node.args) == 2 and not node.kwargs:
+        left, right = node.args
+        if isinstance(value_of(left), torch.Tensor) and isinstance(value_of(right), torch.Tensor):
+            return _Product(_Factor(left), _Factor(right))  # type: ignore[arg-type]
+    return _summed(node, turned=False) if word == "einsum" else None
+
+
+def _turned(node: fx.Node) -> _Product | None:
+    """The same where the operands of ``einsum`` change places."""
+    return _summed(node, turned=True) if word_of(node) == "einsum" else None
+
+
+def _summed(node: fx.Node, *, turned: bool) -> _Product | None:
+    """``einsum`` of two operands, as a product of matrices: one letter is summed over, and one is each operand's own."""
+    if len(node.args) < 2 or not isinstance(node.args[0], str) or node.kwargs:
+        return None
+    rest = node.args[1] if isinstance(node.args[1], list | tuple) else node.args[1:]
+    said = node.args[0].replace(" ", "")
+    inputs, arrow, out = said.partition("->")
+    terms = inputs.split(",")
+    if not arrow or len(terms) != 2 or len(rest) != 2 or not (inputs.replace(",", "") + out).isalpha():
+        return None
+    if not all(isinstance(value_of(x), torch.Tensor) for x in rest):
+        return None
+    (one, other), (left, right) = (terms[::-1], rest[::-1]) if turned else (terms, rest)
+    if (
+        any(len(set(letters)) != len(letters) for letters in (one, other, out))
+        or len(out) != len(one)
+        or len(one) != len(other)
+    ):
+        return None
+    summed = [letter for letter in one if letter in other and letter not in out]
+    own = [letter for letter in one if letter not in other]
+    others = [letter for letter in other if letter not in one]
+    lead = [letter for letter in out if letter in one and letter in other]
+    if [len(letters) for letters in (summed, own, others)] != [1, 1, 1] or set(out) != {*lead, *own, *others}:
+        return None
+    return _Product(
+        _Factor(left, tuple(map(one.index, (*lead, *own, *summed)))),  # type: ignore[arg-type]
+        _Factor(right, tuple(map(other.index, (*lead, *summed, *others)))),  # type: ignore[arg-type]
+        None if list(out) == [*lead, *own, *others] else tuple(map([*lead, *own, *others].index, out)),
+    )
