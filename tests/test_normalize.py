@@ -175,6 +175,19 @@ def test_a_layer_of_a_library_is_its_steps(has_biases: bool, reverse: bool) -> N
     torch.testing.assert_close(tuple(graph.interpret(*inputs)), layer(*inputs), rtol=1e-5, atol=1e-6)
 
 
+# Operators that torch decomposes itself
+
+
+def test_a_grid_of_one_row_is_captured() -> None:
+    """Torch's decomposition makes a tensor of a number there, and detaches it in place. (Its gradient no backend can trace.)"""
+    theta = torch.randn(2, 2, 3)
+
+    def function(theta: Tensor) -> Tensor:
+        return torch.nn.functional.affine_grid(theta, [2, 1, 1, 5], align_corners=False)
+
+    torch.testing.assert_close(torch.compile(function, backend=use_kind("toy"))(theta), function(theta))
+
+
 # Operators of other versions of torch
 
 

@@ -47,6 +47,9 @@ DECOMPOSED_AT_CAPTURE = (
 SLICED_AT_CAPTURE = (aten.split_with_sizes.default,)
 """Views of several results, which the partitioner would save one by one instead of what they show."""
 
+ALIASES_AT_CAPTURE = (aten.detach_.default,)
+"""In decompositions of torch's that make tensors of numbers; a graph with it would not count as functional."""
+
 STATISTICS_SAVED = ("log_softmax", "log_softmax_backward", "nll_loss", "nll_loss_backward")
 """Composites whose parts min-cut should see: then it saves two numbers a row, where the whole's result is a tensor that the
 backward graph gets for the price of a subtraction."""
@@ -84,7 +87,8 @@ def capture_table(keep: frozenset[OpOverload] = frozenset(), exported: bool = Fa
     for target in (*BY_TARGET, *COMPOSITE_BY_TARGET):
         table.pop(target, None)
     ours = {**_derived(), **VARIANTS, **POSITIONS}
-    table.update({target: ours[target] for target in (*DECOMPOSED_AT_CAPTURE, *SLICED_AT_CAPTURE, *TORCHS_OWN_IS_WRONG)})
+    own = (*DECOMPOSED_AT_CAPTURE, *SLICED_AT_CAPTURE, *ALIASES_AT_CAPTURE, *TORCHS_OWN_IS_WRONG)
+    table.update({target: ours[target] for target in own})
     table.update(PADDING)  # torch's are gathers of whole tensors, one for each corner and side
     table.update(ATTENTION)  # forward and backward at once: the one saves what the other reads
     for name in STATISTICS_SAVED:

@@ -341,7 +341,7 @@ def arange_with_layout(
 # --- copies and conversions ---
 
 
-@rule(aten.lift_fresh.default, aten.detach.default, aten.lift.default)
+@rule(aten.lift_fresh.default, aten.detach.default, aten.detach_.default, aten.lift.default)
 def alias(x: torch.Tensor) -> Any:
     return aten.alias.default(x)
 
