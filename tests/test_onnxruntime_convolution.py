@@ -1,4 +1,4 @@
-"""Gradients of convolutions on ONNX Runtime: by weights as matrix products, in any number of groups."""
+"""Convolutions on ONNX Runtime; gradients: by weights as matrix products, in any number of groups."""
 
 from __future__ import annotations
 
@@ -106,3 +106,37 @@ def test_strides_that_a_call_decides_run_on_the_host() -> None:
     x, weight = torch.randn(2, 3, 30), torch.randn(4, 3, 3)
     for stride in (2, 3, 4):
         torch.testing.assert_close(compiled(x, weight, stride), function(x, weight, stride))
+
+
+def test_groups_that_a_call_decides_run_on_the_host() -> None:
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv1d(x, weight, groups=x.shape[1])
+
+    torch.compiler.reset()
+    compiled = torch.compile(function, backend="onnxruntime", dynamic=True)
+    for channels in (4, 6):
+        inputs = torch.randn(2, channels, 7, requires_grad=True), torch.randn(2 * channels, 1, 3, requires_grad=True)
+        found, expected = compiled(*inputs), function(*inputs)
+        torch.testing.assert_close(found, expected)
+        grad = torch.randn_like(found)
+        torch.testing.assert_close(torch.autograd.grad(found, inputs, grad), torch.autograd.grad(expected, inputs, grad))
+
+
+@pytest.mark.parametrize(("padding", "taken"), [(3, True), (2, True), (1, False), (0, False)])
+def test_output_padding_may_be_more_than_a_stride(padding: int, taken: bool) -> None:
+    """ONNX Runtime takes less; padding less behind is the same, where there is that much."""
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.conv_transpose2d(x, weight, padding=padding, dilation=3, output_padding=2)
+
+    torch.compiler.reset()
+    inputs = torch.randn(2, 4, 7, 6, requires_grad=True), torch.randn(4, 6, 3, 3, requires_grad=True)
+    graphs: list[Any] = []
+    with recording(graphs.append):
+        found = torch.compile(function, backend="onnxruntime")(*inputs)
+    expected = function(*inputs)
+    torch.testing.assert_close(found, expected)
+    grad = torch.randn_like(found)
+    expected_grads = torch.autograd.grad(expected, inputs, grad)
+    torch.testing.assert_close(torch.autograd.grad(found, inputs, grad), expected_grads, rtol=1e-5, atol=1e-4)
+    assert taken != any(each.placement.kind == Kind.HOST for graph in graphs for each in graph.placements)

@@ -74,7 +74,7 @@ def _single(out: Outline) -> None:
 
 def _per_dim(values: Sequence[int], dims: int) -> list[int]:
     """Attributes of a node, which calls cannot change."""
-    known = static(values, "a convolution whose steps or edges come")
+    known = static(values, "a convolution whose steps, edges or groups come")
     return [*known] * dims if len(known) == 1 else [*known]
 
 
@@ -94,13 +94,27 @@ def _convolution(
     _single(out)
     dims = x.rank - 2
     strides, pads, dilations, extra = (_per_dim(each, dims) for each in (stride, padding, dilation, output_padding))
+    (groups,) = _per_dim([groups], 1)
     _nonempty(out, x, weight)
     operands = [None if each is None else b.cast(each, torch.float32) for each in (x, weight, bias)]
     attributes: dict[str, Any] = {"strides": strides, "dilations": dilations, "group": groups}
     if transposed:
-        attributes["output_padding"] = extra
-    result = b.op("ConvTranspose" if transposed else "Conv", *operands, pads=[*pads, *pads], **attributes)
+        ends, attributes["output_padding"] = _ends(pads, extra, strides)
+        result = b.op("ConvTranspose", *operands, pads=[*pads, *ends], **attributes)
+    else:
+        result = b.op("Conv", *operands, pads=[*pads, *pads], **attributes)
     return b.cast(result, out.dtype)
+
+
+def _ends(pads: list[int], extra: list[int], strides: list[int]) -> tuple[list[int], list[int]]:
+    """Padding behind and output_padding. Where ONNX Runtime takes less of the latter, less padding is the same."""
+    if all(more < step for more, step in zip(extra, strides, strict=True)):
+        return pads, extra
+    ends = [max(pad - more, 0) for pad, more in zip(pads, extra, strict=True)]
+    extra = [max(more - pad, 0) for pad, more in zip(pads, extra, strict=True)]
+    if any(more >= step for more, step in zip(extra, strides, strict=True)):
+        raise Untranslatable("ONNX Runtime takes no output_padding that exceeds the padding by the stride or more")
+    return ends, extra
 
 
 def _nonempty(*shaped: Any) -> None:
@@ -129,20 +143,22 @@ def _convolution_backward(
     _single(Outline(grad.dtype, grad.shape))
     _nonempty(grad, x, weight)
     dims = x.rank - 2
-    strides, pads, dilations = (_per_dim(each, dims) for each in (stride, padding, dilation))
+    strides, pads, dilations, extra = (_per_dim(each, dims) for each in (stride, padding, dilation, output_padding))
+    (groups,) = _per_dim([groups], 1)
     gradient, kernel = (b.cast(each, torch.float32) for each in (grad, weight))
     results: list[Value | None] = [None, None, None]
     if output_mask[0]:
-        attributes: dict[str, Any] = {"strides": strides, "pads": [*pads, *pads], "dilations": dilations, "group": groups}
+        attributes: dict[str, Any] = {"strides": strides, "dilations": dilations, "group": groups}
         if transposed:
-            results[0] = b.op("Conv", gradient, kernel, **attributes)
+            ends, _ = _ends(pads, extra, strides)
+            results[0] = b.op("Conv", gradient, kernel, pads=[*pads, *ends], **attributes)
         else:
             sizes, gained = (static(each.shape[2:], "convolution_backward") for each in (x, grad))
             reach = static(weight.shape[2:], "convolution_backward")
             extra = [
                 sizes[d] - ((gained[d] - 1) * strides[d] - 2 * pads[d] + dilations[d] * (reach[d] - 1) + 1) for d in range(dims)
             ]
-            results[0] = b.op("ConvTranspose", gradient, kernel, output_padding=extra, **attributes)
+            results[0] = b.op("ConvTranspose", gradient, kernel, pads=[*pads, *pads], output_padding=extra, **attributes)
     if output_mask[1]:
         # Where the convolution is transposed, gradient and input change places.
         big, small = (grad, x) if transposed else (x, grad)
