@@ -8,14 +8,12 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._dynamo.utils import counters
 from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import checkpoint
 
@@ -28,7 +26,7 @@ from conformance.subject import make
 from reference_backends.triton_gpu.kernels import KERNELS
 from tests import test_channels, triton_attention, triton_products
 from tests import test_spelled_attention as spelled
-from vendor_sdk import Kernel, aot
+from vendor_sdk import Kernel
 from vendor_sdk.contract.placement import Kind
 from vendor_sdk.pipeline import recording
 
@@ -417,10 +415,10 @@ def test_generated_attention() -> None:
 
 
 def test_generated_attention_counts_beyond_two_to_the_31() -> None:
-    """Rows that lie 2**25 elements apart, as a part of many heads: the last are further from the first than 32 bits count."""
+    """Rows that lie 2**24 elements apart, as a part of many heads: the last are further from the first than 32 bits count."""
     from reference_backends.triton_gpu import flash_launch
 
-    apart, rows, width = 1 << 25, 66, 64
+    apart, rows, width = 1 << 24, 130, 64
     memory = torch.empty(rows * apart, dtype=torch.bfloat16, device="cuda")
     parts = [memory.as_strided((1, 1, rows, width), (0, 0, apart, 1), at * width) for at in range(4)]
     for part in parts:
@@ -502,27 +500,6 @@ def test_attention_that_a_program_spells_out(
     right = (expected, *torch.autograd.grad(expected, exact, grad.double()))
     for one, other in zip((found, *got), right, strict=True):
         torch.testing.assert_close(one.double(), other.double(), rtol=rough, atol=rough * float(other.detach().abs().max()))
-
-
-def test_graphs_that_hold_tensors_of_the_device_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
-    monkeypatch.setenv("VENDOR_SDK_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setattr(aot, "WORTH_STORING", 0)
-    x = torch.randn(5, 2, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-
-    def function(x: Tensor) -> Tensor:
-        return (x * torch.tensor([0.5, -2], device="cuda", dtype=x.dtype)).exp() + torch.tensor(
-            0.25, device="cuda", dtype=x.dtype
-        )
-
-    for _ in range(2):
-        torch.compiler.reset()
-        counters.clear()
-        found = torch.compile(function, backend=BACKEND)(x)
-        (grad,) = torch.autograd.grad(found.sum(), x)
-        torch.testing.assert_close(found, function(x))
-        torch.testing.assert_close(grad, torch.autograd.grad(function(x).sum(), x)[0])
-    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
 
 
 def test_attention_by_whoever_takes_it() -> None:

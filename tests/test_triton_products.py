@@ -406,6 +406,21 @@ def test_masks_are_aligned_numbers_for_the_library(mask: torch.dtype) -> None:
     torch.testing.assert_close(F.scaled_dot_product_attention(query, key, value, attn_mask=bias), expected)
 
 
+@pytest.mark.parametrize("keys", [13, 16], ids=["copied", "as they are"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_least_number_is_one_that_the_library_can_count_with(dtype: torch.dtype, keys: int) -> None:
+    given = torch.zeros(2, 1, 4, keys, dtype=dtype)
+    given[:, :, 1], given[:, :, 2] = torch.finfo(dtype).min, -torch.inf
+    bias = attention._bias(given, torch.empty(2, 3, 4, 8, dtype=dtype), keys)
+    assert bias is not None
+    assert bias.dtype == dtype
+    assert (bias[:, :, 2] == -torch.inf).all()
+    assert (bias[:, :, 1] < -9e29).all()
+    assert (bias[:, :, 1] * 1.45 > -torch.inf).all()
+    assert not bias[:, :, [0, 3]].any()
+    torch.testing.assert_close(given[0, 0, 1], torch.full((keys,), torch.finfo(dtype).min, dtype=dtype))  # the user's own
+
+
 def test_gradients_with_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "WIDEST", 4)
     attention.ways.cache_clear()

@@ -218,11 +218,18 @@ def _for_each(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
+_LEAST = -1e30
+"""What stands for finite numbers below it where a library adds them: it counts in units of log 2, which the least ones lack.
+Beside either any score vanishes."""
+
+
 def _bias(mask: Mask, query: Tensor, keys: int) -> Tensor | None:
     """A mask as numbers of the query's dtype to be added, its rows aligned as the libraries want them."""
     if mask is None:
         return None
     assert not isinstance(mask, Computed), "libraries compute no masks"
+    if mask.dtype in (torch.float32, torch.bfloat16):
+        mask = torch.where(mask == -math.inf, mask, mask.clamp(min=_LEAST))
     if mask.dtype == query.dtype and keys % 16 == 0 and mask.is_contiguous():
         return mask.expand(*query.shape[:3], keys)
     wide = torch.zeros((*mask.shape[:-1], -(-keys // 16) * 16), dtype=query.dtype, device=query.device)
@@ -265,7 +272,8 @@ def _backward(
 
     def cudnn() -> Any:
         seed, bias = torch.empty((), dtype=torch.int64, device=query.device), _bias(attn_mask, query, keys)  # nobody reads it
-        saved = out, logsumexp.contiguous().unsqueeze(3), seed, seed, bias, None, None, rows, keys, 0.0, is_causal
+        lines = logsumexp.contiguous() if attn_mask is None else logsumexp.clamp(min=_LEAST).contiguous()
+        saved = out, lines.unsqueeze(3), seed, seed, bias, None, None, rows, keys, 0.0, is_causal
         return aten._scaled_dot_product_cudnn_attention_backward(grad, query, key, value, *saved, scale=scale)
 
     calls: dict[Way, Callable[[], Any]] = {

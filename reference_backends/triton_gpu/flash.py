@@ -20,6 +20,7 @@ import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
+LEAST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
@@ -204,8 +205,8 @@ def keys_at(
             seen = seen & (along[None, :] <= row[:, None])
         scores = tl.where(seen, scores, float("-inf"))
     following = tl.maximum(peak, tl.max(scores, 1) * scale, propagate_nan=tl.PropagateNan.ALL)
-    # A row that saw no key yet has no largest score to subtract.
-    base = tl.where(following == float("-inf"), 0.0, following) if MASK > 0 else following
+    # A row that saw no key yet has no largest score to subtract: any number leaves minus infinity.
+    base = tl.maximum(following, LEAST, propagate_nan=tl.PropagateNan.ALL) if MASK > 0 else following
     if ADDED:
         weights = tl.exp2((scores - base[:, None]) * LOG2E)
         fade = tl.exp2((peak - base) * LOG2E)
