@@ -196,9 +196,15 @@ def _values_weigh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return v[..., :ROWS, :].mT @ torch.softmax(q @ k.mT, -1)
 
 
+def _weights_without_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    with torch.no_grad():
+        weights = torch.softmax(q @ k.mT, -1)
+    return weights @ v
+
+
 APART = (
     _weights_too, _scores_too, _over_rows, _capped, _replaced_by_what_counts, _scaled_with_the_mask, _more_digits,
-    _another_width, _keys_written_to, _values_weigh,
+    _another_width, _keys_written_to, _values_weigh, _weights_without_gradients,
 )  # fmt: skip
 
 
@@ -208,7 +214,13 @@ def test_what_is_not_quite_it_stays(program: Program, backend: str) -> None:
     given = operands()
     found, prims = compiled(program, backend, *given)
     assert not any("attention" in prim for prim in prims)
-    torch.testing.assert_close(found, program(*given), rtol=1e-4, atol=1e-5)
+    expected = program(*given)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    grads = [torch.randn(x.shape) for x in (expected if isinstance(expected, tuple) else (expected,))]
+    got, wanted = (
+        torch.autograd.grad(x if isinstance(x, tuple) else (x,), given, grads, allow_unused=True) for x in (found, expected)
+    )
+    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["cpp_cpu", "onnxruntime"])

@@ -110,8 +110,7 @@ def _rewrite(softmax: fx.Node, kept: Set[str]) -> bool:
         return False
     if not _fits(scores, product.right, chain) or _written_meanwhile(chain):
         return False
-    masks = [step.added for step in scores.steps if isinstance(step.added, fx.Node)]
-    if differentiated and any(value_of(mask).requires_grad for mask in masks):
+    if differentiated and not _differentiated_alike(scores, softmax):
         return False
     with last.graph.inserting_before(last), torch_private.own_mode_of(value_of(last)), torch.no_grad():
         result = _call(Maker(last), scores, product, dropout_p, value_of(last))
@@ -223,6 +222,15 @@ def _broadcasts(mask: Any, shape: Sequence[Any]) -> bool:
     )
 
 
+def _differentiated_alike(scores: _Scores, softmax: fx.Node) -> bool:
+    """Whether gradients go from weights to queries and keys, if these have any, and to nothing else: not where the weights were
+    made without, nor to a mask."""
+    masks = [step.added for step in scores.steps if isinstance(step.added, fx.Node)]
+    wanted = any(value_of(factor.node).requires_grad for factor in (scores.query, scores.key))
+    known = {value_of(node).requires_grad for node in (*scores.chain, softmax)}
+    return known == {wanted} and not any(value_of(mask).requires_grad for mask in masks)
+
+
 def _written_meanwhile(chain: Sequence[fx.Node]) -> bool:
     """Whether anything else is written between the first of these nodes and the last: it might be one of the operands, which
     are read at the last only."""
@@ -329,7 +337,9 @@ def _with_sum(node: fx.Node) -> _Scores | None:
 def _only_casts(node: fx.Node) -> bool:
     """Whether a node gives its operand, of floating point, another floating dtype, and nothing else."""
     before, after = value_of(_first(node)), value_of(node)
-    if not isinstance(before, torch.Tensor) or not (before.dtype.is_floating_point and after.dtype.is_floating_point):
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+        return False
+    if not (before.dtype.is_floating_point and after.dtype.is_floating_point):
         return False
     return before.device == after.device and before.stride() == after.stride() and "memory_format" not in node.kwargs
 
