@@ -150,7 +150,11 @@ template <class A, class T> LOCAL void gather(const T *from, int64_t stride, int
   enum { N = Lanes<A>::count };
   int64_t i = 0;
   if (stride == 1) {
-    if constexpr (sizeof(A) == sizeof(T)) for (; i + N <= count; i += N) *(typename Lanes<A>::unaligned *)(to + i) = load((const A *)from + i);
+    // A known number of steps is what the compiler makes vectors of.
+    for (; i + N <= count; i += N) {
+      if constexpr (sizeof(A) == sizeof(T)) *(typename Lanes<A>::unaligned *)(to + i) = load((const A *)from + i);
+      else for (int64_t j = i; j < i + N; ++j) to[j] = widened<A>(from[j]);
+    }
     for (; i < count; ++i) to[i] = widened<A>(from[i]);
   }
   else for (; i < count; ++i) to[i] = widened<A>(from[i * stride]);
@@ -159,8 +163,16 @@ template <class A, class T> LOCAL void gather(const T *from, int64_t stride, int
 
 // `count` accumulators times `factor`, rounded once, `stride` apart.
 template <class A, class T> LOCAL void scatter(const A *from, A factor, int64_t count, T *RESTRICT to, int64_t stride) {
-  if (stride == 1) for (int64_t i = 0; i < count; ++i) to[i] = narrowed<T, A>(from[i] * factor);
-  else for (int64_t i = 0; i < count; ++i) to[i * stride] = narrowed<T, A>(from[i] * factor);
+  enum { N = Lanes<A>::count };
+  int64_t i = 0;
+  if (stride == 1) {
+    for (; i + N <= count; i += N) {
+      if constexpr (sizeof(A) == sizeof(T)) *(typename Lanes<A>::unaligned *)(to + i) = load(from + i) * factor;
+      else for (int64_t j = i; j < i + N; ++j) to[j] = narrowed<T, A>(from[j] * factor);
+    }
+    for (; i < count; ++i) to[i] = narrowed<T, A>(from[i] * factor);
+  }
+  else for (; i < count; ++i) to[i * stride] = narrowed<T, A>(from[i] * factor);
 }
 
 // C = C * keep + A B for BLOCK rows and `V` vectors of columns: A[i][k] is a[i * row + k * step], rows of B are `pitch` apart. Without
