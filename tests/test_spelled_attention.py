@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from tests.toys import use_kind
@@ -192,19 +193,81 @@ def _keys_written_to(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(scores, -1) @ v + own.sum()
 
 
-def _values_weigh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return v[..., :ROWS, :].mT @ torch.softmax(q @ k.mT, -1)
+def _keys_written_to_by_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    own = k * 2
+    scores = q @ own.mT
+    F.relu(own, True)
+    return torch.softmax(scores, -1) @ v + own.sum()
+
+
+def _keys_written_to_by_an_operator_of_the_users(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    own = k.detach() * 2
+    scores = q @ own.mT
+    torch.ops.spelled_out_test.triple(own)
+    return torch.softmax(scores, -1) @ v + own.sum()
+
+
+def _added_to_another(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    other = torch.ones(BATCH, HEADS, ROWS, KEYS)
+    again = other.view(-1)
+    other += q @ k.mT
+    return torch.softmax(other, -1) @ v + again.sum()
+
+
+def _sum_and_product_in_another(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    other = torch.ones(HEADS, ROWS, KEYS)
+    again = other.view(-1)
+    return torch.softmax(other.baddbmm_(q[0], k[0].mT), -1) @ v[0] + again.sum()
 
 
 def _weights_without_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     with torch.no_grad():
         weights = torch.softmax(q @ k.mT, -1)
-    return weights @ v
+    return weights @ v + q.sum() + k.sum()
+
+
+def _by_a_number_that_changes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scale = torch.full([], 4.0)
+    scale.mul_(2)
+    return torch.softmax(q @ k.mT / scale, -1) @ v
+
+
+def _one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(k[0, 0] @ q[0, 0, 0], -1) @ v[0, 0]
+
+
+def _under_a_transform(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.vmap(lambda each: torch.softmax(q @ k.mT, -1) @ each)(torch.stack((v, v * 2)))  # type: ignore[no-any-return]
+
+
+@torch.library.custom_op("spelled_out_test::softmax", mutates_args=())
+def _operator_of_the_users(x: Tensor, dim: int) -> Tensor:
+    return torch.softmax(x * 3, dim)
+
+
+_operator_of_the_users.register_fake(lambda x, dim: torch.empty_like(x))
+
+
+@torch.library.custom_op("spelled_out_test::triple", mutates_args={"x"})
+def _triple(x: Tensor) -> None:
+    x.mul_(3)
+
+
+def _another_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.ops.spelled_out_test.softmax(q @ k.mT, -1) @ v  # type: ignore[no-any-return]
+
+
+def _values_weigh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return v[..., :ROWS, :].mT @ torch.softmax(q @ k.mT, -1)
 
 
 APART = (
     _weights_too, _scores_too, _over_rows, _capped, _replaced_by_what_counts, _scaled_with_the_mask, _more_digits,
-    _another_width, _keys_written_to, _values_weigh, _weights_without_gradients,
+    _another_width, _weights_without_gradients, _by_a_number_that_changes, _one_query, _under_a_transform, _values_weigh,
+)  # fmt: skip
+WRITTEN = (
+    _keys_written_to, _keys_written_to_by_place, _keys_written_to_by_an_operator_of_the_users, _added_to_another,
+    _sum_and_product_in_another, _another_softmax,
 )  # fmt: skip
 
 
@@ -216,11 +279,43 @@ def test_what_is_not_quite_it_stays(program: Program, backend: str) -> None:
     assert not any("attention" in prim for prim in prims)
     expected = program(*given)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    grads = [torch.randn(x.shape) for x in (expected if isinstance(expected, tuple) else (expected,))]
-    got, wanted = (
-        torch.autograd.grad(x if isinstance(x, tuple) else (x,), given, grads, allow_unused=True) for x in (found, expected)
-    )
+    found, expected = (x[0] if isinstance(x, tuple) else x for x in (found, expected))
+    got, wanted = (torch.autograd.grad(x.sin().sum(), given, allow_unused=True) for x in (found, expected))
     torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
+@pytest.mark.parametrize("program", WRITTEN, ids=lambda program: program.__name__.strip("_"))
+def test_what_others_read_or_write_stays(program: Program, backend: str) -> None:
+    given = operands(grad=False)
+    found, prims = compiled(program, backend, *given)
+    assert not any("attention" in prim for prim in prims)
+    torch.testing.assert_close(found, program(*given), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
+def test_tensors_of_other_classes_stay_with_products_and_a_softmax(backend: str) -> None:
+    given = [TwoTensor(x, x + 1) for x in operands(grad=False)]  # type: ignore[no-untyped-call]
+    found: Any = compiled(scaled, backend, *given)[0]
+    expected: Any = scaled(*given)
+    torch.testing.assert_close((found.a, found.b), (expected.a, expected.b), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
+def test_a_program_may_write_to_what_it_computed(backend: str) -> None:
+    given = [x.detach().contiguous().requires_grad_() for x in operands()]
+
+    def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        result = scaled(q, k, v).transpose(1, 2)
+        result += 1
+        return result
+
+    found, prims = compiled(program, backend, *given)
+    assert ATTENTION in prims
+    expected = program(*given)
+    for one, other in zip(torch.autograd.grad(found.sum(), given), torch.autograd.grad(expected.sum(), given), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.autograd.grad(compiled(scaled, backend, *given)[0].add_(1).sum(), given)
 
 
 @pytest.mark.parametrize("backend", ["cpp_cpu", "onnxruntime"])
@@ -251,17 +346,22 @@ def test_a_chip_that_does_not_claim_it_gets_products_and_a_softmax(backend: str)
 
 
 @pytest.mark.parametrize("backend", ["cpp_cpu"])
-def test_rows_hidden_from_all_keys_by_the_least_number_stay_those_of_the_program(backend: str) -> None:
-    hidden = HIDDEN.clone()
+@pytest.mark.parametrize("least", [LEAST, -1e9, -1e4])
+def test_rows_hidden_from_all_keys_by_a_number_stay_those_of_the_program(least: float, backend: str) -> None:
+    hidden, others = HIDDEN.clone(), torch.rand(ROWS, KEYS, generator=_generator) > 0.6
     hidden[:, :, 3] = True
 
     def program(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.softmax((q @ k.mT).masked_fill(hidden, LEAST), -1) @ v
+        scores = (q * 5 @ k.mT).masked_fill(hidden, least)
+        return torch.softmax(torch.where(others, scores, least) + BIAS, -1) @ v
 
-    given = operands(grad=False)
+    given = operands()
     found, prims = compiled(program, backend, *given)
     assert ATTENTION in prims
-    torch.testing.assert_close(found, program(*given))
+    expected = program(*given)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for one, other in zip(torch.autograd.grad(found.sum(), given), torch.autograd.grad(expected.sum(), given), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", ["cpp_cpu", "onnxruntime"])

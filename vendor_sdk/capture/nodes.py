@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,7 @@ _WRITES = frozenset(
     getattr(operator, name)
     for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor", "setitem")
 )
+_WRITING_METHODS = frozenset(f"__{each.__name__}__" for each in _WRITES)
 
 
 def word_of(node: fx.Node) -> str:
@@ -31,12 +34,35 @@ def writes(node: fx.Node) -> bool:
     """Whether a node may change one of its operands."""
     if node.op == "call_method":
         name = str(node.target)
-        return name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        return name in _WRITING_METHODS or (name.endswith("_") and not name.endswith("__"))
     if node.op != "call_function":
-        return False
-    name = getattr(node.target, "__name__", "")
+        return node.op == "call_module"
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.is_mutable
+    name = getattr(target, "__name__", "")
+    place = _place_of_inplace(target)
     told = node.kwargs.get("inplace") or node.kwargs.get("out") is not None or any(each is True for each in node.args[3:])
-    return node.target in _WRITES or bool(told) or (name.endswith("_") and not name.endswith("__"))
+    told = told or (place is not None and place < len(node.args) and bool(node.args[place]))
+    return not is_torchs(node) or target in _WRITES or bool(told) or (name.endswith("_") and not name.endswith("__"))
+
+
+def is_torchs(node: fx.Node) -> bool:
+    """Whether a node calls a function or method of torch's, or an operator of Python's: nobody knows what others do."""
+    if node.op != "call_function":
+        return node.op == "call_method"
+    module = getattr(node.target, "__module__", None) or "torch"
+    place, _, space = module.partition("._ops")
+    return module in ("_operator", "builtins", "math") or (place.partition(".")[0] == "torch" and space in ("", ".aten"))
+
+
+@functools.lru_cache(1024)
+def _place_of_inplace(function: Any) -> int | None:
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # written in C
+        return None
+    return names.index("inplace") if "inplace" in names else None
 
 
 def value_of(given: Any) -> Any:

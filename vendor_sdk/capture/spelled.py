@@ -11,6 +11,7 @@ minus infinity hides from all keys is zero, where a softmax gives NaN.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.attention import keep_call
-from vendor_sdk.capture.nodes import Maker, value_of, word_of, writes
+from vendor_sdk.capture.nodes import Maker, is_torchs, value_of, word_of, writes
 from vendor_sdk.ir.orders import inverse, order_in_memory
 
 _PRODUCTS = frozenset(("matmul", "bmm"))
@@ -31,6 +32,9 @@ _OVER = frozenset(("div", "divide", "truediv", "true_divide"))
 _CASTS = frozenset(("float", "half", "bfloat16", "double", "to", "type", "type_as"))
 _LEAST = -1e4
 """A number at most this large hides a key whose score it replaces or is added to: its exponential is zero in every dtype."""
+
+_ABSORBS = -1e30
+"""A number at most this large stays what it is when scores are added."""
 
 
 class _Step(NamedTuple):
@@ -89,7 +93,7 @@ def recognize_attention(module: fx.GraphModule, kept: Set[str]) -> None:
         return
     for each in module.modules():
         if isinstance(each, fx.GraphModule):
-            found = [_rewrite(node, kept) for node in list(each.graph.nodes) if word_of(node) == "softmax"]
+            found = [_rewrite(node, kept) for node in list(each.graph.nodes) if _word(node) == "softmax"]
             if any(found):
                 each.recompile()
 
@@ -110,7 +114,8 @@ def _rewrite(softmax: fx.Node, kept: Set[str]) -> bool:
         return False
     if not _fits(scores, product.right, chain) or _written_meanwhile(chain):
         return False
-    if differentiated and not _differentiated_alike(scores, softmax):
+    masks = [step.added for step in scores.steps if isinstance(step.added, fx.Node)]
+    if differentiated and (any(value_of(mask).requires_grad for mask in masks) or any(map(_cuts_off, chain))):
         return False
     with last.graph.inserting_before(last), torch_private.own_mode_of(value_of(last)), torch.no_grad():
         result = _call(Maker(last), scores, product, dropout_p, value_of(last))
@@ -121,11 +126,23 @@ def _rewrite(softmax: fx.Node, kept: Set[str]) -> bool:
     return True
 
 
+def _cuts_off(node: fx.Node) -> bool:
+    """Whether a node hands no gradients on to operands that would have some, as under ``torch.no_grad``."""
+    return not value_of(node).requires_grad and any(value.requires_grad for value in _tensors((node,)))
+
+
+def _tensors(chain: Sequence[fx.Node]) -> list[torch.Tensor]:
+    """What nodes read and make."""
+    values = [value_of(x) for node in chain for x in (*node.all_input_nodes, node)]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
 def _call(put: Maker, scores: _Scores, product: _Product, dropout_p: float, promised: torch.Tensor) -> fx.Node:
     """The operator in place of all that was read, with its result lying in memory as the last product's."""
     query, key, value = (_permuted(put, factor) for factor in (scores.query, scores.key, product.right))
     key = put(torch.transpose, key, -2, -1)
     mask = _mask(put, scores.steps, value_of(query).dtype)
+    query = _seeing(put, query, scores.steps, differentiated=promised.requires_grad)
     flat = value_of(query).dim() == 2
     if flat:
         query, key, value = (put(torch.unsqueeze, x, 0) for x in (query, key, value))
@@ -143,11 +160,13 @@ def _call(put: Maker, scores: _Scores, product: _Product, dropout_p: float, prom
 
 
 def _lying_as(put: Maker, result: fx.Node, promised: torch.Tensor) -> fx.Node:
-    """With its dimensions in the order in memory in which what follows was traced with them."""
+    """A tensor of its own, which the program may write to while the operator's is kept for gradients, with its dimensions in
+    the order in memory in which what follows was traced with them."""
     order = order_in_memory(promised.shape, promised.stride())
+    copy = functools.partial(put, torch.clone, memory_format=torch.contiguous_format)
     if order is None or order == sorted(order):
-        return put.method("contiguous", result)
-    return put(torch.permute, put.method("contiguous", put(torch.permute, result, order)), inverse(order))
+        return copy(result)
+    return put(torch.permute, copy(put(torch.permute, result, order)), inverse(order))
 
 
 def _permuted(put: Maker, factor: _Factor) -> fx.Node:
@@ -174,13 +193,27 @@ def _mask(put: Maker, steps: Sequence[_Step], dtype: torch.dtype) -> fx.Node | N
     return mask if value_of(mask).dtype in (dtype, torch.float32) else put.method("to", mask, dtype)
 
 
+def _seeing(put: Maker, query: fx.Node, steps: Sequence[_Step], *, differentiated: bool) -> fx.Node:
+    """Queries, zero where numbers take the place of all of a row's scores: keys are weighed by these numbers alone there, to
+    which scores are added in the mask, and no gradients come to what they replaced."""
+    replaced = [step for step in steps if step.condition is not None]
+    numbers = [step.added for step in replaced if step.added != -math.inf]
+    if not numbers or (not differentiated and max(numbers) <= _ABSORBS):
+        return query
+    hidden = [step.condition if step.hides else put(torch.logical_not, step.condition) for step in replaced]
+    everywhere = functools.reduce(functools.partial(put, torch.logical_or), hidden)
+    return put(torch.masked_fill, query, put(torch.all, everywhere, -1, True), 0.0)
+
+
 def _fits(scores: _Scores, value: _Factor, chain: Sequence[fx.Node]) -> bool:
     """Whether the operands are such as the operator takes: (batch, heads, rows, width), or without the first of these, or both,
     of one dtype, and one head of keys may serve all; with masks that broadcast."""
     q, k, v = (_Sizes.of(factor) for factor in (scores.query, scores.key, value))
     tensors = [value_of(factor.node) for factor in (scores.query, scores.key, value)]
     dtype = tensors[0].dtype
-    if len({t.dtype for t in tensors}) > 1 or not dtype.is_floating_point or torch_private.in_transform(tensors[0]):
+    if len({t.dtype for t in tensors}) > 1 or not dtype.is_floating_point:
+        return False
+    if not all(map(torch_private.is_fake, _tensors(chain))):  # of a transform of torch.func, or a tensor of another class
         return False
     if dtype != torch.float64 and any(value_of(node).dtype == torch.float64 for node in chain):  # more digits than a kernel has
         return False
@@ -222,22 +255,13 @@ def _broadcasts(mask: Any, shape: Sequence[Any]) -> bool:
     )
 
 
-def _differentiated_alike(scores: _Scores, softmax: fx.Node) -> bool:
-    """Whether gradients go from weights to queries and keys, if these have any, and to nothing else: not where the weights were
-    made without, nor to a mask."""
-    masks = [step.added for step in scores.steps if isinstance(step.added, fx.Node)]
-    wanted = any(value_of(factor.node).requires_grad for factor in (scores.query, scores.key))
-    known = {value_of(node).requires_grad for node in (*scores.chain, softmax)}
-    return known == {wanted} and not any(value_of(mask).requires_grad for mask in masks)
-
-
 def _written_meanwhile(chain: Sequence[fx.Node]) -> bool:
-    """Whether anything else is written between the first of these nodes and the last: it might be one of the operands, which
+    """Whether anything else is written between the first of these nodes and the last that might be one of the operands, which
     are read at the last only."""
     first, *_, last = chain
-    own, node = set(chain), first
+    own, read, node = set(chain), set(map(torch_private.storage_key, _tensors(chain))), first
     while node is not last:
-        if node not in own and writes(node):
+        if node not in own and writes(node) and not read.isdisjoint(map(torch_private.storage_key, _tensors((node,)))):
             return True
         node = node.next
     return False
@@ -253,6 +277,10 @@ def _over_keys(softmax: fx.Node) -> fx.Node | None:
         return None
     dim = softmax.args[1] if len(softmax.args) > 1 else softmax.kwargs.get("dim")
     return given if dim in (-1, value.dim() - 1) else None
+
+
+def _word(node: fx.Node) -> str:
+    return word_of(node) if is_torchs(node) else ""
 
 
 def _first(node: fx.Node) -> Any:
@@ -276,7 +304,7 @@ def _made(node: fx.Node) -> _Scores | None:
         product = product if product.order is None else _turned(node)
         straight = product is not None and product.order is None
         return _Scores(product.left, product.right, 1.0, (), (node,)) if product is not None and straight else None
-    if word_of(node) == "baddbmm":
+    if _word(node) == "baddbmm":
         return _with_sum(node)
     for operand in node.all_input_nodes:
         scores = _scores(operand, node) if _same_shape(operand, node) else None
@@ -288,10 +316,12 @@ def _made(node: fx.Node) -> _Scores | None:
 
 def _changed(scores: _Scores, node: fx.Node, operand: fx.Node) -> _Scores | None:
     """What becomes of scores, the ``operand`` of a node."""
-    word, given = word_of(node), node.args
+    word, given = _word(node), node.args
     rest = [each for each in given if each is not operand]
     first = bool(given) and given[0] is operand
     scale, step = scores.scale, None
+    if not first and writes(node):  # to what others may read
+        return None
     if word in _CASTS:
         if not first or not _only_casts(node):
             return None
@@ -325,7 +355,7 @@ def _changed(scores: _Scores, node: fx.Node, operand: fx.Node) -> _Scores | None
 
 def _with_sum(node: fx.Node) -> _Scores | None:
     """``baddbmm``: ``beta * input + alpha * left @ right``."""
-    if len(node.args) != 3 or not {"beta", "alpha"}.issuperset(node.kwargs):
+    if len(node.args) != 3 or not {"beta", "alpha"}.issuperset(node.kwargs) or writes(node):
         return None
     added, left, right = node.args
     beta, alpha = (_number(node.kwargs.get(name, 1)) for name in ("beta", "alpha"))
@@ -353,9 +383,12 @@ def _same_shape(one: fx.Node, other: fx.Node) -> bool:
 
 def _number(given: Any) -> float | None:
     """A number, or that of which a program makes a tensor without dimensions."""
-    if isinstance(given, fx.Node) and isinstance(value_of(given), torch.Tensor) and value_of(given).dim() == 0:
-        at = {"full": 1, "tensor": 0, "scalar_tensor": 0}.get(word_of(given), len(given.args))
-        given = given.args[at] if at < len(given.args) else None
+    value = value_of(given)
+    if isinstance(value, torch.Tensor) and value.dim() == 0 and not any(writes(x) and _first(x) is given for x in given.users):
+        at = {"full": 1, "tensor": 0, "scalar_tensor": 0}.get(_word(given), len(given.args))
+        given = _number(given.args[at]) if at < len(given.args) else None
+        with torch_private.real_tensors():
+            return None if given is None else float(torch.tensor(given, dtype=value.dtype))
     return float(given) if isinstance(given, int | float) and not isinstance(given, bool) else None
 
 
@@ -368,7 +401,7 @@ def _weighing(softmax: fx.Node) -> tuple[_Product, tuple[fx.Node, ...], float] |
     while len(node.users) == 1:
         (user,) = node.users
         after.append(user)
-        word = word_of(user)
+        word = _word(user)
         product = _product(user)
         if product is not None:
             if product.left.node is not node:
@@ -405,17 +438,17 @@ def _dropped(node: fx.Node) -> float | None:
 
 def _product(node: fx.Node) -> _Product | None:
     """What a node multiplies, if it is a product of matrices."""
-    word = word_of(node)
+    word = _word(node)
     if word in _PRODUCTS and len(node.args) == 2 and not node.kwargs:
         left, right = node.args
-        if isinstance(value_of(left), torch.Tensor) and isinstance(value_of(right), torch.Tensor):
+        if all(isinstance(value_of(x), torch.Tensor) and value_of(x).dim() > 1 for x in (left, right)):
             return _Product(_Factor(left), _Factor(right))  # type: ignore[arg-type]
     return _summed(node, turned=False) if word == "einsum" else None
 
 
 def _turned(node: fx.Node) -> _Product | None:
     """The same where the operands of ``einsum`` change places."""
-    return _summed(node, turned=True) if word_of(node) == "einsum" else None
+    return _summed(node, turned=True) if _word(node) == "einsum" else None
 
 
 def _summed(node: fx.Node, *, turned: bool) -> _Product | None:
