@@ -100,6 +100,36 @@ def one_head_of_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k[:, :1].mT * 0.25, -1) @ v[:, :1]
 
 
+def without_a_letter_for_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("b h i d, b j d -> b h i j", q * 0.25, k[:, 1])
+    return torch.einsum("bhij,bjd->bhid", torch.softmax(scores.masked_fill(HIDDEN, -1e9), -1), v[:, 1])
+
+
+def values_by_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = F.softmax(torch.bmm(q[:, 0], k[:, 0].mT) * 0.25, dim=2).permute(0, 2, 1)
+    return torch.bmm(v[:, 0].mT, weights)
+
+
+def heads_beside_batches(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.reshape(BATCH * HEADS, -1, WIDTH) for x in (q, k, v))
+    weights = torch.bmm(q, k.transpose(1, 2)) + BIAS[:1]
+    weights = weights.view(BATCH, HEADS, ROWS, KEYS).masked_fill(PADDED, -math.inf).view(BATCH * HEADS, ROWS, KEYS)
+    weights = weights.masked_fill(HIDDEN.expand(-1, HEADS, -1, -1).flatten(0, 1), -1e9)
+    return torch.bmm(F.softmax(weights, dim=-1, dtype=torch.float32).type_as(weights), v)
+
+
+def heads_apart_for_the_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.reshape(BATCH * HEADS, -1, WIDTH) for x in (q, k, v))
+    added = BIAS.repeat(BATCH, 1, 1).to(q.dtype)
+    weights = added.baddbmm(q, k.transpose(1, 2), beta=1.0, alpha=0.25).view(BATCH, HEADS, ROWS, -1)
+    weights = F.softmax(torch.where(HIDDEN, LEAST, weights), dim=-1)
+    return torch.bmm(weights.view(BATCH * HEADS, ROWS, -1), v).view(BATCH, HEADS, ROWS, WIDTH).transpose(1, 2)
+
+
+def one_matrix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.mm(torch.softmax(torch.mm(q[0, 0], k[0, 0].t()), -1), v[0, 0])
+
+
 def heads_of_keys_repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     k, v = (x[:, :1, None].expand(-1, -1, HEADS, -1, -1).reshape(BATCH, HEADS, KEYS, WIDTH) for x in (k, v))
     return torch.softmax(q @ k.mT * 0.25 + BIAS, -1) @ v
@@ -108,7 +138,8 @@ def heads_of_keys_repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 PROGRAMS: tuple[Program, ...] = (
     scaled, factors_of_queries, hidden_and_joined, hidden_in_place, heads_behind_rows, cast_and_added, written_over,
     added_twice, by_a_number_in_a_tensor, heads_in_the_batch, sum_and_product, one_head, one_head_of_keys,
-    heads_of_keys_repeated,
+    heads_of_keys_repeated, without_a_letter_for_heads, values_by_channels, one_matrix,
+    heads_beside_batches, heads_apart_for_the_mask,
 )  # fmt: skip
 
 
@@ -257,13 +288,18 @@ def _another_softmax(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.ops.spelled_out_test.softmax(q @ k.mT, -1) @ v  # type: ignore[no-any-return]
 
 
+def _with_the_dtype_of_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(BIAS.type_as(q @ k.mT), -1) @ v
+
+
 def _values_weigh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return v[..., :ROWS, :].mT @ torch.softmax(q @ k.mT, -1)
 
 
 APART = (
     _weights_too, _scores_too, _over_rows, _capped, _replaced_by_what_counts, _scaled_with_the_mask, _more_digits,
-    _another_width, _weights_without_gradients, _by_a_number_that_changes, _one_query, _under_a_transform, _values_weigh,
+    _another_width, _with_the_dtype_of_scores, _weights_without_gradients, _by_a_number_that_changes, _one_query,
+    _under_a_transform, _values_weigh,
 )  # fmt: skip
 WRITTEN = (
     _keys_written_to, _keys_written_to_by_place, _keys_written_to_by_an_operator_of_the_users, _added_to_another,

@@ -26,10 +26,11 @@ from vendor_sdk.capture.attention import keep_call
 from vendor_sdk.capture.nodes import Maker, is_torchs, value_of, word_of, writes
 from vendor_sdk.ir.orders import inverse, order_in_memory
 
-_PRODUCTS = frozenset(("matmul", "bmm"))
+_PRODUCTS = frozenset(("matmul", "bmm", "mm"))
 _TIMES = frozenset(("mul", "multiply"))
 _OVER = frozenset(("div", "divide", "truediv", "true_divide"))
 _CASTS = frozenset(("float", "half", "bfloat16", "double", "to", "type", "type_as"))
+_VIEWS = frozenset(("view", "reshape", "flatten", "unflatten"))
 _LEAST = -1e4
 """A number at most this large hides a key whose score it replaces or is added to: its exponential is zero in every dtype."""
 
@@ -43,11 +44,13 @@ class _Step(NamedTuple):
     Attributes:
         added: a node, or the number that replaces.
         hides: what the condition is where it does.
+        flat: whether scores had batches and heads in one dimension then, which ``_Scores.heads`` splits.
     """
 
     added: Any
     condition: fx.Node | None = None
     hides: bool = True
+    flat: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class _Scores:
         scale: of their product.
         steps: what became of it since, in order.
         chain: the nodes that are read, from the product on.
+        heads: a view of scores as (batch, heads, rows, keys), where the product has batches and heads in one dimension.
     """
 
     query: _Factor
@@ -66,13 +70,15 @@ class _Scores:
     scale: float
     steps: tuple[_Step, ...]
     chain: tuple[fx.Node, ...]
+    heads: fx.Node | None = None
 
 
 class _Factor(NamedTuple):
-    """A factor of a product: a node whose dimensions are to be permuted, if ``order`` says so."""
+    """A factor of a product: a node whose dimensions are to be permuted, if ``order`` says so; None in it is a new one, of
+    size one."""
 
     node: fx.Node
-    order: tuple[int, ...] | None = None
+    order: tuple[int | None, ...] | None = None
 
 
 class _Product(NamedTuple):
@@ -102,7 +108,7 @@ def _rewrite(softmax: fx.Node, kept: Set[str]) -> bool:
     """Whether a softmax was that of attention."""
     of = _over_keys(softmax)
     scores = None if of is None else _scores(of, softmax)
-    weighing = _weighing(softmax)
+    weighing = None if scores is None else _weighing(softmax, scores.heads)
     if scores is None or weighing is None:
         return False
     product, after, dropout_p = weighing
@@ -112,7 +118,9 @@ def _rewrite(softmax: fx.Node, kept: Set[str]) -> bool:
     differentiated = bool(value_of(last).requires_grad)
     if not {wanted, *([f"{wanted}_backward"] if differentiated else [])} <= kept:
         return False
-    if not _fits(scores, product.right, chain) or _written_meanwhile(chain):
+    if any(user not in chain for node in chain[:-1] for user in node.users):
+        return False
+    if not _fits(scores, product, chain) or _written_meanwhile(chain):
         return False
     masks = [step.added for step in scores.steps if isinstance(step.added, fx.Node)]
     if differentiated and (any(value_of(mask).requires_grad for mask in masks) or any(map(_cuts_off, chain))):
@@ -139,10 +147,12 @@ def _tensors(chain: Sequence[fx.Node]) -> list[torch.Tensor]:
 
 def _call(put: Maker, scores: _Scores, product: _Product, dropout_p: float, promised: torch.Tensor) -> fx.Node:
     """The operator in place of all that was read, with its result lying in memory as the last product's."""
-    query, key, value = (_permuted(put, factor) for factor in (scores.query, scores.key, product.right))
+    split = functools.partial(_split, put, scores.heads)
+    query, key, value = (split(_permuted(put, factor)) for factor in (scores.query, scores.key, product.right))
     key = put(torch.transpose, key, -2, -1)
-    mask = _mask(put, scores.steps, value_of(query).dtype)
-    query = _seeing(put, query, scores.steps, differentiated=promised.requires_grad)
+    steps = [x._replace(added=split(x.added), condition=split(x.condition)) if x.flat else x for x in scores.steps]
+    mask = _mask(put, steps, value_of(query).dtype)
+    query = _seeing(put, query, steps, differentiated=promised.requires_grad)
     flat = value_of(query).dim() == 2
     if flat:
         query, key, value = (put(torch.unsqueeze, x, 0) for x in (query, key, value))
@@ -152,11 +162,29 @@ def _call(put: Maker, scores: _Scores, product: _Product, dropout_p: float, prom
     like = value_of(query).new_empty(value_of(query).shape, dtype=promised.dtype)
     attended.meta.update(put.meta, example_value=like.requires_grad_(promised.requires_grad))
     result = put(torch.squeeze, attended, 0) if flat else attended
+    if scores.heads is not None and promised.dim() == 3:
+        result = put(torch.flatten, result, 0, 1)
     if product.order is not None:
         result = put(torch.permute, result, product.order)
     result = _lying_as(put, result, promised)
     keep_call(attended, everywhere=True)  # torch's own function would add masks of bools as numbers
     return result
+
+
+def _split(put: Maker, heads: fx.Node | None, given: Any) -> Any:
+    """A tensor with one dimension for batches and heads, with one for each of them."""
+    if heads is None or not isinstance(given, fx.Node) or value_of(given).dim() != 3:
+        return given
+    if torch_private.surely_equal(value_of(given).shape[0], 1):
+        return put(torch.unsqueeze, given, 0)
+    return put(torch.unflatten, given, 0, _leading_sizes(heads))
+
+
+def _leading_sizes(heads: fx.Node) -> Any:
+    """As numbers, or as the nodes that a program gave."""
+    sizes = value_of(heads).shape[:2]
+    given = heads.args[1] if isinstance(heads.args[1], list | tuple) else heads.args[1:]
+    return tuple(sizes) if all(isinstance(size, int) for size in sizes) else tuple(given[:2])
 
 
 def _lying_as(put: Maker, result: fx.Node, promised: torch.Tensor) -> fx.Node:
@@ -170,7 +198,12 @@ def _lying_as(put: Maker, result: fx.Node, promised: torch.Tensor) -> fx.Node:
 
 
 def _permuted(put: Maker, factor: _Factor) -> fx.Node:
-    return factor.node if factor.order is None else put(torch.permute, factor.node, factor.order)
+    if factor.order is None:
+        return factor.node
+    moved = put(torch.permute, factor.node, tuple(i for i in factor.order if i is not None))
+    for place in (place for place, i in enumerate(factor.order) if i is None):
+        moved = put(torch.unsqueeze, moved, place)
+    return moved
 
 
 def _mask(put: Maker, steps: Sequence[_Step], dtype: torch.dtype) -> fx.Node | None:
@@ -205,11 +238,12 @@ def _seeing(put: Maker, query: fx.Node, steps: Sequence[_Step], *, differentiate
     return put(torch.masked_fill, query, put(torch.all, everywhere, -1, True), 0.0)
 
 
-def _fits(scores: _Scores, value: _Factor, chain: Sequence[fx.Node]) -> bool:
+def _fits(scores: _Scores, product: _Product, chain: Sequence[fx.Node]) -> bool:
     """Whether the operands are such as the operator takes: (batch, heads, rows, width), or without the first of these, or both,
     of one dtype, and one head of keys may serve all; with masks that broadcast."""
-    q, k, v = (_Sizes.of(factor) for factor in (scores.query, scores.key, value))
-    tensors = [value_of(factor.node) for factor in (scores.query, scores.key, value)]
+    factors = scores.query, scores.key, product.right
+    q, k, v = map(_Sizes.of, factors)
+    tensors = [value_of(factor.node) for factor in factors]
     dtype = tensors[0].dtype
     if len({t.dtype for t in tensors}) > 1 or not dtype.is_floating_point:
         return False
@@ -217,6 +251,10 @@ def _fits(scores: _Scores, value: _Factor, chain: Sequence[fx.Node]) -> bool:
         return False
     if dtype != torch.float64 and any(value_of(node).dtype == torch.float64 for node in chain):  # more digits than a kernel has
         return False
+    if len(v.all) != value_of(product.left.node).dim():
+        return False
+    if scores.heads is not None and len(v.all) == 4:  # as the scores' view
+        v = _Sizes((v.lead[0] * v.lead[1],), v.rows, v.last)
     if len({len(q.all), len(k.all), len(v.all)}) > 1 or not 2 <= len(q.all) <= 4:
         return False
     # The keys' matrices are turned: (..., width, keys).
@@ -226,8 +264,9 @@ def _fits(scores: _Scores, value: _Factor, chain: Sequence[fx.Node]) -> bool:
     if not all(torch_private.surely_equal(a, b) for a, b in same) or scores.scale == 0:
         return False
     full = (*q.lead, q.rows, k.last)
-    read = [x for step in scores.steps for x in (step.added, step.condition) if isinstance(x, fx.Node)]
-    return all(_broadcasts(value_of(x), full) for x in read)
+    seen = full if scores.heads is None else (*value_of(scores.heads).shape[:2], *full[1:])
+    read = [(x, full if step.flat else seen) for step in scores.steps for x in step[:2] if isinstance(x, fx.Node)]
+    return all(_broadcasts(value_of(x), shape) for x, shape in read)
 
 
 class _Sizes(NamedTuple):
@@ -240,7 +279,7 @@ class _Sizes(NamedTuple):
     @classmethod
     def of(cls, factor: _Factor) -> _Sizes:
         shape = value_of(factor.node).shape
-        *lead, rows, last = shape if factor.order is None else [shape[i] for i in factor.order]
+        *lead, rows, last = shape if factor.order is None else [1 if i is None else shape[i] for i in factor.order]
         return cls(tuple(lead), rows, last)
 
     @property
@@ -288,8 +327,9 @@ def _first(node: fx.Node) -> Any:
 
 
 def _scores(node: fx.Node, reader: fx.Node) -> _Scores | None:
-    """What ``reader`` reads at a node which nobody else reads, and others only write to before; None where it is not known."""
-    *writers, last = node.users
+    """What ``reader`` reads at a node which nobody else reads but for its dtype, and others only write to before; None where it
+    is not known."""
+    *writers, last = (user for user in node.users if user is reader or _word(user) != "type_as" or _first(user) is node)
     if last is not reader or any(each.users or not writes(each) or _first(each) is not node for each in writers):
         return None
     found = _made(node)
@@ -307,7 +347,7 @@ def _made(node: fx.Node) -> _Scores | None:
     if _word(node) == "baddbmm":
         return _with_sum(node)
     for operand in node.all_input_nodes:
-        scores = _scores(operand, node) if _same_shape(operand, node) else None
+        scores = _scores(operand, node) if _same_shape(operand, node) or _regroups(node, operand) else None
         changed = None if scores is None else _changed(scores, node, operand)
         if changed is not None:
             return changed
@@ -322,6 +362,8 @@ def _changed(scores: _Scores, node: fx.Node, operand: fx.Node) -> _Scores | None
     scale, step = scores.scale, None
     if not first and writes(node):  # to what others may read
         return None
+    if _regroups(node, operand):
+        return _regrouped(scores, node)
     if word in _CASTS:
         if not first or not _only_casts(node):
             return None
@@ -350,7 +392,27 @@ def _changed(scores: _Scores, node: fx.Node, operand: fx.Node) -> _Scores | None
         step = _Step(number, condition, hides)  # type: ignore[arg-type]
     else:
         return None
-    return replace(scores, scale=scale, steps=(*scores.steps, *([step] if step else [])), chain=(*scores.chain, node))
+    steps = [] if step is None else [step._replace(flat=scores.heads is not None and value_of(node).dim() == 3)]
+    return replace(scores, scale=scale, steps=(*scores.steps, *steps), chain=(*scores.chain, node))
+
+
+def _regroups(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether a node splits one dimension of its operand into batches and heads, or makes these one."""
+    a, b = value_of(operand), value_of(node)
+    if _word(node) not in _VIEWS or node.kwargs or not isinstance(a, torch.Tensor) or node.args[0] is not operand:
+        return False
+    fits = {a.dim(), b.dim()} == {3, 4} and all(map(torch_private.surely_equal, a.shape[-2:], b.shape[-2:]))
+    whole = b if b.dim() == 4 else a
+    return fits and (_word(node) in ("view", "reshape") or all(isinstance(size, int) for size in whole.shape[:2]))
+
+
+def _regrouped(scores: _Scores, node: fx.Node) -> _Scores | None:
+    chain = (*scores.chain, node)
+    if value_of(node).dim() == 3:
+        return None if scores.heads is None else replace(scores, chain=chain)
+    if scores.heads is not None:
+        return replace(scores, chain=chain) if _same_shape(scores.heads, node) else None
+    return replace(scores, chain=chain, heads=node, steps=tuple(step._replace(flat=True) for step in scores.steps))
 
 
 def _with_sum(node: fx.Node) -> _Scores | None:
@@ -395,16 +457,22 @@ def _number(given: Any) -> float | None:
 # From the softmax on to the second product
 
 
-def _weighing(softmax: fx.Node) -> tuple[_Product, tuple[fx.Node, ...], float] | None:
-    """The product of weights and values, the nodes up to it, and the probability with which weights are dropped."""
-    node, after, dropout_p = softmax, list[fx.Node](), 0.0
+def _weighing(softmax: fx.Node, heads: fx.Node | None) -> tuple[_Product, tuple[fx.Node, ...], float] | None:
+    """The product of weights and values, the nodes up to it, and the probability with which weights are dropped.
+
+    Args:
+        heads: ``_Scores.heads``.
+    """
+    node, after, dropout_p, sideways = softmax, list[fx.Node](), 0.0, False
     while len(node.users) == 1:
         (user,) = node.users
         after.append(user)
         word = _word(user)
         product = _product(user)
         if product is not None:
-            if product.left.node is not node:
+            if sideways:
+                product = _transposed(product)
+            elif product.left.node is not node:
                 product = _turned(user)
             fits = product is not None and product.left.node is node and product.right.node is not node
             return (product, tuple(after), dropout_p) if product is not None and fits and _plain(product.left) else None
@@ -413,10 +481,41 @@ def _weighing(softmax: fx.Node) -> tuple[_Product, tuple[fx.Node, ...], float] |
             if chance is None or _first(user) is not node:
                 return None
             dropout_p = chance
+        elif heads is not None and _regroups(user, node):
+            if value_of(user).dim() == 4 and not _same_shape(user, heads):
+                return None
+        elif _swaps_last(user, node):
+            sideways = not sideways
         elif word not in (*_CASTS, "contiguous") or (word in _CASTS and not _only_casts(user)) or _first(user) is not node:
             return None
         node = user
     return None
+
+
+def _swaps_last(node: fx.Node, operand: fx.Node) -> bool:
+    """Whether a node makes rows of its operand columns."""
+    word, dims, given = _word(node), value_of(operand).dim(), node.args[1:]
+    if node.kwargs or not given or node.args[0] is not operand:
+        return False
+    if node.target is getattr:
+        return given[0] == "mT" or (given[0] == "T" and dims == 2)
+    if word not in ("transpose", "swapaxes", "swapdims", "permute"):
+        return False
+    order = given[0] if isinstance(given[0], list | tuple) else given
+    if not all(isinstance(d, int) for d in order):
+        return False
+    places = [int(d) % dims for d in order]  # type: ignore[arg-type]
+    last = [dims - 1, dims - 2]
+    return places == [*range(dims - 2), *last] if word == "permute" else sorted(places) == sorted(last)
+
+
+def _transposed(product: _Product) -> _Product | None:
+    """``a @ weights.T`` as ``(weights @ a.T).T``."""
+    dims = value_of(product.left.node).dim()
+    swapped = (*range(dims - 2), dims - 1, dims - 2)
+    if not (product.left.order is product.right.order is product.order is None):
+        return None
+    return _Product(product.right, _Factor(product.left.node, swapped), swapped)
 
 
 def _plain(factor: _Factor) -> bool:
@@ -452,7 +551,8 @@ def _turned(node: fx.Node) -> _Product | None:
 
 
 def _summed(node: fx.Node, *, turned: bool) -> _Product | None:
-    """``einsum`` of two operands, as a product of matrices: one letter is summed over, and one is each operand's own."""
+    """``einsum`` of two operands, as a product of matrices: one letter is summed over, and one is each operand's own. More are
+    the left one's where one head of the right serves all."""
     if len(node.args) < 2 or not isinstance(node.args[0], str) or node.kwargs:
         return None
     rest = node.args[1] if isinstance(node.args[1], list | tuple) else node.args[1:]
@@ -464,20 +564,17 @@ def _summed(node: fx.Node, *, turned: bool) -> _Product | None:
     if not all(isinstance(value_of(x), torch.Tensor) for x in rest):
         return None
     (one, other), (left, right) = (terms[::-1], rest[::-1]) if turned else (terms, rest)
-    if (
-        any(len(set(letters)) != len(letters) for letters in (one, other, out))
-        or len(out) != len(one)
-        or len(one) != len(other)
-    ):
+    if any(len(set(letters)) != len(letters) for letters in (one, other, out)) or len(out) != len(one):
         return None
     summed = [letter for letter in one if letter in other and letter not in out]
     own = [letter for letter in one if letter not in other]
     others = [letter for letter in other if letter not in one]
-    lead = [letter for letter in out if letter in one and letter in other]
+    shared, own = own[:-1], own[-1:]
+    lead = [letter for letter in out if letter in shared or (letter in one and letter in other)]
     if [len(letters) for letters in (summed, own, others)] != [1, 1, 1] or set(out) != {*lead, *own, *others}:
         return None
     return _Product(
         _Factor(left, tuple(map(one.index, (*lead, *own, *summed)))),  # type: ignore[arg-type]
-        _Factor(right, tuple(map(other.index, (*lead, *summed, *others)))),  # type: ignore[arg-type]
+        _Factor(right, tuple(other.index(x) if x in other else None for x in (*lead, *summed, *others))),  # type: ignore[arg-type]
         None if list(out) == [*lead, *own, *others] else tuple(map([*lead, *own, *others].index, out)),
     )
