@@ -121,7 +121,7 @@ def heads_beside_batches(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def heads_apart_for_the_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (x.reshape(BATCH * HEADS, -1, WIDTH) for x in (q, k, v))
     added = BIAS.repeat(BATCH, 1, 1).to(q.dtype)
-    weights = added.baddbmm(q, k.transpose(1, 2), beta=1.0, alpha=0.25).view(BATCH, HEADS, ROWS, -1)
+    weights = added.baddbmm(batch1=q, batch2=k.transpose(1, 2), beta=1.0, alpha=0.25).view(BATCH, HEADS, ROWS, -1)
     weights = F.softmax(torch.where(HIDDEN, LEAST, weights), dim=-1)
     return torch.bmm(weights.view(BATCH * HEADS, ROWS, -1), v).view(BATCH, HEADS, ROWS, WIDTH).transpose(1, 2)
 

@@ -417,11 +417,14 @@ def _regrouped(scores: _Scores, node: fx.Node) -> _Scores | None:
 
 def _with_sum(node: fx.Node) -> _Scores | None:
     """``baddbmm``: ``beta * input + alpha * left @ right``."""
-    if len(node.args) != 3 or not {"beta", "alpha"}.issuperset(node.kwargs) or writes(node):
+    given = dict(zip(("input", "batch1", "batch2"), node.args, strict=False)) | node.kwargs
+    if not {"input", "batch1", "batch2"} <= set(given) <= {"input", "batch1", "batch2", "beta", "alpha"}:
         return None
-    added, left, right = node.args
-    beta, alpha = (_number(node.kwargs.get(name, 1)) for name in ("beta", "alpha"))
-    if beta not in (0.0, 1.0) or not alpha or not all(isinstance(value_of(x), torch.Tensor) for x in node.args):
+    if len(node.args) > 3 or writes(node):
+        return None
+    added, left, right = operands = [given[name] for name in ("input", "batch1", "batch2")]
+    beta, alpha = (_number(given.get(name, 1)) for name in ("beta", "alpha"))
+    if beta not in (0.0, 1.0) or not alpha or not all(isinstance(value_of(x), torch.Tensor) for x in operands):
         return None
     return _Scores(_Factor(left), _Factor(right), alpha, (_Step(added),) if beta else (), (node,))  # type: ignore[arg-type]
 
