@@ -280,6 +280,12 @@ def test_empty(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, .
         assert gradient.isfinite().all()
 
 
+def test_more_parts_than_the_keys_fill() -> None:
+    """One head of so many keys is cut into parts of whole blocks; the last have none."""
+    torch.manual_seed(0)
+    check(problem_of((20, 8208, 8208), lambda n: drawn(torch.float32, 1, 1, n, 8)))
+
+
 @pytest.mark.parametrize("rows", [3, 40])
 def test_rows_with_nothing_to_attend_to_are_zero(rows: int) -> None:
     torch.manual_seed(0)

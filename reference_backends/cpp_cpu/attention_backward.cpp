@@ -112,26 +112,19 @@ template <class A, class T> static void backward_span(const Problem &p, const Ba
   enum { N = Lanes<A>::count, LINES = 2 * N };
   const int64_t batch = shared_index / p.shared, shared = shared_index % p.shared;
   alignas(VECTOR_BYTES) A shift[LINES], factor[LINES], inner[LINES];
+  __builtin_memset(dq, 0, a.query_numbers(p) * sizeof(A));
   for (int64_t key = begin; key < end; key += KEYS) {
     const int64_t block = min_int(KEYS, end - key);
     pack_rows(offset((const T *)p.k, p.k_at, batch, shared, key), p.k_at, block, p.width, a.keys, a.k_pitch);
     pack_rows(offset((const T *)p.v, p.v_at, batch, shared, key), p.v_at, block, p.depth, a.values, a.v_pitch);
-    // What is summed first is stored, not added to zeros: by keys at the first tile that sees some, by queries at the first keys.
-    const A *of_keys = nullptr, *const of_queries = key == begin ? nullptr : (const A *)a.ones;
+    __builtin_memset(a.dk, 0, KEYS * a.k_pitch * sizeof(A));
+    __builtin_memset(a.dv, 0, KEYS * a.v_pitch * sizeof(A));
     A *dq_tile = dq;
     for (int64_t first = 0; first < p.lines; first += LINES, dq_tile += a.PADDED * a.k_pitch) {
       Tile<A> t;
       begin_tile(p, t, batch, shared, first);
       const int64_t n = min_int(block, reach(p, t) - key), pitch = t.pitch(), start = shared_index * p.lines + first;
-      if (n <= 0 || is_hidden(p, t, key, n)) {
-        if (!of_queries) __builtin_memset(dq_tile, 0, t.live * a.k_pitch * sizeof(A));
-        continue;
-      }
-      if (!of_keys && n < block) {  // The first tile leaves keys behind its rows out.
-        __builtin_memset(a.dk, 0, KEYS * a.k_pitch * sizeof(A));
-        __builtin_memset(a.dv, 0, KEYS * a.v_pitch * sizeof(A));
-        of_keys = a.ones;
-      }
+      if (n <= 0 || is_hidden(p, t, key, n)) continue;
       pack_columns(t, (const T *)p.q, p.q_at, p.width, (A)p.scale, a.query_columns);
       pack_columns(t, g.grad, g.grad_at, p.depth, (A)1, a.grad_columns);
       for (int64_t l = 0; l < t.live; ++l) {
@@ -148,14 +141,9 @@ template <class A, class T> static void backward_span(const Problem &p, const Ba
 #else
       slopes_of(t, n, shift, factor, inner, a.weights, a.slopes);
 #endif
-      product(a.weights, pitch, 1, n, a.grad_rows, a.v_pitch, ceil_div(p.depth, N), t.live, a.dv, a.v_pitch, of_keys);
-      product(a.slopes, pitch, 1, n, a.query_rows, a.k_pitch, ceil_div(p.width, N), t.live, a.dk, a.k_pitch, of_keys);
-      product(a.slopes, 1, pitch, t.live, a.keys, a.k_pitch, ceil_div(p.width, N), n, dq_tile, a.k_pitch, of_queries);
-      of_keys = a.ones;
-    }
-    if (!of_keys) {
-      __builtin_memset(a.dk, 0, KEYS * a.k_pitch * sizeof(A));
-      __builtin_memset(a.dv, 0, KEYS * a.v_pitch * sizeof(A));
+      product(a.weights, pitch, 1, n, a.grad_rows, a.v_pitch, ceil_div(p.depth, N), t.live, a.dv, a.v_pitch, (const A *)a.ones);
+      product(a.slopes, pitch, 1, n, a.query_rows, a.k_pitch, ceil_div(p.width, N), t.live, a.dk, a.k_pitch, (const A *)a.ones);
+      product(a.slopes, 1, pitch, t.live, a.keys, a.k_pitch, ceil_div(p.width, N), n, dq_tile, a.k_pitch, (const A *)a.ones);
     }
     for (int64_t r = 0; r < block; ++r) {
       scatter(a.dk + r * a.k_pitch, (A)p.scale, p.width, offset(g.dk, g.dk_at, batch, shared, key + r), g.dk_at[3]);
