@@ -1,4 +1,4 @@
-"""torch.compile gives other values of multilabel_margin_loss than torch itself, whatever the backend.
+"""torch.compile gives other values of multilabel_margin_loss than torch itself, where AOTAutograd traces it.
 
 The classes behind the first -1 of the targets count: the operator's decomposition does not leave them out. The right value is
 eager mode's, which follows the definition: targets end at the first -1. Found by trying losses.

@@ -32,8 +32,8 @@ _OVER = frozenset(("div", "divide", "truediv", "true_divide"))
 _CASTS = frozenset(("float", "half", "bfloat16", "double", "to", "type", "type_as"))
 _VIEWS = frozenset(("view", "reshape", "flatten", "unflatten"))
 _LEAST = -1e4
-"""A number at most this large hides a key whose score it replaces or is added to: its exponential is zero in every dtype."""
-
+"""A number at most this large is taken to hide a key whose score it replaces: its exponential is zero in every dtype, unless
+all scores that are seen lie as low."""
 _ABSORBS = -1e30
 """A number at most this large stays what it is when scores are added."""
 
