@@ -406,12 +406,11 @@ def test_it_began_as_a_new_package() -> None:
     assert ours["tool"]["pytest"] == theirs["tool"]["pytest"]
 
 
-def test_stages_agree_in_debug_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_agree_in_debug_mode(compiled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(debug.CHECK, "1")
-    torch._dynamo.reset()
     x, w = torch.randn(5, 4), torch.randn(3, 4)
 
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return torch.tanh(x @ w.t()).exp() * 2 + torch.arange(3)
 
-    torch.testing.assert_close(torch.compile(f, backend="mychip")(x, w), f(x, w))
+    torch.testing.assert_close(compiled(f)(x, w), f(x, w))
