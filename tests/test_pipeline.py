@@ -747,3 +747,40 @@ def test_what_a_traced_function_writes_is_seen(strided: bool) -> None:
     graph = vendor_sdk.trace(function, [x])
     torch.testing.assert_close(graph.interpret(x), [function(x)])
     torch.testing.assert_close(canonicalize(graph).interpret(x), [function(x)])
+
+
+def test_tensors_that_a_traced_function_closes_over_are_constants() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.GELU()).eval()
+    offset = torch.randn(7)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = model(x) * 2
+        z = offset.clone()
+        z.add_(y.sum(0))
+        y.mul_(offset)[0].copy_(z)
+        return y
+
+    register_toys()
+    x, before = torch.randn(3, 5), offset.clone()
+    graph = vendor_sdk.trace(function, [x])
+    compiled = vendor_sdk.compile_graph(graph, backend="toyloops")
+    offset.mul_(3)  # what it is at a call
+    torch.testing.assert_close(compiled(x)[0], function(x))
+    torch.testing.assert_close(graph.interpret(x), [function(x)])
+    assert torch.equal(offset, before * 3)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, y: y.add_(x),
+        lambda x, y: torch.add(x, 1, out=y),
+        lambda x, y: y[:1].copy_(x[:1]),
+        lambda x, y: torch._foreach_add_([x.clone(), y.view(3, 1)], 1) or x,
+    ],
+)
+def test_what_a_traced_function_closes_over_is_not_written_to(write: Callable[..., torch.Tensor]) -> None:
+    x, held = torch.ones(3), torch.zeros(3)
+    with pytest.raises(CaptureError, match="writes to memory of a tensor that the traced function closes over"):
+        vendor_sdk.trace(lambda x: write(x, held) + 1, [x])
+    assert not held.any()

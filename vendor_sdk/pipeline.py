@@ -92,9 +92,13 @@ def trace(function: Callable[..., Any], example_inputs: Sequence[torch.Tensor], 
     """The prim graph of a function of tensors, with static shapes and without autograd.
 
     Args:
-        function: called with fake tensors like ``example_inputs``; returns a tensor, or a tuple or list of them.
+        function: called with fake tensors like ``example_inputs``; returns a tensor, or a tuple or list of them. Tensors that
+            it closes over, a module's parameters too, are constants of the graph.
         example_inputs: tensors whose shapes, strides and dtypes the graph takes.
         composites: names of composites to keep whole, as for a backend that claims them.
+
+    Raises:
+        CaptureError: the function writes to a tensor that it closes over.
     """
     with torch_private.a_trace_of_its_own():  # a plugin may trace while its user's graph is captured
         graph = trace_function(function, example_inputs, prim_table(targets(composites)))

@@ -176,7 +176,7 @@ def _check_outputs(module: fx.GraphModule, graph: PrimGraph) -> None:
 
 def trace(function: Callable[..., Any], inputs: Sequence[torch.Tensor], table: Table) -> PrimGraph:
     """The prim graph of a plain function of tensors (no autograd, static shapes), for conformance cases and passes' tests."""
-    with torch_private.new_fake_mode() as fake_mode:
+    with torch_private.new_fake_mode(with_real=True) as fake_mode:
         fakes = [fake_mode.from_tensor(value, static_shapes=True) for value in inputs]
     with fake_mode:
         if isinstance(function, fx.GraphModule):  # a graph already, which need not be traced to become one

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from vendor_sdk.errors import CaptureError
 from vendor_sdk.torch_checked import private_names
 
 with private_names():
@@ -72,8 +73,9 @@ def own_mode_of(fake: Any) -> FakeTensorMode:
     return mode
 
 
-def new_fake_mode() -> FakeTensorMode:
-    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
+def new_fake_mode(*, with_real: bool = False) -> FakeTensorMode:
+    """``with_real``: in which real tensors may be operands too."""
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=with_real)
 
 
 @contextlib.contextmanager
@@ -131,12 +133,79 @@ def is_composite(operator: OpOverload) -> bool:
     return operator._can_decompose()
 
 
+class _FindsWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses to write to memory of tensors that are not fake: while a function is traced, those that it closes over."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, fake_mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake_mode = fake_mode
+        self.closed_over: dict[int, torch.Tensor] = {}
+        """The fake tensors that stand for such ones, by where they lie."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for value in pytree.tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+                fake = self.fake_mode.from_tensor(value, static_shapes=True)
+                self.closed_over[storage_key(fake)] = fake
+        writes = self.closed_over and isinstance(func, OpOverload) and func._schema.is_mutable
+        for index, argument in enumerate(func._schema.arguments if writes else ()):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for each in pytree.tree_leaves(kwargs.get(argument.name, args[index] if index < len(args) else None)):
+                    self._check(func, each)
+        return func(*args, **kwargs)
+
+    def _check(self, func: OpOverload, target: torch.Tensor) -> None:
+        if not isinstance(target, FakeTensor) or storage_key(target) in self.closed_over:
+            raise CaptureError(
+                f"{func} writes to memory of a tensor that the traced function closes over, where it has {tuple(target.shape)}",
+                why="a trace says what a function makes of its arguments, and such tensors are constants of it",
+                fix="make it an argument of the function; a module that updates statistics does not in eval mode",
+            )
+
+
 def functional_trace(function: Callable[..., Any], fake_inputs: Sequence[Any]) -> fx.GraphModule:
-    """Traces a plain function of tensors into an ATen graph with fake values, in which nothing is written to."""
-    traced: fx.GraphModule = make_fx(function)(*fake_inputs)
+    """Traces a plain function of tensors into an ATen graph with fake values, in which nothing is written to; real tensors that
+    it closes over are attributes of the graph.
+
+    Raises:
+        CaptureError: it writes to such a one.
+    """
+    with _FindsWrites(fake_mode_of(fake_inputs)):
+        traced: fx.GraphModule = make_fx(function)(*fake_inputs)
     if not any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in traced.graph.nodes):
         return traced  # Functionalization would ask branches for conditions that only data has.
-    return make_fx(torch.func.functionalize(traced, remove="mutations"))(*fake_inputs)
+    # It takes no tensors but its arguments.
+    values = {str(node.target): attribute(traced, str(node.target)) for node in traced.graph.find_nodes(op="get_attr")}
+    held = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    run = torch.func.functionalize(_Holding(traced, tuple(held)).run, remove="mutations")
+    functional: fx.GraphModule = make_fx(run)(*fake_inputs, *held.values())
+    placeholders = functional.graph.find_nodes(op="placeholder")
+    for node, (name, value) in zip(placeholders[len(fake_inputs) :], held.items(), strict=True):
+        functional.register_buffer(name, value)
+        with functional.graph.inserting_before(node):
+            node.replace_all_uses_with(functional.graph.get_attr(name))
+        functional.graph.erase_node(node)
+    functional.recompile()
+    return functional
+
+
+class _Holding(fx.Interpreter):
+    """Runs a graph with its attributes of these names as its last arguments."""
+
+    def __init__(self, module: fx.GraphModule, names: Sequence[str]) -> None:
+        super().__init__(module)
+        self.names = names
+
+    def run(self, *args: Any) -> Any:  # type: ignore[override]
+        inputs = len(args) - len(self.names)
+        self.held = dict(zip(self.names, args[inputs:], strict=True))
+        return super().run(*args[:inputs])
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self.held[target] if target in self.held else super().get_attr(target, args, kwargs)
 
 
 def attribute(module: torch.nn.Module, path: str) -> Any:
