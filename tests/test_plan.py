@@ -474,6 +474,19 @@ def test_a_view_keeps_its_memory(destinations: str) -> None:
     assert buffer.last == next(i for i, node in enumerate(plan.steps) if node.name == "add")
 
 
+def test_operands_of_collectives_which_read_them_later_get_memory_of_their_own(destinations: str) -> None:
+    operators = vendor_sdk.torch_private.functional_collectives()
+
+    def gathered(v: torch.Tensor) -> torch.Tensor:
+        under_way = operators.all_gather_into_tensor(v.sin(), 1, "0")
+        return v.exp().neg().exp() + operators.wait_tensor(under_way)
+
+    plan = vendor_sdk.compile_graph(vendor_sdk.trace(gathered, [torch.randn(1000)]), backend=destinations).plan
+    homes = {buffer.name: buffer.home for buffer in plan.buffers}
+    assert homes["sin"] is Home.BLOCK
+    assert Home.BLOCK not in (homes["exp"], homes["neg"])
+
+
 def test_a_kernel_that_returns_its_operand_gets_a_copy(destinations: str) -> None:
     plugin = Destinations()
     kernels = {**plugin.kernels(), "relu": vendor_sdk.Kernel(lambda a: a)}
