@@ -18,6 +18,7 @@ from torch import fx
 from vendor_sdk import debug, pipeline, resting, torch_private
 from vendor_sdk.capture.attention import keep_attention
 from vendor_sdk.capture.channels import lie_channels_last
+from vendor_sdk.capture.composed import recognize_attention
 from vendor_sdk.capture.flex import spell_out_flex_attention
 from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
@@ -27,7 +28,6 @@ from vendor_sdk.capture.multihead import open_attention
 from vendor_sdk.capture.norms import save_less_of_norms
 from vendor_sdk.capture.pooled import save_less_of_pools
 from vendor_sdk.capture.sparse import without_sparse
-from vendor_sdk.capture.spelled import recognize_attention
 from vendor_sdk.capture.unread import drop_unread
 from vendor_sdk.capture.whole import drop_whole_slices
 from vendor_sdk.capture.windows import know_windows

@@ -1,30 +1,21 @@
-"""Attention that a program spells out: ``softmax(query @ key.T * scale + mask) @ value``.
+"""Attention that a program spells out, as read in the graph of Dynamo: ``softmax(query @ key.T * scale + mask) @ value``.
 
 Programs that are older than torch's function for it, or that may return the weights, write two products and a softmax, in
-whatever words torch has for them. In the graph of Dynamo these become ``scaled_dot_product_attention``, so that AOTAutograd
-differentiates one operator and no scores are in memory. That is done where nobody else reads scores or weights, and where the
-backend has a kernel for the operator, and for its gradients if there are any.
-
-As with that function, scores have the digits of the kernel's sums where the program had rounded them to halves, and a row that
-minus infinity hides from all keys is zero, where a softmax gives NaN.
+whatever words torch has for them. They are read from the softmax back to the first product, and on to the second.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import fx
 
 from vendor_sdk import torch_private
-from vendor_sdk.capture.attention import keep_call
-from vendor_sdk.capture.nodes import Maker, is_torchs, value_of, word_of, writes
-from vendor_sdk.ir.orders import inverse, order_in_memory
+from vendor_sdk.capture.nodes import is_torchs, value_of, word_of, writes
 
 _PRODUCTS = frozenset(("matmul", "bmm", "mm"))
 _TIMES = frozenset(("mul", "multiply"))
@@ -34,17 +25,15 @@ _VIEWS = frozenset(("view", "reshape", "flatten", "unflatten"))
 _LEAST = -1e4
 """A number at most this large is taken to hide a key whose score it replaces: its exponential is zero in every dtype, unless
 all scores that are seen lie as low."""
-_ABSORBS = -1e30
-"""A number at most this large stays what it is when scores are added."""
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """Something that becomes of scores: numbers are added, or, with a ``condition``, what it hides is replaced.
 
     Attributes:
         added: a node, or the number that replaces.
         hides: what the condition is where it does.
-        flat: whether scores had batches and heads in one dimension then, which ``_Scores.heads`` splits.
+        flat: whether scores had batches and heads in one dimension then, which ``Scores.heads`` splits.
     """
 
     added: Any
@@ -54,7 +43,7 @@ class _Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Scores:
+class Scores:
     """Scores as read up to some node.
 
     Attributes:
@@ -65,15 +54,15 @@ class _Scores:
         heads: a view of scores as (batch, heads, rows, keys), where the product has batches and heads in one dimension.
     """
 
-    query: _Factor
-    key: _Factor
+    query: Factor
+    key: Factor
     scale: float
-    steps: tuple[_Step, ...]
+    steps: tuple[Step, ...]
     chain: tuple[fx.Node, ...]
     heads: fx.Node | None = None
 
 
-class _Factor(NamedTuple):
+class Factor(NamedTuple):
     """A factor of a product: a node whose dimensions are to be permuted, if ``order`` says so; None in it is a new one, of
     size one."""
 
@@ -81,226 +70,59 @@ class _Factor(NamedTuple):
     order: tuple[int | None, ...] | None = None
 
 
-class _Product(NamedTuple):
+class Product(NamedTuple):
     """A product of matrices (..., rows, terms) and (..., terms, columns); ``order`` permutes its result."""
 
-    left: _Factor
-    right: _Factor
+    left: Factor
+    right: Factor
     order: tuple[int, ...] | None = None
 
 
-def recognize_attention(module: fx.GraphModule, kept: Set[str]) -> None:
-    """Rewrites such attention in a graph of Dynamo, and in those within it, in place.
+@dataclass(frozen=True)
+class Spelled:
+    """Attention as read.
 
-    Args:
-        kept: names of the composites that the backend claims.
+    Attributes:
+        product: of weights and values.
+        dropout_p: the probability with which weights are dropped.
+        nodes: all that are read, in order; the last one's value is attention's.
     """
-    if "scaled_dot_product_attention" not in kept:
-        return
-    for each in module.modules():
-        if isinstance(each, fx.GraphModule):
-            found = [_rewrite(node, kept) for node in list(each.graph.nodes) if _word(node) == "softmax"]
-            if any(found):
-                each.recompile()
+
+    scores: Scores
+    product: Product
+    dropout_p: float
+    nodes: tuple[fx.Node, ...]
 
 
-def _rewrite(softmax: fx.Node, kept: Set[str]) -> bool:
-    """Whether a softmax was that of attention."""
-    of = _over_keys(softmax)
+def read_attention(softmax: fx.Node) -> Spelled | None:
+    """The attention of which a node is the softmax, if it is one, of which nobody else reads scores or weights."""
+    of = _over_keys(softmax) if _word(softmax) == "softmax" else None
     scores = None if of is None else _scores(of, softmax)
     weighing = None if scores is None else _weighing(softmax, scores.heads)
     if scores is None or weighing is None:
-        return False
+        return None
     product, after, dropout_p = weighing
-    last = after[-1]
-    chain = (*scores.chain, softmax, *after)
-    wanted = f"{'dropout' if dropout_p else 'scaled_dot_product'}_attention"
-    differentiated = bool(value_of(last).requires_grad)
-    if not {wanted, *([f"{wanted}_backward"] if differentiated else [])} <= kept:
-        return False
-    if any(user not in chain for node in chain[:-1] for user in node.users):
-        return False
-    if not _fits(scores, product, chain) or _written_meanwhile(chain):
-        return False
-    masks = [step.added for step in scores.steps if isinstance(step.added, fx.Node)]
-    if differentiated and (any(value_of(mask).requires_grad for mask in masks) or any(map(_cuts_off, chain))):
-        return False
-    with last.graph.inserting_before(last), torch_private.own_mode_of(value_of(last)), torch.no_grad():
-        result = _call(Maker(last), scores, product, dropout_p, value_of(last))
-    result.meta["example_value"] = value_of(last)
-    last.replace_all_uses_with(result)
-    for node in reversed(chain):
-        last.graph.erase_node(node)
-    return True
+    nodes = (*scores.chain, softmax, *after)
+    if any(user not in nodes for node in nodes[:-1] for user in node.users):
+        return None
+    if not all(map(torch_private.is_fake, tensors_of(nodes))):  # of a transform of torch.func, or a tensor of another class
+        return None
+    return None if _written_meanwhile(nodes) else Spelled(scores, product, dropout_p, nodes)
 
 
-def _cuts_off(node: fx.Node) -> bool:
-    """Whether a node hands no gradients on to operands that would have some, as under ``torch.no_grad``."""
-    return not value_of(node).requires_grad and any(value.requires_grad for value in _tensors((node,)))
-
-
-def _tensors(chain: Sequence[fx.Node]) -> list[torch.Tensor]:
+def tensors_of(chain: Sequence[fx.Node]) -> list[torch.Tensor]:
     """What nodes read and make."""
     values = [value_of(x) for node in chain for x in (*node.all_input_nodes, node)]
     return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _call(put: Maker, scores: _Scores, product: _Product, dropout_p: float, promised: torch.Tensor) -> fx.Node:
-    """The operator in place of all that was read, with its result lying in memory as the last product's."""
-    split = functools.partial(_split, put, scores.heads)
-    query, key, value = (split(_permuted(put, factor)) for factor in (scores.query, scores.key, product.right))
-    key = put(torch.transpose, key, -2, -1)
-    steps = [x._replace(added=split(x.added), condition=split(x.condition)) if x.flat else x for x in scores.steps]
-    mask = _mask(put, steps, value_of(query).dtype)
-    query = _seeing(put, query, steps, differentiated=promised.requires_grad)
-    flat = value_of(query).dim() == 2
-    if flat:
-        query, key, value = (put(torch.unsqueeze, x, 0) for x in (query, key, value))
-    attended = put.graph.call_function(
-        F.scaled_dot_product_attention, (query, key, value, mask, dropout_p, False), {"scale": scores.scale}
-    )
-    like = value_of(query).new_empty(value_of(query).shape, dtype=promised.dtype)
-    attended.meta.update(put.meta, example_value=like.requires_grad_(promised.requires_grad))
-    result = put(torch.squeeze, attended, 0) if flat else attended
-    if scores.heads is not None and promised.dim() == 3:
-        result = put(torch.flatten, result, 0, 1)
-    if product.order is not None:
-        result = put(torch.permute, result, product.order)
-    result = _lying_as(put, result, promised)
-    keep_call(attended, everywhere=True)  # torch's own function would add masks of bools as numbers
-    return result
-
-
-def _split(put: Maker, heads: fx.Node | None, given: Any) -> Any:
-    """A tensor with one dimension for batches and heads, with one for each of them."""
-    if heads is None or not isinstance(given, fx.Node) or value_of(given).dim() != 3:
-        return given
-    if torch_private.surely_equal(value_of(given).shape[0], 1):
-        return put(torch.unsqueeze, given, 0)
-    return put(torch.unflatten, given, 0, _leading_sizes(heads))
-
-
-def _leading_sizes(heads: fx.Node) -> Any:
-    """As numbers, or as the nodes that a program gave."""
-    sizes = value_of(heads).shape[:2]
-    given = heads.args[1] if isinstance(heads.args[1], list | tuple) else heads.args[1:]
-    return tuple(sizes) if all(isinstance(size, int) for size in sizes) else tuple(given[:2])
-
-
-def _lying_as(put: Maker, result: fx.Node, promised: torch.Tensor) -> fx.Node:
-    """A tensor of its own, which the program may write to while the operator's is kept for gradients, with its dimensions in
-    the order in memory in which what follows was traced with them."""
-    order = order_in_memory(promised.shape, promised.stride())
-    copy = functools.partial(put, torch.clone, memory_format=torch.contiguous_format)
-    if order is None or order == sorted(order):
-        return copy(result)
-    return put(torch.permute, copy(put(torch.permute, result, order)), inverse(order))
-
-
-def _permuted(put: Maker, factor: _Factor) -> fx.Node:
-    if factor.order is None:
-        return factor.node
-    moved = put(torch.permute, factor.node, tuple(i for i in factor.order if i is not None))
-    for place in (place for place, i in enumerate(factor.order) if i is None):
-        moved = put(torch.unsqueeze, moved, place)
-    return moved
-
-
-def _mask(put: Maker, steps: Sequence[_Step], dtype: torch.dtype) -> fx.Node | None:
-    """What the steps say, as ``scaled_dot_product_attention`` takes it: bools where they only leave keys out."""
-    if not steps:
-        return None
-    if all(step.condition is not None and step.added == -math.inf for step in steps):
-        seen: fx.Node | None = None
-        for step in steps:
-            own = put(torch.logical_not, step.condition) if step.hides else step.condition
-            seen = own if seen is None else put(torch.logical_and, seen, own)
-        return seen
-    mask: Any = 0.0
-    for step in steps:
-        if step.condition is not None:
-            mask = put(torch.where, step.condition, *((step.added, mask) if step.hides else (mask, step.added)))
-        else:
-            added = put.method("detach", step.added) if value_of(step.added).requires_grad else step.added
-            mask = put(torch.add, mask, added) if isinstance(mask, fx.Node) else added
-    return mask if value_of(mask).dtype in (dtype, torch.float32) else put.method("to", mask, dtype)
-
-
-def _seeing(put: Maker, query: fx.Node, steps: Sequence[_Step], *, differentiated: bool) -> fx.Node:
-    """Queries, zero where numbers take the place of all of a row's scores: keys are weighed by these numbers alone there, to
-    which scores are added in the mask, and no gradients come to what they replaced."""
-    replaced = [step for step in steps if step.condition is not None]
-    numbers = [step.added for step in replaced if step.added != -math.inf]
-    if not numbers or (not differentiated and max(numbers) <= _ABSORBS):
-        return query
-    hidden = [step.condition if step.hides else put(torch.logical_not, step.condition) for step in replaced]
-    everywhere = functools.reduce(functools.partial(put, torch.logical_or), hidden)
-    return put(torch.masked_fill, query, put(torch.all, everywhere, -1, True), 0.0)
-
-
-def _fits(scores: _Scores, product: _Product, chain: Sequence[fx.Node]) -> bool:
-    """Whether the operands are such as the operator takes: (batch, heads, rows, width), or without the first of these, or both,
-    of one dtype, and one head of keys may serve all; with masks that broadcast."""
-    factors = scores.query, scores.key, product.right
-    q, k, v = map(_Sizes.of, factors)
-    tensors = [value_of(factor.node) for factor in factors]
-    dtype = tensors[0].dtype
-    if len({t.dtype for t in tensors}) > 1 or not dtype.is_floating_point:
-        return False
-    if not all(map(torch_private.is_fake, _tensors(chain))):  # of a transform of torch.func, or a tensor of another class
-        return False
-    if dtype != torch.float64 and any(value_of(node).dtype == torch.float64 for node in chain):  # more digits than a kernel has
-        return False
-    if len(v.all) != value_of(product.left.node).dim():
-        return False
-    if scores.heads is not None and len(v.all) == 4:  # as the scores' view
-        v = _Sizes((v.lead[0] * v.lead[1],), v.rows, v.last)
-    if len({len(q.all), len(k.all), len(v.all)}) > 1 or not 2 <= len(q.all) <= 4:
-        return False
-    # The keys' matrices are turned: (..., width, keys).
-    same = [(q.last, k.rows), (k.last, v.rows), (q.last, v.last), *zip(k.lead, v.lead, strict=True)]
-    one_head = len(q.all) == 4 and k.lead[1] == 1 and isinstance(q.lead[1], int)
-    same += list(zip(q.lead[:1] if one_head else q.lead, k.lead[:1] if one_head else k.lead, strict=True))
-    if not all(torch_private.surely_equal(a, b) for a, b in same) or scores.scale == 0:
-        return False
-    full = (*q.lead, q.rows, k.last)
-    seen = full if scores.heads is None else (*value_of(scores.heads).shape[:2], *full[1:])
-    read = [(x, full if step.flat else seen) for step in scores.steps for x in step[:2] if isinstance(x, fx.Node)]
-    return all(_broadcasts(value_of(x), shape) for x, shape in read)
-
-
-class _Sizes(NamedTuple):
-    """Sizes of matrices."""
-
-    lead: tuple[Any, ...]
-    rows: Any
-    last: Any
-
-    @classmethod
-    def of(cls, factor: _Factor) -> _Sizes:
-        shape = value_of(factor.node).shape
-        *lead, rows, last = shape if factor.order is None else [1 if i is None else shape[i] for i in factor.order]
-        return cls(tuple(lead), rows, last)
-
-    @property
-    def all(self) -> tuple[Any, ...]:
-        return (*self.lead, self.rows, self.last)
-
-
-def _broadcasts(mask: Any, shape: Sequence[Any]) -> bool:
-    own = mask.shape
-    return len(own) <= len(shape) and all(
-        size == 1 or torch_private.surely_equal(size, full) for size, full in zip(own[::-1], shape[::-1], strict=False)
-    )
 
 
 def _written_meanwhile(chain: Sequence[fx.Node]) -> bool:
     """Whether anything else is written between the first of these nodes and the last that might be one of the operands, which
     are read at the last only."""
     first, *_, last = chain
-    own, read, node = set(chain), set(map(torch_private.storage_key, _tensors(chain))), first
+    own, read, node = set(chain), set(map(torch_private.storage_key, tensors_of(chain))), first
     while node is not last:
-        if node not in own and writes(node) and not read.isdisjoint(map(torch_private.storage_key, _tensors((node,)))):
+        if node not in own and writes(node) and not read.isdisjoint(map(torch_private.storage_key, tensors_of((node,)))):
             return True
         node = node.next
     return False
@@ -326,7 +148,7 @@ def _first(node: fx.Node) -> Any:
     return node.args[0] if node.args else node.kwargs.get("input")
 
 
-def _scores(node: fx.Node, reader: fx.Node) -> _Scores | None:
+def _scores(node: fx.Node, reader: fx.Node) -> Scores | None:
     """What ``reader`` reads at a node which nobody else reads but for its dtype, and others only write to before; None where it
     is not known."""
     *writers, last = (user for user in node.users if user is reader or _word(user) != "type_as" or _first(user) is node)
@@ -338,12 +160,12 @@ def _scores(node: fx.Node, reader: fx.Node) -> _Scores | None:
     return found
 
 
-def _made(node: fx.Node) -> _Scores | None:
+def _made(node: fx.Node) -> Scores | None:
     product = _product(node)
     if product is not None:
         product = product if product.order is None else _turned(node)
         straight = product is not None and product.order is None
-        return _Scores(product.left, product.right, 1.0, (), (node,)) if product is not None and straight else None
+        return Scores(product.left, product.right, 1.0, (), (node,)) if product is not None and straight else None
     if _word(node) == "baddbmm":
         return _with_sum(node)
     for operand in node.all_input_nodes:
@@ -354,7 +176,7 @@ def _made(node: fx.Node) -> _Scores | None:
     return None
 
 
-def _changed(scores: _Scores, node: fx.Node, operand: fx.Node) -> _Scores | None:
+def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
     """What becomes of scores, the ``operand`` of a node."""
     word, given = _word(node), node.args
     rest = [each for each in given if each is not operand]
@@ -379,7 +201,7 @@ def _changed(scores: _Scores, node: fx.Node, operand: fx.Node) -> _Scores | None
         mask = value_of(rest[0])
         if not isinstance(mask, torch.Tensor) or not mask.dtype.is_floating_point:
             return None
-        step = _Step(rest[0])
+        step = Step(rest[0])
     elif len(given) == 3 and len(rest) == 2 and word in ("where", "masked_fill"):
         of_tensor = node.op == "call_method" or word == "masked_fill"
         condition, stays, other = (given[1], given[0], given[2]) if of_tensor else given
@@ -389,7 +211,7 @@ def _changed(scores: _Scores, node: fx.Node, operand: fx.Node) -> _Scores | None
             return None
         if mask.dtype != torch.bool:
             return None
-        step = _Step(number, condition, hides)  # type: ignore[arg-type]
+        step = Step(number, condition, hides)  # type: ignore[arg-type]
     else:
         return None
     steps = [] if step is None else [step._replace(flat=scores.heads is not None and value_of(node).dim() == 3)]
@@ -406,7 +228,7 @@ def _regroups(node: fx.Node, operand: fx.Node) -> bool:
     return fits and (_word(node) in ("view", "reshape") or all(isinstance(size, int) for size in whole.shape[:2]))
 
 
-def _regrouped(scores: _Scores, node: fx.Node) -> _Scores | None:
+def _regrouped(scores: Scores, node: fx.Node) -> Scores | None:
     chain = (*scores.chain, node)
     if value_of(node).dim() == 3:
         return None if scores.heads is None else replace(scores, chain=chain)
@@ -415,7 +237,7 @@ def _regrouped(scores: _Scores, node: fx.Node) -> _Scores | None:
     return replace(scores, chain=chain, heads=node, steps=tuple(step._replace(flat=True) for step in scores.steps))
 
 
-def _with_sum(node: fx.Node) -> _Scores | None:
+def _with_sum(node: fx.Node) -> Scores | None:
     """``baddbmm``: ``beta * input + alpha * left @ right``."""
     given = dict(zip(("input", "batch1", "batch2"), node.args, strict=False)) | node.kwargs
     if not {"input", "batch1", "batch2"} <= set(given) <= {"input", "batch1", "batch2", "beta", "alpha"}:
@@ -426,7 +248,7 @@ def _with_sum(node: fx.Node) -> _Scores | None:
     beta, alpha = (_number(given.get(name, 1)) for name in ("beta", "alpha"))
     if beta not in (0.0, 1.0) or not alpha or not all(isinstance(value_of(x), torch.Tensor) for x in operands):
         return None
-    return _Scores(_Factor(left), _Factor(right), alpha, (_Step(added),) if beta else (), (node,))  # type: ignore[arg-type]
+    return Scores(Factor(left), Factor(right), alpha, (Step(added),) if beta else (), (node,))  # type: ignore[arg-type]
 
 
 def _only_casts(node: fx.Node) -> bool:
@@ -460,11 +282,11 @@ def _number(given: Any) -> float | None:
 # From the softmax on to the second product
 
 
-def _weighing(softmax: fx.Node, heads: fx.Node | None) -> tuple[_Product, tuple[fx.Node, ...], float] | None:
+def _weighing(softmax: fx.Node, heads: fx.Node | None) -> tuple[Product, tuple[fx.Node, ...], float] | None:
     """The product of weights and values, the nodes up to it, and the probability with which weights are dropped.
 
     Args:
-        heads: ``_Scores.heads``.
+        heads: ``Scores.heads``.
     """
     node, after, dropout_p, sideways = softmax, list[fx.Node](), 0.0, False
     while len(node.users) == 1:
@@ -512,16 +334,16 @@ def _swaps_last(node: fx.Node, operand: fx.Node) -> bool:
     return places == [*range(dims - 2), *last] if word == "permute" else sorted(places) == sorted(last)
 
 
-def _transposed(product: _Product) -> _Product | None:
+def _transposed(product: Product) -> Product | None:
     """``a @ weights.T`` as ``(weights @ a.T).T``."""
     dims = value_of(product.left.node).dim()
     swapped = (*range(dims - 2), dims - 1, dims - 2)
     if not (product.left.order is product.right.order is product.order is None):
         return None
-    return _Product(product.right, _Factor(product.left.node, swapped), swapped)
+    return Product(product.right, Factor(product.left.node, swapped), swapped)
 
 
-def _plain(factor: _Factor) -> bool:
+def _plain(factor: Factor) -> bool:
     return factor.order is None or factor.order == tuple(range(len(factor.order)))
 
 
@@ -538,22 +360,22 @@ def _dropped(node: fx.Node) -> float | None:
 # Products
 
 
-def _product(node: fx.Node) -> _Product | None:
+def _product(node: fx.Node) -> Product | None:
     """What a node multiplies, if it is a product of matrices."""
     word = _word(node)
     if word in _PRODUCTS and len(node.args) == 2 and not node.kwargs:
         left, right = node.args
         if all(isinstance(value_of(x), torch.Tensor) and value_of(x).dim() > 1 for x in (left, right)):
-            return _Product(_Factor(left), _Factor(right))  # type: ignore[arg-type]
+            return Product(Factor(left), Factor(right))  # type: ignore[arg-type]
     return _summed(node, turned=False) if word == "einsum" else None
 
 
-def _turned(node: fx.Node) -> _Product | None:
+def _turned(node: fx.Node) -> Product | None:
     """The same where the operands of ``einsum`` change places."""
     return _summed(node, turned=True) if _word(node) == "einsum" else None
 
 
-def _summed(node: fx.Node, *, turned: bool) -> _Product | None:
+def _summed(node: fx.Node, *, turned: bool) -> Product | None:
     """``einsum`` of two operands, as a product of matrices: one letter is summed over, and one is each operand's own. More are
     the left one's where one head of the right serves all."""
     if len(node.args) < 2 or not isinstance(node.args[0], str) or node.kwargs:
@@ -576,8 +398,8 @@ def _summed(node: fx.Node, *, turned: bool) -> _Product | None:
     lead = [letter for letter in out if letter in shared or (letter in one and letter in other)]
     if [len(letters) for letters in (summed, own, others)] != [1, 1, 1] or set(out) != {*lead, *own, *others}:
         return None
-    return _Product(
-        _Factor(left, tuple(map(one.index, (*lead, *own, *summed)))),  # type: ignore[arg-type]
-        _Factor(right, tuple(other.index(x) if x in other else None for x in (*lead, *summed, *others))),  # type: ignore[arg-type]
+    return Product(
+        Factor(left, tuple(map(one.index, (*lead, *own, *summed)))),  # type: ignore[arg-type]
+        Factor(right, tuple(other.index(x) if x in other else None for x in (*lead, *summed, *others))),  # type: ignore[arg-type]
         None if list(out) == [*lead, *own, *others] else tuple(map([*lead, *own, *others].index, out)),
     )
