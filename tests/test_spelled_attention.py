@@ -135,11 +135,31 @@ def heads_of_keys_repeated(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT * 0.25 + BIAS, -1) @ v
 
 
+def windows_apart_for_the_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (torch.cat((x, x * 0.5)) for x in (q, k, v))
+    scores = (q * 0.25).matmul(k.transpose(-2, -1)) + BIAS.unsqueeze(0)
+    scores = scores.view(q.size(0) // BATCH, BATCH, HEADS, ROWS, KEYS) + torch.where(HIDDEN, -100.0, 0.0)[None]
+    return F.softmax(scores.view(-1, HEADS, ROWS, KEYS), dim=-1).matmul(v)
+
+
+def windows_beside_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (torch.stack((x, x * 0.5, x * 2)) for x in (q, k, v))
+    scores = torch.einsum("bnhid,bnhjd->bnhij", q, k) * 0.25 + BIAS[:1]
+    scores = scores.masked_fill(HIDDEN, -1e9).masked_fill(PADDED.expand(3, -1, -1, -1, -1), -math.inf)
+    return torch.einsum("bnhij,bnhjd->bnihd", scores.softmax(-1), v)
+
+
+def one_head_of_keys_in_windows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (torch.stack((x, x * 0.5)) for x in (q, k[:, :1], v[:, :1]))
+    return torch.softmax((q @ k.mT).masked_fill(HIDDEN, -math.inf), -1) @ v
+
+
 PROGRAMS: tuple[Program, ...] = (
     scaled, factors_of_queries, hidden_and_joined, hidden_in_place, heads_behind_rows, cast_and_added, written_over,
     added_twice, by_a_number_in_a_tensor, heads_in_the_batch, sum_and_product, one_head, one_head_of_keys,
     heads_of_keys_repeated, without_a_letter_for_heads, values_by_channels, one_matrix,
-    heads_beside_batches, heads_apart_for_the_mask,
+    heads_beside_batches, heads_apart_for_the_mask, windows_apart_for_the_mask, windows_beside_heads,
+    one_head_of_keys_in_windows,
 )  # fmt: skip
 
 
@@ -254,7 +274,7 @@ def _sum_and_product_in_another(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _weights_without_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     with torch.no_grad():
         weights = torch.softmax(q @ k.mT, -1)
-    return weights @ v + q.sum() + k.sum()
+    return weights @ v + q.mean() + k.mean()
 
 
 def _by_a_number_that_changes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -410,6 +430,26 @@ def test_sizes_may_be_symbols(program: Program, backend: str) -> None:
             given = [torch.randn(2, 3, size, WIDTH) for size in (rows, keys, keys)]
             for each in given:
                 torch._dynamo.mark_dynamic(each, 2)
+            torch.testing.assert_close(function(*given), program(*given), rtol=1e-4, atol=1e-5)
+    assert len(graphs) == 1
+    assert ATTENTION in {placed.prim for placed in graphs[0].placements}
+
+
+def in_windows_from_the_start(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.unflatten(0, (-1, BATCH)) for x in (q, k, v))
+    return (torch.softmax((q @ k.mT).masked_fill(HIDDEN, -1e9), -1) @ v).flatten(0, 1)
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu", "onnxruntime"])
+@pytest.mark.parametrize("program", [windows_apart_for_the_mask, in_windows_from_the_start])
+def test_how_many_windows_there_are_may_be_a_symbol(program: Program, backend: str) -> None:
+    kind, graphs = use_kind(backend), list[Any]()
+    function = torch.compile(program, backend=kind)
+    with recording(graphs.append), torch.no_grad():
+        for times in (2, 3, 5):
+            given = [x.repeat(times, 1, 1, 1) for x in operands(grad=False)]
+            for each in given:
+                torch._dynamo.mark_dynamic(each, 0)
             torch.testing.assert_close(function(*given), program(*given), rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1
     assert ATTENTION in {placed.prim for placed in graphs[0].placements}

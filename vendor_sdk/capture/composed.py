@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -73,10 +73,17 @@ def _cuts_off(node: fx.Node) -> bool:
 def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
     """The operator in place of all that was read, with its result lying in memory as the last product's."""
     scores, product = found.scores, found.product
-    split = functools.partial(_split, put, scores.heads)
-    query, key, value = (split(_permuted(put, factor)) for factor in (scores.query, scores.key, product.right))
+    grouped = functools.partial(_grouped, put, _heads(found))
+    query, key, value = factors = [_permuted(put, factor) for factor in (scores.query, scores.key, product.right)]
+    steps = [
+        step._replace(
+            added=_mask_grouped(put, step.added, step.at, query, grouped),
+            condition=_mask_grouped(put, step.condition, step.at, query, grouped),
+        )
+        for step in scores.steps
+    ]
+    query, key, value = map(grouped, factors)
     key = put(torch.transpose, key, -2, -1)
-    steps = [x._replace(added=split(x.added), condition=split(x.condition)) if x.flat else x for x in scores.steps]
     mask = _mask(put, steps, value_of(query).dtype)
     query = _seeing(put, query, steps, differentiated=promised.requires_grad)
     flat = value_of(query).dim() == 2
@@ -88,8 +95,12 @@ def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
     like = value_of(query).new_empty(value_of(query).shape, dtype=promised.dtype)
     attended.meta.update(put.meta, example_value=like.requires_grad_(promised.requires_grad))
     result = put(torch.squeeze, attended, 0) if flat else attended
-    if scores.heads is not None and promised.dim() == 3:
+    lead = value_of(product.left.node).shape[:-2]
+    if len(lead) == 1 and value_of(result).dim() == 4:
         result = put(torch.flatten, result, 0, 1)
+    elif len(lead) > 2:
+        sizes = [size if isinstance(size, int) else put.method("size", factors[2], i) for i, size in enumerate(lead[:-1])]
+        result = put(torch.unflatten, result, 0, tuple(sizes))
     if product.order is not None:
         result = put(torch.permute, result, product.order)
     result = _lying_as(put, result, promised)
@@ -97,20 +108,44 @@ def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
     return result
 
 
-def _split(put: Maker, heads: fx.Node | None, given: Any) -> Any:
-    """A tensor with one dimension for batches and heads, with one for each of them."""
-    if heads is None or not isinstance(given, fx.Node) or value_of(given).dim() != 3:
+def _heads(found: Spelled) -> Any:
+    """How many heads there are, as a number or a node, where they have a dimension beside others in any view of scores."""
+    views = [node for node in found.nodes[:-1] if value_of(node).dim() > 3]
+    return None if not views else _size(views[0], -3)
+
+
+def _size(view: fx.Node, place: int) -> Any:
+    """A size of a view: a number, the node that the program gave for it, or None."""
+    size = value_of(view).shape[place]
+    given = view.args[1] if isinstance(view.args[1], list | tuple) else view.args[1:]
+    told = given[place] if len(given) == value_of(view).dim() else None
+    return size if isinstance(size, int) else told if isinstance(told, fx.Node) else None
+
+
+def _grouped(put: Maker, heads: Any, given: fx.Node) -> fx.Node:
+    """Matrices as (batch, heads, ...): where heads have a dimension of their own, all before it are one."""
+    dims = value_of(given).dim()
+    if dims == 3 and heads is not None:
+        return put(torch.unflatten, given, 0, (-1, heads))
+    return put(torch.flatten, given, 0, dims - 4) if dims > 4 else given
+
+
+def _mask_grouped(put: Maker, given: Any, at: fx.Node, query: fx.Node, grouped: Callable[[fx.Node], fx.Node]) -> Any:
+    """What broadcasts to scores as the program grouped them, so that it does to the operator's.
+
+    Args:
+        at: ``Step.at``.
+        query: of the first product.
+    """
+    if not isinstance(given, fx.Node):
         return given
-    if torch_private.surely_equal(value_of(given).shape[0], 1):
-        return put(torch.unsqueeze, given, 0)
-    return put(torch.unflatten, given, 0, _leading_sizes(heads))
-
-
-def _leading_sizes(heads: fx.Node) -> Any:
-    """As numbers, or as the nodes that a program gave."""
-    sizes = value_of(heads).shape[:2]
-    given = heads.args[1] if isinstance(heads.args[1], list | tuple) else heads.args[1:]
-    return tuple(sizes) if all(isinstance(size, int) for size in sizes) else tuple(given[:2])
+    lead, own = value_of(at).shape[:-2], value_of(given).shape
+    if len(own) < 3 or (len(own) == 3 and (len(lead) > 1 or torch_private.surely_equal(own[0], 1))):
+        return given
+    if len(lead) > 2 and not all(torch_private.surely_equal(size, 1) for size in own[:-3]):
+        sizes = [_size(at, i) or put.method("size", query, i) for i in range(len(lead) - 1)]
+        given = put.method("expand", given, *sizes, -1, -1, -1)
+    return grouped(given)
 
 
 def _lying_as(put: Maker, result: fx.Node, promised: torch.Tensor) -> fx.Node:
@@ -165,8 +200,8 @@ def _seeing(put: Maker, query: fx.Node, steps: Sequence[Step], *, differentiated
 
 
 def _fits(found: Spelled) -> bool:
-    """Whether the operands are such as the operator takes: (batch, heads, rows, width), or without the first of these, or both,
-    of one dtype, and one head of keys may serve all; with masks that broadcast."""
+    """Whether the operands are such as the operator takes: of one dtype, with the same batches and heads, or one head of keys
+    that serves all, with masks that broadcast."""
     scores, product = found.scores, found.product
     factors = scores.query, scores.key, product.right
     q, k, v = map(_Sizes.of, factors)
@@ -177,22 +212,35 @@ def _fits(found: Spelled) -> bool:
     made = {value_of(node).dtype for node in found.nodes}
     if dtype != torch.float64 and torch.float64 in made:  # more digits than a kernel has
         return False
-    if len(v.all) != value_of(product.left.node).dim():
+    weights = value_of(product.left.node).shape[:-2]
+    if len({len(q.all), len(k.all)}) > 1 or len(v.lead) != len(weights) or not _groups_alike(found):
         return False
-    if scores.heads is not None and len(v.all) == 4:  # as the scores' view
-        v = _Sizes((v.lead[0] * v.lead[1],), v.rows, v.last)
-    if len({len(q.all), len(k.all), len(v.all)}) > 1 or not 2 <= len(q.all) <= 4:
+    leads = (k.lead, q.lead), (v.lead, weights)
+    one_head = {len(own) > 1 and own[-1] == 1 and isinstance(full[-1], int) for own, full in leads}
+    if len(one_head) > 1 or scores.scale == 0:
         return False
     # The keys' matrices are turned: (..., width, keys).
-    same = [(q.last, k.rows), (k.last, v.rows), (q.last, v.last), *zip(k.lead, v.lead, strict=True)]
-    one_head = len(q.all) == 4 and k.lead[1] == 1 and isinstance(q.lead[1], int)
-    same += list(zip(q.lead[:1] if one_head else q.lead, k.lead[:1] if one_head else k.lead, strict=True))
-    if not all(torch_private.surely_equal(a, b) for a, b in same) or scores.scale == 0:
+    same = [(q.last, k.rows), (k.last, v.rows), (q.last, v.last)]
+    same += [pair for own, full in leads for pair in list(zip(own, full, strict=True))[: -1 if True in one_head else None]]
+    if not all(torch_private.surely_equal(a, b) for a, b in same):
         return False
-    full = (*q.lead, q.rows, k.last)
-    seen = full if scores.heads is None else (*value_of(scores.heads).shape[:2], *full[1:])
-    read = [(x, full if step.flat else seen) for step in scores.steps for x in step[:2] if isinstance(x, fx.Node)]
-    return all(_broadcasts(value_of(x), shape) for x, shape in read)
+    read = [(x, value_of(step.at)) for step in scores.steps for x in (step.added, step.condition) if isinstance(x, fx.Node)]
+    return all(_broadcasts(value_of(x), scored.shape) for x, scored in read)
+
+
+def _groups_alike(found: Spelled) -> bool:
+    """Whether all views of scores and weights have one dimension for batches and heads, or the same heads as the last of
+    several, or none at all."""
+    leads = [value_of(node).shape[:-2] for node in found.nodes[:-1]]
+    fewest, most = min(map(len, leads)), max(map(len, leads))
+    if most < 2:
+        return fewest == most
+    heads = [lead[-1] for lead in leads if len(lead) > 1]
+    if not fewest or not all(torch_private.surely_equal(each, heads[0]) for each in heads):
+        return False
+    views = [step.at for step in found.scores.steps if step.at is not found.nodes[0]]
+    told = [_size(view, place) for view in views for place in range(value_of(view).dim() - 3)]
+    return None not in told and (fewest > 1 or _heads(found) is not None)
 
 
 class _Sizes(NamedTuple):

@@ -33,13 +33,13 @@ class Step(NamedTuple):
     Attributes:
         added: a node, or the number that replaces.
         hides: what the condition is where it does.
-        flat: whether scores had batches and heads in one dimension then, which ``Scores.heads`` splits.
+        at: the product, or the view of scores, whose sizes scores had then.
     """
 
     added: Any
+    at: fx.Node
     condition: fx.Node | None = None
     hides: bool = True
-    flat: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Scores:
         scale: of their product.
         steps: what became of it since, in order.
         chain: the nodes that are read, from the product on.
-        heads: a view of scores as (batch, heads, rows, keys), where the product has batches and heads in one dimension.
+        at: the product, or the last view of it, which groups batches and heads otherwise.
     """
 
     query: Factor
@@ -59,7 +59,7 @@ class Scores:
     scale: float
     steps: tuple[Step, ...]
     chain: tuple[fx.Node, ...]
-    heads: fx.Node | None = None
+    at: fx.Node
 
 
 class Factor(NamedTuple):
@@ -98,7 +98,7 @@ def read_attention(softmax: fx.Node) -> Spelled | None:
     """The attention of which a node is the softmax, if it is one, of which nobody else reads scores or weights."""
     of = _over_keys(softmax) if _word(softmax) == "softmax" else None
     scores = None if of is None else _scores(of, softmax)
-    weighing = None if scores is None else _weighing(softmax, scores.heads)
+    weighing = None if scores is None else _weighing(softmax)
     if scores is None or weighing is None:
         return None
     product, after, dropout_p = weighing
@@ -165,7 +165,7 @@ def _made(node: fx.Node) -> Scores | None:
     if product is not None:
         product = product if product.order is None else _turned(node)
         straight = product is not None and product.order is None
-        return Scores(product.left, product.right, 1.0, (), (node,)) if product is not None and straight else None
+        return Scores(product.left, product.right, 1.0, (), (node,), node) if product is not None and straight else None
     if _word(node) == "baddbmm":
         return _with_sum(node)
     for operand in node.all_input_nodes:
@@ -185,7 +185,7 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
     if not first and writes(node):  # to what others may read
         return None
     if _regroups(node, operand):
-        return _regrouped(scores, node)
+        return replace(scores, chain=(*scores.chain, node), at=node)
     if word in _CASTS:
         if not first or not _only_casts(node):
             return None
@@ -201,7 +201,7 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
         mask = value_of(rest[0])
         if not isinstance(mask, torch.Tensor) or not mask.dtype.is_floating_point:
             return None
-        step = Step(rest[0])
+        step = Step(rest[0], scores.at)
     elif len(given) == 3 and len(rest) == 2 and word in ("where", "masked_fill"):
         of_tensor = node.op == "call_method" or word == "masked_fill"
         condition, stays, other = (given[1], given[0], given[2]) if of_tensor else given
@@ -211,30 +211,19 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
             return None
         if mask.dtype != torch.bool:
             return None
-        step = Step(number, condition, hides)  # type: ignore[arg-type]
+        step = Step(number, scores.at, condition, hides)  # type: ignore[arg-type]
     else:
         return None
-    steps = [] if step is None else [step._replace(flat=scores.heads is not None and value_of(node).dim() == 3)]
+    steps = [] if step is None else [step]
     return replace(scores, scale=scale, steps=(*scores.steps, *steps), chain=(*scores.chain, node))
 
 
 def _regroups(node: fx.Node, operand: fx.Node) -> bool:
-    """Whether a node splits one dimension of its operand into batches and heads, or makes these one."""
+    """Whether a node is a view of its operand with the same matrices, whose batches and heads are grouped otherwise."""
     a, b = value_of(operand), value_of(node)
     if _word(node) not in _VIEWS or node.kwargs or not isinstance(a, torch.Tensor) or node.args[0] is not operand:
         return False
-    fits = {a.dim(), b.dim()} == {3, 4} and all(map(torch_private.surely_equal, a.shape[-2:], b.shape[-2:]))
-    whole = b if b.dim() == 4 else a
-    return fits and (_word(node) in ("view", "reshape") or all(isinstance(size, int) for size in whole.shape[:2]))
-
-
-def _regrouped(scores: Scores, node: fx.Node) -> Scores | None:
-    chain = (*scores.chain, node)
-    if value_of(node).dim() == 3:
-        return None if scores.heads is None else replace(scores, chain=chain)
-    if scores.heads is not None:
-        return replace(scores, chain=chain) if _same_shape(scores.heads, node) else None
-    return replace(scores, chain=chain, heads=node, steps=tuple(step._replace(flat=True) for step in scores.steps))
+    return min(a.dim(), b.dim()) > 1 and all(map(torch_private.surely_equal, a.shape[-2:], b.shape[-2:]))
 
 
 def _with_sum(node: fx.Node) -> Scores | None:
@@ -248,7 +237,8 @@ def _with_sum(node: fx.Node) -> Scores | None:
     beta, alpha = (_number(given.get(name, 1)) for name in ("beta", "alpha"))
     if beta not in (0.0, 1.0) or not alpha or not all(isinstance(value_of(x), torch.Tensor) for x in operands):
         return None
-    return Scores(Factor(left), Factor(right), alpha, (Step(added),) if beta else (), (node,))  # type: ignore[arg-type]
+    steps = (Step(added, node),) if beta else ()
+    return Scores(Factor(left), Factor(right), alpha, steps, (node,), node)  # type: ignore[arg-type]
 
 
 def _only_casts(node: fx.Node) -> bool:
@@ -282,12 +272,8 @@ def _number(given: Any) -> float | None:
 # From the softmax on to the second product
 
 
-def _weighing(softmax: fx.Node, heads: fx.Node | None) -> tuple[Product, tuple[fx.Node, ...], float] | None:
-    """The product of weights and values, the nodes up to it, and the probability with which weights are dropped.
-
-    Args:
-        heads: ``Scores.heads``.
-    """
+def _weighing(softmax: fx.Node) -> tuple[Product, tuple[fx.Node, ...], float] | None:
+    """The product of weights and values, the nodes up to it, and the probability with which weights are dropped."""
     node, after, dropout_p, sideways = softmax, list[fx.Node](), 0.0, False
     while len(node.users) == 1:
         (user,) = node.users
@@ -306,11 +292,10 @@ def _weighing(softmax: fx.Node, heads: fx.Node | None) -> tuple[Product, tuple[f
             if chance is None or _first(user) is not node:
                 return None
             dropout_p = chance
-        elif heads is not None and _regroups(user, node):
-            if value_of(user).dim() == 4 and not _same_shape(user, heads):
-                return None
         elif _swaps_last(user, node):
             sideways = not sideways
+        elif _regroups(user, node):
+            pass
         elif word not in (*_CASTS, "contiguous") or (word in _CASTS and not _only_casts(user)) or _first(user) is not node:
             return None
         node = user
