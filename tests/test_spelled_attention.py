@@ -154,6 +154,21 @@ def one_head_of_keys_in_windows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax((q @ k.mT).masked_fill(HIDDEN, -math.inf), -1) @ v
 
 
+def scores_in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.matmul(q.to(torch.float32), k.to(torch.float32).transpose(-1, -2)) / 4.0
+    weights = F.softmax(torch.where(HIDDEN, torch.tensor(LEAST), scores), dim=-1).to(v.dtype)
+    return torch.matmul(F.dropout(weights, 0.1, False), v)
+
+
+def queries_in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k = (x.float() * 0.9 for x in (q, k))
+    return F.softmax((q @ k.mT).masked_fill(HIDDEN, -1e9), -1).to(v.dtype) @ v
+
+
+def values_in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.softmax((q @ k.mT).masked_fill(HIDDEN, -math.inf), -1, dtype=torch.float32) @ v.float()
+
+
 PROGRAMS: tuple[Program, ...] = (
     scaled, factors_of_queries, hidden_and_joined, hidden_in_place, heads_behind_rows, cast_and_added, written_over,
     added_twice, by_a_number_in_a_tensor, heads_in_the_batch, sum_and_product, one_head, one_head_of_keys,
@@ -453,6 +468,29 @@ def test_how_many_windows_there_are_may_be_a_symbol(program: Program, backend: s
             torch.testing.assert_close(function(*given), program(*given), rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1
     assert ATTENTION in {placed.prim for placed in graphs[0].placements}
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu", "onnxruntime"])
+@pytest.mark.parametrize("program", [scores_in_float32, queries_in_float32, values_in_float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_products_may_have_another_dtype(dtype: torch.dtype, program: Program, backend: str) -> None:
+    given = operands(dtype=dtype)
+    differentiated = backend == "cpp_cpu"
+    with torch.set_grad_enabled(differentiated):
+        found, prims = compiled(program, backend, *given)
+    assert ATTENTION in prims
+    assert not prims & {"bmm", "softmax"}
+    expected = program(*given)
+    wide = [x.detach().float().requires_grad_() for x in given]
+    exact = program(*wide)
+    assert found.dtype == expected.dtype
+    assert float((found - exact).detach().abs().max()) <= 1.1 * float((expected - exact).detach().abs().max()) + 1e-6
+    if not differentiated:
+        return
+    grad = torch.randn(exact.shape)
+    grads = [torch.autograd.grad(x, y, grad.to(x.dtype)) for x, y in ((found, given), (expected, given), (exact, wide))]
+    for one, other, right in zip(*grads, strict=True):
+        assert float((one - right).norm()) <= 1.5 * float((other - right).norm())
 
 
 @pytest.mark.parametrize("backend", ["cpp_cpu"])

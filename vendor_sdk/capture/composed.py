@@ -21,7 +21,7 @@ from torch import fx
 from vendor_sdk import torch_private
 from vendor_sdk.capture.attention import keep_call
 from vendor_sdk.capture.nodes import Maker, value_of
-from vendor_sdk.capture.spelled import Factor, Spelled, Step, read_attention, tensors_of
+from vendor_sdk.capture.spelled import Factor, Spelled, Step, read_attention, tensors_of, widened_from
 from vendor_sdk.ir.orders import inverse, order_in_memory
 
 _ABSORBS = -1e30
@@ -82,9 +82,10 @@ def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
         )
         for step in scores.steps
     ]
-    query, key, value = map(grouped, factors)
+    dtype = _dtype(found)
+    query, key, value = (_cast(put, grouped(factor), dtype) for factor in factors)
     key = put(torch.transpose, key, -2, -1)
-    mask = _mask(put, steps, value_of(query).dtype)
+    mask = _mask(put, steps, dtype)
     query = _seeing(put, query, steps, differentiated=promised.requires_grad)
     flat = value_of(query).dim() == 2
     if flat:
@@ -92,9 +93,9 @@ def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
     attended = put.graph.call_function(
         F.scaled_dot_product_attention, (query, key, value, mask, found.dropout_p, False), {"scale": scores.scale}
     )
-    like = value_of(query).new_empty(value_of(query).shape, dtype=promised.dtype)
+    like = value_of(query).new_empty(value_of(query).shape)
     attended.meta.update(put.meta, example_value=like.requires_grad_(promised.requires_grad))
-    result = put(torch.squeeze, attended, 0) if flat else attended
+    result = _cast(put, put(torch.squeeze, attended, 0) if flat else attended, promised.dtype)
     lead = value_of(product.left.node).shape[:-2]
     if len(lead) == 1 and value_of(result).dim() == 4:
         result = put(torch.flatten, result, 0, 1)
@@ -106,6 +107,18 @@ def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
     result = _lying_as(put, result, promised)
     keep_call(attended, everywhere=True)  # torch's own function would add masks of bools as numbers
     return result
+
+
+def _dtype(found: Spelled) -> torch.dtype:
+    """The widest of both products, which autocast may have given another than their operands'. What queries and keys were
+    widened from has all their digits, and kernels add products up in float32."""
+    one, other = value_of(found.nodes[0]).dtype, value_of(found.nodes[-1]).dtype
+    widened = all(widened_from(factor.node) == other for factor in (found.scores.query, found.scores.key))
+    return other if widened else torch.promote_types(one, other)
+
+
+def _cast(put: Maker, given: fx.Node, dtype: torch.dtype) -> fx.Node:
+    return given if value_of(given).dtype == dtype else put.method("to", given, dtype)
 
 
 def _heads(found: Spelled) -> Any:
@@ -184,7 +197,7 @@ def _mask(put: Maker, steps: Sequence[Step], dtype: torch.dtype) -> fx.Node | No
         else:
             added = put.method("detach", step.added) if value_of(step.added).requires_grad else step.added
             mask = put(torch.add, mask, added) if isinstance(mask, fx.Node) else added
-    return mask if value_of(mask).dtype in (dtype, torch.float32) else put.method("to", mask, dtype)
+    return mask if value_of(mask).dtype == torch.float32 else _cast(put, mask, dtype)
 
 
 def _seeing(put: Maker, query: fx.Node, steps: Sequence[Step], *, differentiated: bool) -> fx.Node:
@@ -200,17 +213,12 @@ def _seeing(put: Maker, query: fx.Node, steps: Sequence[Step], *, differentiated
 
 
 def _fits(found: Spelled) -> bool:
-    """Whether the operands are such as the operator takes: of one dtype, with the same batches and heads, or one head of keys
-    that serves all, with masks that broadcast."""
+    """Whether the operands are such as the operator takes: with the same batches and heads, or one head of keys that serves
+    all, and masks that broadcast."""
     scores, product = found.scores, found.product
-    factors = scores.query, scores.key, product.right
-    q, k, v = map(_Sizes.of, factors)
-    tensors = [value_of(factor.node) for factor in factors]
-    dtype = tensors[0].dtype
-    if len({t.dtype for t in tensors}) > 1 or not dtype.is_floating_point:
-        return False
-    made = {value_of(node).dtype for node in found.nodes}
-    if dtype != torch.float64 and torch.float64 in made:  # more digits than a kernel has
+    q, k, v = map(_Sizes.of, (scores.query, scores.key, product.right))
+    made, dtype = {value_of(node).dtype for node in found.nodes}, _dtype(found)
+    if not dtype.is_floating_point or (dtype != torch.float64 and torch.float64 in made):  # more digits than a kernel has
         return False
     weights = value_of(product.left.node).shape[:-2]
     if len({len(q.all), len(k.all)}) > 1 or len(v.lead) != len(weights) or not _groups_alike(found):

@@ -22,6 +22,7 @@ _TIMES = frozenset(("mul", "multiply"))
 _OVER = frozenset(("div", "divide", "truediv", "true_divide"))
 _CASTS = frozenset(("float", "half", "bfloat16", "double", "to", "type", "type_as"))
 _VIEWS = frozenset(("view", "reshape", "flatten", "unflatten"))
+_MOVES = _VIEWS | {"transpose", "swapaxes", "swapdims", "permute", "getattr", "contiguous", "squeeze", "unsqueeze", "expand"}
 _LEAST = -1e4
 """A number at most this large is taken to hide a key whose score it replaces: its exponential is zero in every dtype, unless
 all scores that are seen lie as low."""
@@ -114,6 +115,18 @@ def tensors_of(chain: Sequence[fx.Node]) -> list[torch.Tensor]:
     """What nodes read and make."""
     values = [value_of(x) for node in chain for x in (*node.all_input_nodes, node)]
     return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def widened_from(node: Any) -> torch.dtype | None:
+    """The dtype of numbers to which a node, or one that it moves, gives another dtype, which has all of their digits; None
+    where it does not."""
+    while _word(node) in (*_MOVES, *_CASTS) and isinstance(_first(node), fx.Node):
+        before, after = value_of(_first(node)).dtype, value_of(node).dtype
+        if before != after:
+            widens = _word(node) in _CASTS and _only_casts(node) and torch.promote_types(before, after) == after
+            return before if widens else None
+        node = _first(node)
+    return None
 
 
 def _written_meanwhile(chain: Sequence[fx.Node]) -> bool:
