@@ -89,7 +89,7 @@ def heads_in_the_batch(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def sum_and_product(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     added = BIAS.repeat(BATCH, 1, 1).to(q.dtype)
-    return torch.bmm(torch.baddbmm(added, q.flatten(0, 1), k.flatten(0, 1).mT).softmax(2), v.flatten(0, 1))
+    return torch.bmm(torch.baddbmm(added, q.flatten(0, 1), k.flatten(0, 1).mT, beta=0.5).softmax(2), v.flatten(0, 1))
 
 
 def one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -154,6 +154,16 @@ def one_head_of_keys_in_windows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax((q @ k.mT).masked_fill(HIDDEN, -math.inf), -1) @ v
 
 
+def scaled_after_adding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT).view(BATCH, HEADS, ROWS, KEYS).masked_fill(HIDDEN, LEAST) + BIAS
+    scores *= 0.25
+    return torch.softmax((scores - torch.where(PADDED, 1e9, 0.0)) / 2, -1) @ v
+
+
+def scaled_after_leaving_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax((q @ k.mT).masked_fill(HIDDEN, -math.inf) * 0.25, -1) @ v
+
+
 def scores_in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = torch.matmul(q.to(torch.float32), k.to(torch.float32).transpose(-1, -2)) / 4.0
     weights = F.softmax(torch.where(HIDDEN, torch.tensor(LEAST), scores), dim=-1).to(v.dtype)
@@ -174,7 +184,7 @@ PROGRAMS: tuple[Program, ...] = (
     added_twice, by_a_number_in_a_tensor, heads_in_the_batch, sum_and_product, one_head, one_head_of_keys,
     heads_of_keys_repeated, without_a_letter_for_heads, values_by_channels, one_matrix,
     heads_beside_batches, heads_apart_for_the_mask, windows_apart_for_the_mask, windows_beside_heads,
-    one_head_of_keys_in_windows,
+    one_head_of_keys_in_windows, scaled_after_adding, scaled_after_leaving_out,
 )  # fmt: skip
 
 
@@ -240,8 +250,17 @@ def _replaced_by_what_counts(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax((q @ k.mT).masked_fill(HIDDEN, -3.0), -1) @ v
 
 
-def _scaled_with_the_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return torch.softmax((q @ k.mT + BIAS) * 0.5, -1) @ v
+def _hidden_until_scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax((q @ k.mT).masked_fill(HIDDEN, -1e4) * 1e-4, -1) @ v
+
+
+def _of_integers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = ((q * 4).int() @ (k * 4).int().mT).masked_fill(HIDDEN, -99999)
+    return torch.softmax(scores, -1, dtype=torch.float32) @ v
+
+
+def _turned_by_the_scale(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax((q @ k.mT).masked_fill(HIDDEN, -1e9) * -0.5, -1) @ v
 
 
 def _more_digits(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -332,8 +351,8 @@ def _values_weigh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 APART = (
-    _weights_too, _scores_too, _over_rows, _capped, _replaced_by_what_counts, _scaled_with_the_mask, _more_digits,
-    _another_width, _with_the_dtype_of_scores, _weights_without_gradients, _by_a_number_that_changes, _one_query,
+    _weights_too, _scores_too, _over_rows, _capped, _replaced_by_what_counts, _hidden_until_scaled, _turned_by_the_scale,
+    _more_digits, _of_integers, _another_width, _with_the_dtype_of_scores, _weights_without_gradients, _by_a_number_that_changes, _one_query,
     _under_a_transform, _values_weigh,
 )  # fmt: skip
 WRITTEN = (

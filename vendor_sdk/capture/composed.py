@@ -196,6 +196,9 @@ def _mask(put: Maker, steps: Sequence[Step], dtype: torch.dtype) -> fx.Node | No
             mask = put(torch.where, step.condition, *((step.added, mask) if step.hides else (mask, step.added)))
         else:
             added = put.method("detach", step.added) if value_of(step.added).requires_grad else step.added
+            if step.times != 1 or isinstance(mask, fx.Node):  # scores may have had more digits
+                added = _cast(put, added, torch.promote_types(value_of(added).dtype, torch.float32))
+            added = added if step.times == 1 else put(torch.mul, added, step.times)
             mask = put(torch.add, mask, added) if isinstance(mask, fx.Node) else added
     return mask if value_of(mask).dtype == torch.float32 else _cast(put, mask, dtype)
 

@@ -34,6 +34,7 @@ class Step(NamedTuple):
     Attributes:
         added: a node, or the number that replaces.
         hides: what the condition is where it does.
+        times: what is added is multiplied by it.
         at: the product, or the view of scores, whose sizes scores had then.
     """
 
@@ -41,6 +42,7 @@ class Step(NamedTuple):
     at: fx.Node
     condition: fx.Node | None = None
     hides: bool = True
+    times: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ def _scores(node: fx.Node, reader: fx.Node) -> Scores | None:
 
 
 def _made(node: fx.Node) -> Scores | None:
+    if not isinstance(value_of(node), torch.Tensor) or not value_of(node).dtype.is_floating_point:
+        return None
     product = _product(node)
     if product is not None:
         product = product if product.order is None else _turned(node)
@@ -194,7 +198,7 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
     word, given = _word(node), node.args
     rest = [each for each in given if each is not operand]
     first = bool(given) and given[0] is operand
-    scale, step = scores.scale, None
+    scale, steps = scores.scale, scores.steps
     if not first and writes(node):  # to what others may read
         return None
     if _regroups(node, operand):
@@ -206,15 +210,17 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
         return None
     elif len(given) == 2 and len(rest) == 1 and (word in _TIMES or (word in _OVER and first)):
         number = _number(rest[0])
-        # What is added already would be scaled too; minus infinity stays what it is.
-        if not number or any(step.added != -math.inf or number < 0 for step in scores.steps):
+        if not number:
             return None
-        scale = scale / number if word in _OVER else scale * number
-    elif len(given) == 2 and len(rest) == 1 and word == "add":
+        number = 1 / number if word in _OVER else number
+        scale, steps = scale * number, tuple(_scaled(step, number, value_of(node).dtype) for step in steps)
+        if any(step.condition is not None and step.added > _LEAST for step in steps):
+            return None
+    elif len(given) == 2 and len(rest) == 1 and (word == "add" or (word in ("sub", "subtract") and first)):
         mask = value_of(rest[0])
         if not isinstance(mask, torch.Tensor) or not mask.dtype.is_floating_point:
             return None
-        step = Step(rest[0], scores.at)
+        steps += (Step(rest[0], scores.at, times=1.0 if word == "add" else -1.0),)
     elif len(given) == 3 and len(rest) == 2 and word in ("where", "masked_fill"):
         of_tensor = node.op == "call_method" or word == "masked_fill"
         condition, stays, other = (given[1], given[0], given[2]) if of_tensor else given
@@ -224,11 +230,21 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
             return None
         if mask.dtype != torch.bool:
             return None
-        step = Step(number, scores.at, condition, hides)  # type: ignore[arg-type]
+        steps += (Step(_held(number, value_of(node).dtype), scores.at, condition, hides),)  # type: ignore[arg-type]
     else:
         return None
-    steps = [] if step is None else [step]
-    return replace(scores, scale=scale, steps=(*scores.steps, *steps), chain=(*scores.chain, node))
+    return replace(scores, scale=scale, steps=steps, chain=(*scores.chain, node))
+
+
+def _scaled(step: Step, number: float, dtype: torch.dtype) -> Step:
+    if step.condition is None:
+        return step._replace(times=step.times * number)
+    return step._replace(added=_held(step.added * number, dtype))
+
+
+def _held(number: float, dtype: torch.dtype) -> float:
+    """A number that hides, as scores of a dtype hold it."""
+    return -math.inf if number < torch.finfo(dtype).min else number
 
 
 def _regroups(node: fx.Node, operand: fx.Node) -> bool:
@@ -248,9 +264,9 @@ def _with_sum(node: fx.Node) -> Scores | None:
         return None
     added, left, right = operands = [given[name] for name in ("input", "batch1", "batch2")]
     beta, alpha = (_number(given.get(name, 1)) for name in ("beta", "alpha"))
-    if beta not in (0.0, 1.0) or not alpha or not all(isinstance(value_of(x), torch.Tensor) for x in operands):
+    if beta is None or not alpha or not all(isinstance(value_of(x), torch.Tensor) for x in operands):
         return None
-    steps = (Step(added, node),) if beta else ()
+    steps = (Step(added, node, times=beta),) if beta else ()
     return Scores(Factor(left), Factor(right), alpha, steps, (node,), node)  # type: ignore[arg-type]
 
 
