@@ -164,6 +164,23 @@ def scaled_after_leaving_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax((q @ k.mT).masked_fill(HIDDEN, -math.inf) * 0.25, -1) @ v
 
 
+def less_the_largest(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    sim = torch.einsum("bhid,bhjd->bhij", q, k) * 0.25
+    sim = sim - sim.amax(dim=-1, keepdim=True).detach()
+    return torch.einsum("bhij,bhjd->bhid", sim.masked_fill(HIDDEN, -torch.finfo(sim.dtype).max).softmax(dim=-1), v)
+
+
+def less_the_largest_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT + BIAS
+    scores -= torch.max(scores, -1, True)[0]
+    return torch.softmax(scores, -1) @ v
+
+
+def less_the_largest_value(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return torch.softmax(scores - scores.max(dim=-1, keepdim=True).values, -1) @ v
+
+
 def scores_in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = torch.matmul(q.to(torch.float32), k.to(torch.float32).transpose(-1, -2)) / 4.0
     weights = F.softmax(torch.where(HIDDEN, torch.tensor(LEAST), scores), dim=-1).to(v.dtype)
@@ -184,7 +201,8 @@ PROGRAMS: tuple[Program, ...] = (
     added_twice, by_a_number_in_a_tensor, heads_in_the_batch, sum_and_product, one_head, one_head_of_keys,
     heads_of_keys_repeated, without_a_letter_for_heads, values_by_channels, one_matrix,
     heads_beside_batches, heads_apart_for_the_mask, windows_apart_for_the_mask, windows_beside_heads,
-    one_head_of_keys_in_windows, scaled_after_adding, scaled_after_leaving_out,
+    one_head_of_keys_in_windows, scaled_after_adding, scaled_after_leaving_out, less_the_largest,
+    less_the_largest_in_place, less_the_largest_value,
 )  # fmt: skip
 
 
@@ -252,6 +270,21 @@ def _replaced_by_what_counts(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _hidden_until_scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax((q @ k.mT).masked_fill(HIDDEN, -1e4) * 1e-4, -1) @ v
+
+
+def _less_the_largest_of_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return torch.softmax(scores - scores.amax(-2, keepdim=True).detach(), -1) @ v
+
+
+def _less_the_largest_of_others(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return torch.softmax(scores - (scores * 2).amax(-1, keepdim=True).detach(), -1) @ v + scores.amax()
+
+
+def _largest_less_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return torch.softmax(scores.amax(-1, keepdim=True).detach() - scores, -1) @ v
 
 
 def _of_integers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -352,7 +385,8 @@ def _values_weigh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 APART = (
     _weights_too, _scores_too, _over_rows, _capped, _replaced_by_what_counts, _hidden_until_scaled, _turned_by_the_scale,
-    _more_digits, _of_integers, _another_width, _with_the_dtype_of_scores, _weights_without_gradients, _by_a_number_that_changes, _one_query,
+    _more_digits, _of_integers, _less_the_largest_of_rows, _less_the_largest_of_others, _largest_less_scores,
+    _another_width, _with_the_dtype_of_scores, _weights_without_gradients, _by_a_number_that_changes, _one_query,
     _under_a_transform, _values_weigh,
 )  # fmt: skip
 WRITTEN = (
@@ -467,6 +501,36 @@ def test_sizes_may_be_symbols(program: Program, backend: str) -> None:
             torch.testing.assert_close(function(*given), program(*given), rtol=1e-4, atol=1e-5)
     assert len(graphs) == 1
     assert ATTENTION in {placed.prim for placed in graphs[0].placements}
+
+
+def over_the_root_of_a_width(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax((q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(HIDDEN, -1e9) * 2, -1) @ v
+
+
+def times_the_power_of_a_width(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores *= k.size(-1) ** -0.5
+    return torch.softmax(scores - torch.where(PADDED, 1e9, 0.0), -1) @ v
+
+
+def after_adding_over_a_width(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax((q @ k.mT + BIAS) / k.size(-1) ** 0.5, -1) @ v
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
+@pytest.mark.parametrize("program", [over_the_root_of_a_width, times_the_power_of_a_width, after_adding_over_a_width])
+def test_scales_may_be_of_symbols(program: Program, backend: str) -> None:
+    kind, graphs = use_kind(backend), list[Any]()
+    function = torch.compile(program, backend=kind)
+    with recording(graphs.append):
+        for width in (8, 24, 40):
+            given = [torch.randn(BATCH, HEADS, size, width, requires_grad=True) for size in (ROWS, KEYS, KEYS)]
+            found, expected = function(*given), program(*given)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            grads = (torch.autograd.grad(each.sin().sum(), given) for each in (found, expected))
+            torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+    assert len(graphs) == 4  # forward and backward: for one width, then for all
+    assert (ATTENTION in {placed.prim for placed in graphs[2].placements}) == (program is not after_adding_over_a_width)
 
 
 def in_windows_from_the_start(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

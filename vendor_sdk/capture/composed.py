@@ -60,7 +60,7 @@ def _rewrite(node: fx.Node, kept: Set[str]) -> bool:
         result = _call(Maker(last), found, promised)
     result.meta["example_value"] = promised
     last.replace_all_uses_with(result)
-    for each in reversed(found.nodes):
+    for each in sorted((*found.nodes, *found.scores.aside), reverse=True):
         last.graph.erase_node(each)
     return True
 
@@ -86,6 +86,8 @@ def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
     query, key, value = (_cast(put, grouped(factor), dtype) for factor in factors)
     key = put(torch.transpose, key, -2, -1)
     mask = _mask(put, steps, dtype)
+    for function, given in ((torch.mul, scores.factors), (torch.div, scores.divisors)):
+        query = functools.reduce(functools.partial(put, function), given, query)
     query = _seeing(put, query, steps, differentiated=promised.requires_grad)
     flat = value_of(query).dim() == 2
     if flat:
@@ -231,12 +233,12 @@ def _fits(found: Spelled) -> bool:
     if len(one_head) > 1 or scores.scale == 0:
         return False
     # The keys' matrices are turned: (..., width, keys).
-    same = [(q.last, k.rows), (k.last, v.rows), (q.last, v.last)]
+    same = [(q.last, k.rows), (k.last, v.rows)]
     same += [pair for own, full in leads for pair in list(zip(own, full, strict=True))[: -1 if True in one_head else None]]
     if not all(torch_private.surely_equal(a, b) for a, b in same):
         return False
     read = [(x, value_of(step.at)) for step in scores.steps for x in (step.added, step.condition) if isinstance(x, fx.Node)]
-    return all(_broadcasts(value_of(x), scored.shape) for x, scored in read)
+    return all(_broadcasts(value_of(x), s.shape) for x, s in read) and torch_private.equal_from_now_on(q.last, v.last)
 
 
 def _groups_alike(found: Spelled) -> bool:

@@ -20,6 +20,7 @@ from vendor_sdk.capture.nodes import is_torchs, value_of, word_of, writes
 _PRODUCTS = frozenset(("matmul", "bmm", "mm"))
 _TIMES = frozenset(("mul", "multiply"))
 _OVER = frozenset(("div", "divide", "truediv", "true_divide"))
+_LESS = frozenset(("sub", "subtract"))
 _CASTS = frozenset(("float", "half", "bfloat16", "double", "to", "type", "type_as"))
 _VIEWS = frozenset(("view", "reshape", "flatten", "unflatten"))
 _MOVES = _VIEWS | {"transpose", "swapaxes", "swapdims", "permute", "getattr", "contiguous", "squeeze", "unsqueeze", "expand"}
@@ -52,9 +53,11 @@ class Scores:
     Attributes:
         query, key: as (..., rows, width) and (..., width, keys).
         scale: of their product.
+        divisors, factors: of symbols, which scale it too.
         steps: what became of it since, in order.
         chain: the nodes that are read, from the product on.
         at: the product, or the last view of it, which groups batches and heads otherwise.
+        aside: nodes that are read too, but make no difference.
     """
 
     query: Factor
@@ -63,6 +66,9 @@ class Scores:
     steps: tuple[Step, ...]
     chain: tuple[fx.Node, ...]
     at: fx.Node
+    aside: tuple[fx.Node, ...] = ()
+    factors: tuple[fx.Node, ...] = ()
+    divisors: tuple[fx.Node, ...] = ()
 
 
 class Factor(NamedTuple):
@@ -88,7 +94,8 @@ class Spelled:
     Attributes:
         product: of weights and values.
         dropout_p: the probability with which weights are dropped.
-        nodes: all that are read, in order; the last one's value is attention's.
+        nodes: all that are read from the product of queries and keys on, in order, but for ``Scores.aside``; the last one's
+            value is attention's.
     """
 
     scores: Scores
@@ -106,7 +113,8 @@ def read_attention(softmax: fx.Node) -> Spelled | None:
         return None
     product, after, dropout_p = weighing
     nodes = (*scores.chain, softmax, *after)
-    if any(user not in nodes for node in nodes[:-1] for user in node.users):
+    within = {*nodes, *scores.aside}
+    if any(user not in within for node in within - {nodes[-1]} for user in node.users):
         return None
     if not all(map(torch_private.is_fake, tensors_of(nodes))):  # of a transform of torch.func, or a tensor of another class
         return None
@@ -164,9 +172,11 @@ def _first(node: fx.Node) -> Any:
 
 
 def _scores(node: fx.Node, reader: fx.Node) -> Scores | None:
-    """What ``reader`` reads at a node which nobody else reads but for its dtype, and others only write to before; None where it
-    is not known."""
-    *writers, last = (user for user in node.users if user is reader or _word(user) != "type_as" or _first(user) is node)
+    """What ``reader`` reads at a node which nobody else reads but for its dtype or what is largest, and others only write to
+    before; None where it is not known."""
+    beside = {each for user in node.users for each in _largest(user, node)}
+    beside |= {user for user in node.users if _word(user) == "type_as" and _first(user) is not node}
+    *writers, last = (user for user in node.users if user is reader or user not in beside)
     if last is not reader or any(each.users or not writes(each) or _first(each) is not node for each in writers):
         return None
     found = _made(node)
@@ -203,6 +213,8 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
         return None
     if _regroups(node, operand):
         return replace(scores, chain=(*scores.chain, node), at=node)
+    if largest := _largest(node, operand):
+        return replace(scores, chain=(*scores.chain, node), aside=(*scores.aside, *largest))
     if word in _CASTS:
         if not first or not _only_casts(node):
             return None
@@ -210,13 +222,16 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
         return None
     elif len(given) == 2 and len(rest) == 1 and (word in _TIMES or (word in _OVER and first)):
         number = _number(rest[0])
+        if isinstance(value_of(rest[0]), torch.SymFloat | torch.SymInt) and not steps:
+            name = "divisors" if word in _OVER else "factors"
+            return replace(scores, chain=(*scores.chain, node), **{name: (*getattr(scores, name), rest[0])})  # type: ignore[arg-type]
         if not number:
             return None
         number = 1 / number if word in _OVER else number
         scale, steps = scale * number, tuple(_scaled(step, number, value_of(node).dtype) for step in steps)
         if any(step.condition is not None and step.added > _LEAST for step in steps):
             return None
-    elif len(given) == 2 and len(rest) == 1 and (word == "add" or (word in ("sub", "subtract") and first)):
+    elif len(given) == 2 and len(rest) == 1 and (word == "add" or (word in _LESS and first)):
         mask = value_of(rest[0])
         if not isinstance(mask, torch.Tensor) or not mask.dtype.is_floating_point:
             return None
@@ -234,6 +249,23 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
     else:
         return None
     return replace(scores, scale=scale, steps=steps, chain=(*scores.chain, node))
+
+
+def _largest(node: fx.Node, operand: fx.Node) -> tuple[fx.Node, ...]:
+    """The nodes by which a node subtracts from scores the largest of each row, without which weights are the same."""
+    if _word(node) not in _LESS or len(node.args) != 2 or node.kwargs or node.args[0] is not operand:
+        return ()
+    nodes, found = list[fx.Node](), node.args[1]
+    while isinstance(found, fx.Node):
+        nodes.append(found)
+        if _word(found) in ("amax", "max") and _first(found) is operand:
+            given = dict(zip(("input", "dim", "keepdim"), found.args, strict=False)) | found.kwargs
+            last = value_of(operand).dim() - 1
+            return tuple(nodes) if given.get("dim") in (-1, last, (-1,), (last,)) and given.get("keepdim") is True else ()
+        if _word(found) != "detach" and (_word(found) not in ("getitem", "getattr") or found.args[1] not in (0, "values")):
+            return ()
+        found = _first(found)
+    return ()
 
 
 def _scaled(step: Step, number: float, dtype: torch.dtype) -> Step:
