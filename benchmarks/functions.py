@@ -324,6 +324,23 @@ _row(
     learned=True,
 )
 
+
+def _spelled_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) * 0.125, -1) @ v
+
+
+def _spelled_out_and_causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = torch.full((q.shape[-2], k.shape[-2]), float("-inf")).triu(1)
+    return torch.softmax(q @ k.transpose(-2, -1) * 0.125 + mask, -1) @ v
+
+
+for _name, _call, _shape in (
+    ("attention spelled out", _spelled_out, (2, 8, 256, 64)),
+    ("attention spelled out, a causal mask added", _spelled_out_and_causal, (2, 8, 256, 64)),
+    ("attention spelled out, 16 rows", _spelled_out, (64, 4, 16, 32)),
+):
+    _row(_name, _call, normal(*_shape), normal(*_shape), normal(*_shape), learned=True)
+
 # Orders and scans
 
 _row("sort, last dim", lambda x: x.sort(dim=-1, stable=True).values, normal(256, 1024), learned=True)
