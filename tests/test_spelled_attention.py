@@ -181,6 +181,11 @@ def less_the_largest_value(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(scores - scores.max(dim=-1, keepdim=True).values, -1) @ v
 
 
+def hidden_by_integers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    seen = (~PADDED).long()
+    return torch.softmax(q @ k.mT / 4 + (1 - seen) * LEAST, -1) @ v
+
+
 def scores_in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = torch.matmul(q.to(torch.float32), k.to(torch.float32).transpose(-1, -2)) / 4.0
     weights = F.softmax(torch.where(HIDDEN, torch.tensor(LEAST), scores), dim=-1).to(v.dtype)
@@ -202,7 +207,7 @@ PROGRAMS: tuple[Program, ...] = (
     heads_of_keys_repeated, without_a_letter_for_heads, values_by_channels, one_matrix,
     heads_beside_batches, heads_apart_for_the_mask, windows_apart_for_the_mask, windows_beside_heads,
     one_head_of_keys_in_windows, scaled_after_adding, scaled_after_leaving_out, less_the_largest,
-    less_the_largest_in_place, less_the_largest_value,
+    less_the_largest_in_place, less_the_largest_value, hidden_by_integers,
 )  # fmt: skip
 
 
@@ -285,6 +290,11 @@ def _less_the_largest_of_others(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _largest_less_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = q @ k.mT
     return torch.softmax(scores.amax(-1, keepdim=True).detach() - scores, -1) @ v
+
+
+def _multiplied_by_the_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    seen = (~HIDDEN).float()
+    return torch.softmax((q @ k.mT) * seen - 1e4 * (1 - seen), -1) @ v
 
 
 def _of_integers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -385,8 +395,8 @@ def _values_weigh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 APART = (
     _weights_too, _scores_too, _over_rows, _capped, _replaced_by_what_counts, _hidden_until_scaled, _turned_by_the_scale,
-    _more_digits, _of_integers, _less_the_largest_of_rows, _less_the_largest_of_others, _largest_less_scores,
-    _another_width, _with_the_dtype_of_scores, _weights_without_gradients, _by_a_number_that_changes, _one_query,
+    _multiplied_by_the_mask, _more_digits, _of_integers, _less_the_largest_of_rows, _less_the_largest_of_others,
+    _largest_less_scores, _another_width, _with_the_dtype_of_scores, _weights_without_gradients, _by_a_number_that_changes, _one_query,
     _under_a_transform, _values_weigh,
 )  # fmt: skip
 WRITTEN = (
