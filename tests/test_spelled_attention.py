@@ -396,8 +396,8 @@ def _values_weigh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 APART = (
     _weights_too, _scores_too, _over_rows, _capped, _replaced_by_what_counts, _hidden_until_scaled, _turned_by_the_scale,
     _multiplied_by_the_mask, _more_digits, _of_integers, _less_the_largest_of_rows, _less_the_largest_of_others,
-    _largest_less_scores, _another_width, _with_the_dtype_of_scores, _weights_without_gradients, _by_a_number_that_changes, _one_query,
-    _under_a_transform, _values_weigh,
+    _largest_less_scores, _another_width, _with_the_dtype_of_scores, _weights_without_gradients, _by_a_number_that_changes,
+    _one_query, _under_a_transform, _values_weigh,
 )  # fmt: skip
 WRITTEN = (
     _keys_written_to, _keys_written_to_by_place, _keys_written_to_by_an_operator_of_the_users, _added_to_another,

@@ -4,7 +4,8 @@ It becomes ``scaled_dot_product_attention`` in the graph of Dynamo, so that AOTA
 scores are in memory. That is done where the backend has a kernel for the operator, and for its gradients if there are any.
 
 As with that function, scores have the digits of the kernel's sums where the program had rounded them to halves, and a row that
-minus infinity hides from all keys is zero, where a softmax gives NaN.
+minus infinity hides from all keys is zero, where a softmax gives NaN. Gradients of a row that numbers hide from all keys, some
+in place of scores and some added, reach the scores that were replaced too.
 """
 
 from __future__ import annotations
