@@ -186,6 +186,23 @@ def hidden_by_integers(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT / 4 + (1 - seen) * LEAST, -1) @ v
 
 
+def by_a_number_a_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * v.mean((0, 2, 3)).exp()[:, None, None]
+    return torch.softmax(scores / (k.square().mean() + 1) + BIAS, -1) @ v
+
+
+def by_a_number_a_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores /= q.norm(dim=-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(HIDDEN, -1e9), -1) @ v
+
+
+def by_a_number_that_changed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scale = torch.full([], 4.0)
+    scale.mul_(2)
+    return torch.softmax(q @ k.mT / scale, -1) @ v
+
+
 def scores_in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scores = torch.matmul(q.to(torch.float32), k.to(torch.float32).transpose(-1, -2)) / 4.0
     weights = F.softmax(torch.where(HIDDEN, torch.tensor(LEAST), scores), dim=-1).to(v.dtype)
@@ -207,7 +224,8 @@ PROGRAMS: tuple[Program, ...] = (
     heads_of_keys_repeated, without_a_letter_for_heads, values_by_channels, one_matrix,
     heads_beside_batches, heads_apart_for_the_mask, windows_apart_for_the_mask, windows_beside_heads,
     one_head_of_keys_in_windows, scaled_after_adding, scaled_after_leaving_out, less_the_largest,
-    less_the_largest_in_place, less_the_largest_value, hidden_by_integers,
+    less_the_largest_in_place, less_the_largest_value, hidden_by_integers, by_a_number_a_head, by_a_number_a_query,
+    by_a_number_that_changed,
 )  # fmt: skip
 
 
@@ -292,6 +310,14 @@ def _largest_less_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(scores.amax(-1, keepdim=True).detach() - scores, -1) @ v
 
 
+def _by_a_number_a_key(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT * k.norm(dim=-1)[:, :, None], -1) @ v
+
+
+def _by_a_number_a_head_after_adding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax((q @ k.mT + BIAS) * v.mean((2, 3), keepdim=True), -1) @ v
+
+
 def _multiplied_by_the_mask(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     seen = (~HIDDEN).float()
     return torch.softmax((q @ k.mT) * seen - 1e4 * (1 - seen), -1) @ v
@@ -356,8 +382,9 @@ def _weights_without_gradients(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def _by_a_number_that_changes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     scale = torch.full([], 4.0)
+    scores = q @ k.mT / scale
     scale.mul_(2)
-    return torch.softmax(q @ k.mT / scale, -1) @ v
+    return torch.softmax(scores, -1) @ v * scale
 
 
 def _one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -395,13 +422,13 @@ def _values_weigh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 APART = (
     _weights_too, _scores_too, _over_rows, _capped, _replaced_by_what_counts, _hidden_until_scaled, _turned_by_the_scale,
-    _multiplied_by_the_mask, _more_digits, _of_integers, _less_the_largest_of_rows, _less_the_largest_of_others,
-    _largest_less_scores, _another_width, _with_the_dtype_of_scores, _weights_without_gradients, _by_a_number_that_changes,
-    _one_query, _under_a_transform, _values_weigh,
+    _by_a_number_a_key, _by_a_number_a_head_after_adding, _multiplied_by_the_mask, _more_digits, _of_integers,
+    _less_the_largest_of_rows, _less_the_largest_of_others, _largest_less_scores, _another_width, _with_the_dtype_of_scores,
+    _weights_without_gradients, _one_query, _under_a_transform, _values_weigh,
 )  # fmt: skip
 WRITTEN = (
     _keys_written_to, _keys_written_to_by_place, _keys_written_to_by_an_operator_of_the_users, _added_to_another,
-    _sum_and_product_in_another, _another_softmax,
+    _sum_and_product_in_another, _another_softmax, _by_a_number_that_changes,
 )  # fmt: skip
 
 

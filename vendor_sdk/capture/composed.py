@@ -75,7 +75,9 @@ def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
     """The operator in place of all that was read, with its result lying in memory as the last product's."""
     scores, product = found.scores, found.product
     grouped = functools.partial(_grouped, put, _heads(found))
-    query, key, value = factors = [_permuted(put, factor) for factor in (scores.query, scores.key, product.right)]
+    query, key, value = (_permuted(put, factor) for factor in (scores.query, scores.key, product.right))
+    for function, given in ((torch.mul, scores.factors), (torch.div, scores.divisors)):
+        query = functools.reduce(functools.partial(put, function), given, query)
     steps = [
         step._replace(
             added=_mask_grouped(put, step.added, step.at, query, grouped),
@@ -83,12 +85,10 @@ def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
         )
         for step in scores.steps
     ]
-    dtype = _dtype(found)
+    dtype, factors = _dtype(found), (query, key, value)
     query, key, value = (_cast(put, grouped(factor), dtype) for factor in factors)
     key = put(torch.transpose, key, -2, -1)
     mask = _mask(put, steps, dtype)
-    for function, given in ((torch.mul, scores.factors), (torch.div, scores.divisors)):
-        query = functools.reduce(functools.partial(put, function), given, query)
     query = _seeing(put, query, steps, differentiated=promised.requires_grad)
     flat = value_of(query).dim() == 2
     if flat:

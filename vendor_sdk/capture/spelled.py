@@ -53,7 +53,7 @@ class Scores:
     Attributes:
         query, key: as (..., rows, width) and (..., width, keys).
         scale: of their product.
-        divisors, factors: of symbols, which scale it too.
+        divisors, factors: that scale it too: of symbols, or tensors of a number for each row, head or batch.
         steps: what became of it since, in order.
         chain: the nodes that are read, from the product on.
         at: the product, or the last view of it, which groups batches and heads otherwise.
@@ -222,7 +222,7 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
         return None
     elif len(given) == 2 and len(rest) == 1 and (word in _TIMES or (word in _OVER and first)):
         number = _number(rest[0])
-        if isinstance(value_of(rest[0]), torch.SymFloat | torch.SymInt) and not steps:
+        if number is None and not steps and _scales_rows(rest[0], scores):
             name = "divisors" if word in _OVER else "factors"
             return replace(scores, chain=(*scores.chain, node), **{name: (*getattr(scores, name), rest[0])})  # type: ignore[arg-type]
         if not number:
@@ -249,6 +249,15 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
     else:
         return None
     return replace(scores, scale=scale, steps=steps, chain=(*scores.chain, node))
+
+
+def _scales_rows(given: Any, scores: Scores) -> bool:
+    """Whether scores that are multiplied by it are those of queries that are."""
+    value = value_of(given)
+    if not isinstance(value, torch.Tensor):
+        return isinstance(value, torch.SymFloat | torch.SymInt)
+    single = not value.dim() or torch_private.surely_equal(value.shape[-1], 1)
+    return single and value.dtype.is_floating_point and scores.at is scores.chain[0]
 
 
 def _largest(node: fx.Node, operand: fx.Node) -> tuple[fx.Node, ...]:
