@@ -418,11 +418,11 @@ def _definition_missed(a: Attention, operands: Sequence[Tensor], mask: Tensor | 
     own_mask = mask[:1] if mask is not None else None
     rest = seed, a.dropout, a.causal, own_mask
     grad = torch.randn_like(few[0])
-    found = own.KERNELS[own.DROPOUT_FORWARD].call(*few, *rest)
-    found += own.KERNELS[own.DROPOUT_BACKWARD].call(grad, *few, *found, *rest)
+    found = own.KERNELS[own.GENERAL_FORWARD].call(*few, *rest)
+    found += own.KERNELS[own.GENERAL_BACKWARD].call(grad, *few, *found, *rest)
     with mock.patch.object(own, "ways", return_value=("scores",)):
-        exact = own.KERNELS[own.DROPOUT_FORWARD].call(*(t.float() for t in few), *rest)
-        exact += own.KERNELS[own.DROPOUT_BACKWARD].call(grad.float(), *(t.float() for t in few), *exact, *rest)
+        exact = own.KERNELS[own.GENERAL_FORWARD].call(*(t.float() for t in few), *rest)
+        exact += own.KERNELS[own.GENERAL_BACKWARD].call(grad.float(), *(t.float() for t in few), *exact, *rest)
     return wrong(found, exact)
 
 

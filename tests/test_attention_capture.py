@@ -24,7 +24,7 @@ from vendor_sdk.prims.opset import BY_TARGET
 
 aten = torch.ops.aten
 FORWARD = "scaled_dot_product_attention"
-DROPPED_FORWARD = "dropout_attention"
+DROPPED_FORWARD = "general_attention"
 
 CALLS: Mapping[str, tuple[dict[str, Any], tuple[int, ...] | None, int]] = {
     "plain": ({}, None, 4),

@@ -30,8 +30,8 @@ from vendor_sdk.prims.attention import (
     _weights,
     attention,
     attention_backward,
-    dropout_attention,
-    dropout_attention_backward,
+    general_attention,
+    general_attention_backward,
 )
 from vendor_sdk.prims.bounds import violations
 from vendor_sdk.prims.dropout import weight_factors
@@ -56,24 +56,29 @@ class Problem:
     mask: Tensor | None = None
     scale: float | None = None
     dropout: float | None = None
+    cap: float | None = None
+
+    @property
+    def general(self) -> bool:
+        return self.dropout is not None or self.cap is not None
 
     @property
     def composite(self) -> str:
-        return "scaled_dot_product_attention" if self.dropout is None else "dropout_attention"
+        return "general_attention" if self.general else "scaled_dot_product_attention"
 
     @property
     def drawn(self) -> tuple[Any, ...]:
         """What the operators have between their tensors and the causality."""
-        return (0.0,) if self.dropout is None else (SEED, self.dropout)
+        return (0.0,) if not self.general else (None, 0.0) if self.dropout is None else (SEED, self.dropout)
 
     @property
     def rules(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The definitions, forward and backward."""
-        return (attention, attention_backward) if self.dropout is None else (dropout_attention, dropout_attention_backward)
+        return (general_attention, general_attention_backward) if self.general else (attention, attention_backward)
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"attn_mask": self.mask, "scale": self.scale}
+        return {"attn_mask": self.mask, "scale": self.scale, **({"cap": self.cap} if self.general else {})}
 
     def wide(self) -> Problem:
         mask = self.mask if self.mask is None or self.mask.dtype == torch.bool else self.mask.double()
@@ -103,7 +108,7 @@ def exact(problem: Problem, grad: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[
     forward, backward = problem.rules
     out, _ = forward(*wide.operands(), *problem.drawn, problem.causal, **wide.options)
     # torch 2.11 rounds these to float32.
-    scores = _scores(wide.query, wide.key, _scale(wide.query, wide.scale), wide.causal, wide.mask)
+    scores = _scores(wide.query, wide.key, _scale(wide.query, wide.scale), wide.causal, wide.mask, wide.cap)
     _, peak, total = _weights(scores)
     logsumexp = (peak + total.log()).reshape(wide.query.shape[:3])
     saved = (*wide.operands(), out, logsumexp, *problem.drawn, problem.causal)
@@ -197,6 +202,13 @@ def test_random_problems(seed: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("seed", range(30, 42))
 def test_random_problems_with_dropout(seed: int, dtype: torch.dtype) -> None:
     check(replace(random_problem(seed, dtype), dropout=(0.1, 0.5, 0.9)[seed % 3]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(42, 54))
+def test_random_problems_with_caps(seed: int, dtype: torch.dtype) -> None:
+    """Small ones, which most scores reach, and large ones; some with dropout besides."""
+    check(replace(random_problem(seed, dtype), cap=(0.3, 2.0, 50.0)[seed % 3], dropout=(None, 0.3)[seed % 2]))
 
 
 def random_problem(seed: int, dtype: torch.dtype) -> Problem:
@@ -409,7 +421,7 @@ def kept(graphs: list[CompiledGraph]) -> list[str]:
 
 
 BOTH = ["scaled_dot_product_attention", "scaled_dot_product_attention_backward"]
-DROPPED = ["dropout_attention", "dropout_attention_backward"]
+DROPPED = ["general_attention", "general_attention_backward"]
 PADDING = torch.arange(40) < torch.tensor([[40], [31]])
 CALLS: dict[str, tuple[Callable[..., Tensor], int]] = {
     "plain": (F.scaled_dot_product_attention, 4),

@@ -106,7 +106,7 @@ def test_its_attention_is_the_composite(dynamic: bool) -> None:
             if "attention" in placement.prim:
                 (probability,) = (value for value in nodes[placement.name].args if isinstance(value, float))
                 found[names[probability]].append(placement.prim)
-    assert found == {name: ["dropout_attention", "dropout_attention_backward"] for name in CASES}
+    assert found == {name: ["general_attention", "general_attention_backward"] for name in CASES}
     assert x.grad is not None
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fresh_graphs")
 Tensor = torch.Tensor
 Program = Callable[[Tensor, Tensor, Tensor], Any]
 BATCH, HEADS, ROWS, KEYS, WIDTH = 2, 3, 20, 28, 16
-ATTENTION, DROPPED = "scaled_dot_product_attention", "dropout_attention"
+ATTENTION, DROPPED = "scaled_dot_product_attention", "general_attention"
 
 _generator = torch.Generator().manual_seed(0)
 HIDDEN = torch.rand(BATCH, 1, ROWS, KEYS, generator=_generator) > 0.6

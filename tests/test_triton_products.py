@@ -448,6 +448,6 @@ def test_what_attention_declines() -> None:
         info, seed = (vendor_sdk.TensorInfo(shape, t) for shape, t in (((1, 2, 6, 8), dtype), ((1,), torch.int64)))
         arguments = info, info, info, seed, 0.1
         given = vendor_sdk.NodeContext(
-            prim=attention.DROPOUT_FORWARD, args=arguments, kwargs={}, outputs=(info,), backward=False
+            prim=attention.GENERAL_FORWARD, args=arguments, kwargs={}, outputs=(info,), backward=False
         )
         assert isinstance(attention.declined(given), Decline) == declined

@@ -142,7 +142,7 @@ def in_memory(mask: Tensor | Computed | None, device: str) -> Tensor | None:
 
 def reference(case: Case, tensors: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The composite's definition, in float64."""
-    (rule,) = COMPOSITES[attention.DROPOUT_FORWARD if case.dropout else attention.FORWARD].targets.values()
+    (rule,) = COMPOSITES[attention.GENERAL_FORWARD if case.dropout else attention.FORWARD].targets.values()
     wide = mask if mask is None or mask.dtype == torch.bool else mask.double()
     dropped = (torch.tensor([SEED], device=tensors[0].device), case.dropout) if case.dropout else (0.0,)
     result: tuple[Tensor, Tensor] = rule(
@@ -239,7 +239,7 @@ def wrong_ways(device: str) -> dict[str, str]:
         names = attention.FORWARD, attention.BACKWARD
         dropped: tuple[Any, ...] = (0.0,)
         if case.dropout:
-            names = attention.DROPOUT_FORWARD, attention.DROPOUT_BACKWARD
+            names = attention.GENERAL_FORWARD, attention.GENERAL_BACKWARD
             dropped = torch.tensor([SEED], device=device), case.dropout
         runs: Mapping[str, tuple[tuple[Any, ...], Sequence[Tensor]]] = {
             names[0]: ((*tensors, *dropped, case.causal), (exact, saved)),

@@ -31,7 +31,7 @@ template <class A, class T> static void forward_tiles(const Problem &p, const Re
   const int64_t batch = shared_index / p.shared, shared = shared_index % p.shared;
   for (int64_t i = 0; i < count; ++i) {
     begin_tile(p, w.tiles[i], batch, shared, first + i * LINES);
-    pack_columns(w.tiles[i], (const T *)p.q, p.q_at, p.width, (A)p.scale, w.queries + i * w.query_size);
+    pack_columns(w.tiles[i], (const T *)p.q, p.q_at, p.width, (A)p.factor, w.queries + i * w.query_size);
     __builtin_memset(w.results + i * w.result_size, 0, w.result_size * sizeof(A));
   }
   attend<A, T>(p, w, count, batch, shared, begin, end, true);
@@ -97,7 +97,7 @@ template <class A, class T> static void forward_few(const Problem &p, const Resu
   for (int64_t l = 0; l < t.live; ++l) {
     A *query = w.queries + l * w.k_pitch;
     gather(offset((const T *)p.q, p.q_at, batch, t.head[l], t.row[l]), p.q_at[3], p.width, query, w.k_pitch);
-    for (int64_t c = 0; c < w.k_pitch; ++c) query[c] *= (A)p.scale;
+    for (int64_t c = 0; c < w.k_pitch; ++c) query[c] *= (A)p.factor;
   }
   __builtin_memset(w.results, 0, t.live * w.v_pitch * sizeof(A));
   for (int64_t key = begin; key < min_int(end, reach(p, t)); key += FEW_KEYS) {
@@ -109,6 +109,9 @@ template <class A, class T> static void forward_few(const Problem &p, const Resu
       const int64_t count = p.causal ? min_int(block, t.row[l] + 1 - key) : block, step = p.mask_at[3];
       if (count <= 0) continue;
       dots(w.queries + l * w.k_pitch, keys, k_pitch, round_up(p.width, N), count, w.scores);
+#if GENERAL
+      if (p.cap) cap_scores<A>(p.cap, count, w.scores, nullptr);
+#endif
       if (p.mask_kind == BOOL_MASK) mask_line((const uint8_t *)t.mask[l] + key * step, step, count, w.scores);
       if (p.mask_kind == WIDE_MASK) mask_line((const A *)t.mask[l] + key * step, step, count, w.scores);
       if (p.mask_kind == OWN_MASK) mask_line((const T *)t.mask[l] + key * step, step, count, w.scores);
@@ -123,9 +126,9 @@ template <class A, class T> static void forward_few(const Problem &p, const Resu
       for (int64_t k = 0; k < count; k += N) total += at(w.scores + k) = exponential<A>(at(w.scores + k) - base);
       t.peak[l] = peak;
       t.total[l] = t.total[l] * keep + sum_of<A>(total);
-#if DROPOUT
+#if GENERAL
       const int64_t place = place_of(batch * p.heads + t.head[l], p.rows, t.row[l]);
-      for (int64_t k = 0; k < count; ++k) w.scores[k] *= factor_of<A>(p.dropout, place, is_upper(t.row[l]), key + k);
+      for (int64_t k = 0; p.drops && k < count; ++k) w.scores[k] *= factor_of<A>(p.dropout, place, is_upper(t.row[l]), key + k);
 #endif
       A *result = w.results + l * w.v_pitch;
       int64_t c = 0;
@@ -187,6 +190,6 @@ template <class A, class T> static int32_t forward(void *const *buffers, const i
   return OK;
 }
 
-// buffers: query, key, value, mask (anything without), with dropout the seed, out, logsumexp. numbers: the problem's, four strides of out, four of logsumexp (the
+// buffers: query, key, value, mask (anything without), where GENERAL the seed, out, logsumexp. numbers: the problem's, four strides of out, four of logsumexp (the
 // last unused), whether logsumexp is float64 (float32 otherwise).
 #define ATTENTION(A, T, name) extern "C" int32_t attention_forward_##name(void *const *buffers, const int64_t *numbers, Spare spare) { return forward<A, T>(buffers, numbers, spare); }

@@ -1,4 +1,4 @@
-// Vectors of float and double for attention.cpp: loads, transposition, exponentials and one register-blocked matrix product, in the
+// Vectors of float and double for attention.cpp: loads, transposition, exponentials, hyperbolic tangents and one register-blocked matrix product, in the
 // vector extensions that GCC and Clang share, so that no header of intrinsics is compiled. Follows base.h.
 
 // base.h's flags keep products and sums apart; here every product is meant to be fused with the sum it goes into.
@@ -43,14 +43,13 @@ template <> struct Lanes<float> {
   typedef int32_t wholes __attribute__((vector_size(VECTOR_BYTES), may_alias));
   static constexpr float low = -104.0f, magic = 0x1.8p23f;
   enum { mantissa = 23, bias = 127 };
-  // 2**r for |r| <= 1/2: relative error 2e-9, a minimax fit that is exact at 0.
-  INLINE vector power(vector r) {
+  // (2**r - 1) / r for |r| <= 1/2: relative error of the power 2e-9, a minimax fit that is exact at 0.
+  INLINE vector rise(vector r) {
     vector p = r * 1.5353358857e-4f + 1.3398874461e-3f;
     p = p * r + 9.6184373703e-3f;
     p = p * r + 5.5503324710e-2f;
     p = p * r + 2.4022647914e-1f;
-    p = p * r + 6.9314720286e-1f;
-    return p * r + 1.0f;
+    return p * r + 6.9314720286e-1f;
   }
 };
 template <> struct Lanes<double> {
@@ -61,8 +60,8 @@ template <> struct Lanes<double> {
   typedef int64_t wholes __attribute__((vector_size(VECTOR_BYTES), may_alias));
   static constexpr double low = -745.0, magic = 0x1.8p52;
   enum { mantissa = 52, bias = 1023 };
-  // Taylor's series of 2**r: the first term left out is below 5e-18.
-  INLINE vector power(vector r) {
+  // The same by Taylor's series: the first term left out is below 5e-18.
+  INLINE vector rise(vector r) {
     vector p = r * 1.36914888539041241e-12 + 2.56784359934881958e-11;
     p = p * r + 4.44553827187081007e-10;
     p = p * r + 7.05491162080112088e-09;
@@ -74,8 +73,7 @@ template <> struct Lanes<double> {
     p = p * r + 9.61812910762847688e-03;
     p = p * r + 5.55041086648215762e-02;
     p = p * r + 2.40226506959100694e-01;
-    p = p * r + 6.93147180559945286e-01;
-    return p * r + 1.0;
+    return p * r + 6.93147180559945286e-01;
   }
 };
 template <class A> using Vector = typename Lanes<A>::vector;
@@ -94,7 +92,18 @@ template <class A> INLINE Vector<A> exponential(Vector<A> x) {
   // Adding the magic number leaves the integer in the low bits.
   const auto exponent = (typename L::wholes)shifted - (bits<typename L::whole>(L::magic) - (typename L::whole)L::bias);
   const auto zero = typename L::wholes{};
-  return L::power(y * log2_e - n) * (Vector<A>)((exponent > zero ? exponent : zero) << (int)L::mantissa);
+  const Vector<A> rest = y * log2_e - n;
+  return (L::rise(rest) * rest + (A)1) * (Vector<A>)((exponent > zero ? exponent : zero) << (int)L::mantissa);
+}
+// tanh(x) from exp(2 |x|) - 1; beyond 20 it is one. NaN stays.
+template <class A> INLINE Vector<A> hyperbolic_tangent(Vector<A> x) {
+  typedef Lanes<A> L;
+  const A log2_e = (A)1.4426950408889634074;
+  const Vector<A> size = x < (A)0 ? -x : x, twice = size > (A)20 ? splat<A>(40) : size + size;
+  const Vector<A> shifted = twice * log2_e + L::magic, n = shifted - L::magic, rest = twice * log2_e - n;
+  const Vector<A> power = (Vector<A>)(((typename L::wholes)shifted - (bits<typename L::whole>(L::magic) - (typename L::whole)L::bias)) << (int)L::mantissa);
+  const Vector<A> e = power * (L::rise(rest) * rest) + (power - (A)1), result = e / (e + (A)2);
+  return x < (A)0 ? -result : result;
 }
 
 template <int S, class A, int... L> INLINE void exchange(Vector<A> &a, Vector<A> &b, Sequence<L...>) {

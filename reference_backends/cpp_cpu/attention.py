@@ -35,37 +35,37 @@ _DROPOUT_P = {"scaled_dot_product_attention": 3, "scaled_dot_product_attention_b
 _VARIANTS = {
     "scaled_dot_product_attention": ("attention", False),
     "scaled_dot_product_attention_backward": ("attention_backward", False),
-    "dropout_attention": ("attention", True),
-    "dropout_attention_backward": ("attention_backward", True),
+    "general_attention": ("attention", True),
+    "general_attention_backward": ("attention_backward", True),
 }
-"""File of each composite's kernel, and whether it is compiled with dropout."""
+"""File of each composite's kernel, and whether it is compiled with dropout and caps, which a call then has or not."""
 COMPOSITES = frozenset(_VARIANTS)
 _NO_MASK, _BOOL_MASK, _WIDE_MASK, _OWN_MASK = range(4)
 """``MaskKind`` of attention_tile.h."""
 
 
-def _source(direction: str, dtype: torch.dtype, dropout: bool) -> str:
+def _source(direction: str, dtype: torch.dtype, general: bool) -> str:
     """The text for one dtype: compiled alone, since few programs use several."""
     accumulator, element = _ELEMENTS[dtype]
-    random = ("philox.h", "attention_dropout.h") if dropout else ()
+    random = ("philox.h", "attention_dropout.h") if general else ()
     files = ("base.h", "attention.h", *random, "attention_tile.h", f"{direction}.cpp")
     text = "".join(map(library, files)) + f"ATTENTION({accumulator}, {element}, {str(dtype).removeprefix('torch.')})\n"
-    return f"#define DROPOUT 1\n{text}" if dropout else text
+    return f"#define GENERAL 1\n{text}" if general else text
 
 
 def prepare(composite: str, dtype: torch.dtype) -> None:
     """Begins to compile in the background what runs a composite in a dtype."""
     if dtype in _ELEMENTS:
-        direction, dropout = _VARIANTS[composite]
-        compiler.start(_source(direction, dtype, dropout))
+        direction, general = _VARIANTS[composite]
+        compiler.start(_source(direction, dtype, general))
 
 
 @functools.cache
-def _function(direction: str, dtype: torch.dtype, dropout: bool) -> CompiledFunction:
+def _function(direction: str, dtype: torch.dtype, general: bool) -> CompiledFunction:
     """The entry point for one dtype."""
     prefix = direction if direction.endswith("backward") else f"{direction}_forward"
     name = f"{prefix}_{str(dtype).removeprefix('torch.')}"
-    return CompiledFunction(lambda: compiler.load(_source(direction, dtype, dropout)), name)
+    return CompiledFunction(lambda: compiler.load(_source(direction, dtype, general)), name)
 
 
 def _mask_kind(mask: Operand | None, dtype: torch.dtype) -> int | None:
@@ -81,16 +81,21 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-class _Dropout(NamedTuple):
-    """Which weights are kept: an int64 in memory, and the probability of the others."""
+class _General(NamedTuple):
+    """What our own operator has besides: the seed of which weights are kept, an int64 in memory, with the probability of the
+    others; the cap of scores."""
 
-    seed: Operand
+    seed: Operand | None
     probability: float
+    cap: float | None
 
     @property
     def numbers(self) -> list[Any]:
         """Those of ``problem_of``. Where nothing is kept, what is multiplied by 0 may be any."""
-        return [self.seed.offset, max(words_kept(self.probability) - 1, 0), _bits(kept_factor(self.probability))]
+        cap = _bits(self.cap or 0.0)
+        if self.seed is None:
+            return [cap, 0, 0, 0, 0]
+        return [cap, 1, self.seed.offset, max(words_kept(self.probability) - 1, 0), _bits(kept_factor(self.probability))]
 
 
 def _bits(value: float) -> int:
@@ -105,7 +110,7 @@ def _problem(
     causal: bool,
     mask: Operand | None,
     scale: float | None,
-    dropout: _Dropout | None,
+    general: _General | None,
 ) -> list[Any] | None:
     """The numbers of ``problem_of``; None where they are not known while compiling."""
     batch, heads, rows, width = query.shape
@@ -124,7 +129,12 @@ def _problem(
     numbers = [batch, heads, shared, rows, keys, width, depth, kind, int(causal), _bits(scale)]
     for operand in (query, key, value):
         numbers += [*operand.strides, operand.offset]
-    return [*numbers, *at, *(dropout.numbers if dropout else ())]
+    return [*numbers, *at, *(general.numbers if general else ())]
+
+
+def _beside(query: Operand, mask: Operand | None, general: _General | None) -> tuple[Operand, ...]:
+    """The mask, and the seed where the function takes one; anything in place of one that there is not."""
+    return mask or query, *((general.seed or query,) if general else ())
 
 
 def _forward(
@@ -138,14 +148,14 @@ def _forward(
     *,
     attn_mask: Operand | None = None,
     scale: float | None = None,
-    dropout: _Dropout | None = None,
+    general: _General | None = None,
 ) -> NativeCall | None:
-    numbers = _problem(query, key, value, is_causal, attn_mask, scale, dropout)
+    numbers = _problem(query, key, value, is_causal, attn_mask, scale, general)
     if numbers is None:
         return None
     numbers += [*out.strides, *logsumexp.strides, 0, int(logsumexp.dtype == torch.float64)]
-    operands = query, key, value, attn_mask or query, *((dropout.seed,) if dropout else ())
-    return NativeCall(_function("attention", query.dtype, dropout is not None), operands, tuple(numbers))
+    operands = query, key, value, *_beside(query, attn_mask, general)
+    return NativeCall(_function("attention", query.dtype, general is not None), operands, tuple(numbers))
 
 
 def _backward(
@@ -163,9 +173,9 @@ def _backward(
     *,
     attn_mask: Operand | None = None,
     scale: float | None = None,
-    dropout: _Dropout | None = None,
+    general: _General | None = None,
 ) -> NativeCall | None:
-    numbers = _problem(query, key, value, is_causal, attn_mask, scale, dropout)
+    numbers = _problem(query, key, value, is_causal, attn_mask, scale, general)
     if numbers is None:
         return None
     for operand in (grad, out):
@@ -174,18 +184,20 @@ def _backward(
     for result in (grad_query, grad_key, grad_value):
         numbers += result.strides
     numbers.append(int(logsumexp.dtype == torch.float64))
-    operands = grad, query, key, value, out, logsumexp, attn_mask or query, *((dropout.seed,) if dropout else ())
-    return NativeCall(_function("attention_backward", query.dtype, dropout is not None), operands, tuple(numbers))
+    operands = grad, query, key, value, out, logsumexp, *_beside(query, attn_mask, general)
+    return NativeCall(_function("attention_backward", query.dtype, general is not None), operands, tuple(numbers))
 
 
-def _with_dropout(native: Callable[..., NativeCall | None], tensors: int) -> Callable[..., NativeCall | None]:
-    """For the arguments of the operator with dropout, which has a seed behind its first ``tensors`` operands."""
+def _of_general(native: Callable[..., NativeCall | None], tensors: int) -> Callable[..., NativeCall | None]:
+    """For the arguments of our own operator, which has a seed behind its first ``tensors`` operands."""
 
-    def call(*args: Any, attn_mask: Operand | None = None, scale: float | None = None) -> NativeCall | None:
+    def call(
+        *args: Any, attn_mask: Operand | None = None, scale: float | None = None, cap: float | None = None
+    ) -> NativeCall | None:
         first, (seed, dropout_p, *rest) = args[:tensors], args[tensors:]
         causal = rest[0] if rest else False
         mask = rest[1] if len(rest) > 1 else attn_mask
-        return native(*first, 0.0, causal, attn_mask=mask, scale=scale, dropout=_Dropout(seed, dropout_p))
+        return native(*first, 0.0, causal, attn_mask=mask, scale=scale, general=_General(seed, dropout_p, cap))
 
     return call
 
@@ -198,12 +210,12 @@ def _kernel(native: Callable[..., NativeCall | None], mask_at: int = -1) -> Kern
     """
     kernel = native_kernel(native)
 
-    def call(*args: Any, attn_mask: Tensor | None = None, scale: float | None = None) -> None:
+    def call(*args: Any, attn_mask: Tensor | None = None, **options: Any) -> None:
         if len(args) == mask_at + 1:
             *args, attn_mask = args  # type: ignore[assignment]
         if attn_mask is not None and attn_mask.dtype not in (torch.bool, args[0].dtype):
             attn_mask = attn_mask.to(_wide(args[0].dtype))
-        kernel.call(*args, attn_mask=attn_mask, scale=scale)
+        kernel.call(*args, attn_mask=attn_mask, **options)
 
     return replace(kernel, call=call)
 
@@ -225,7 +237,7 @@ def declined(node: NodeContext) -> Decline | None:
 KERNELS: Mapping[str, Kernel] = {
     "scaled_dot_product_attention": _kernel(_forward),
     "scaled_dot_product_attention_backward": _kernel(_backward),
-    "dropout_attention": _kernel(_with_dropout(_forward, 5), 8),
-    "dropout_attention_backward": _kernel(_with_dropout(_backward, 9), 12),
+    "general_attention": _kernel(_of_general(_forward, 5), 8),
+    "general_attention_backward": _kernel(_of_general(_backward, 9), 12),
 }
 """Composite to kernel."""

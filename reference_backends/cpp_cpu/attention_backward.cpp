@@ -17,7 +17,8 @@ template <class A, class T> struct Backward {
 template <class A> struct Accumulators {
   enum { N = Lanes<A>::count, LINES = 2 * N, PADDED = LINES > BLOCK ? LINES : BLOCK };
   int64_t k_pitch, v_pitch;
-  A *keys, *values, *weights, *slopes, *query_columns, *grad_columns, *query_rows, *grad_rows, *dk, *dv, *dq, *ones;
+  // `steepness`: derivatives of capped scores.
+  A *keys, *values, *weights, *slopes, *steepness, *query_columns, *grad_columns, *query_rows, *grad_rows, *dk, *dv, *dq, *ones;
   static int64_t query_numbers(const Problem &p) { return ceil_div(p.lines, LINES) * PADDED * packed_pitch<A>(p.width); }
   // In memory; the bytes of it.
   int64_t lay_out(char *memory, const Problem &p, bool own_queries) {
@@ -25,7 +26,7 @@ template <class A> struct Accumulators {
     v_pitch = packed_pitch<A>(p.depth);
     const int64_t square = KEYS * LINES + BLOCK, all = max_int(k_pitch, v_pitch);
     Cut cut{memory};
-    cut(keys, KEYS * k_pitch), cut(values, KEYS * v_pitch), cut(weights, square), cut(slopes, square);
+    cut(keys, KEYS * k_pitch), cut(values, KEYS * v_pitch), cut(weights, square), cut(slopes, square), cut(steepness, SEED * square);
     cut(query_columns, k_pitch * LINES), cut(grad_columns, v_pitch * LINES), cut(query_rows, k_pitch * LINES), cut(grad_rows, v_pitch * LINES);
     cut(dk, KEYS * k_pitch), cut(dv, KEYS * v_pitch), cut(dq, own_queries ? query_numbers(p) : 0), cut(ones, all);
     return cut.bytes;
@@ -62,7 +63,7 @@ template <class A, class T> static void statistics(const Problem &p, const Backw
   }
   if (!again) return;
   w.tiles[0] = t;
-  pack_columns(t, (const T *)p.q, p.q_at, p.width, (A)p.scale, w.queries);
+  pack_columns(t, (const T *)p.q, p.q_at, p.width, (A)p.factor, w.queries);
   attend<A, T>(p, w, 1, batch, shared, 0, p.keys, false);
   for (int64_t l = 0; l < t.live; ++l) {
     const A peak = w.tiles[0].peak[l], total = w.tiles[0].total[l];
@@ -92,7 +93,7 @@ template <class A> LOCAL void slopes_of(const Tile<A> &t, int64_t count, const A
   __builtin_memset(weights + count * pitch, 0, rest);
   __builtin_memset(slopes + count * pitch, 0, rest);
 }
-#if DROPOUT
+#if GENERAL
 // The same for keys from `key` on, where the weights get their factors before they weigh values.
 template <class A> LOCAL void dropped_slopes_of(const Problem &p, const Tile<A> &t, int64_t key, int64_t count, const A *shift, const A *factor, const A *inner, A *weights, A *slopes) {
   each_factor(p, t, key, count, [&](int64_t v, int64_t i, Vector<A> kept) {
@@ -125,7 +126,7 @@ template <class A, class T> static void backward_span(const Problem &p, const Ba
       begin_tile(p, t, batch, shared, first);
       const int64_t n = min_int(block, reach(p, t) - key), pitch = t.pitch(), start = shared_index * p.lines + first;
       if (n <= 0 || is_hidden(p, t, key, n)) continue;
-      pack_columns(t, (const T *)p.q, p.q_at, p.width, (A)p.scale, a.query_columns);
+      pack_columns(t, (const T *)p.q, p.q_at, p.width, (A)p.factor, a.query_columns);
       pack_columns(t, g.grad, g.grad_at, p.depth, (A)1, a.grad_columns);
       for (int64_t l = 0; l < t.live; ++l) {
         gather(offset((const T *)p.q, p.q_at, batch, t.head[l], t.row[l]), p.q_at[3], p.width, a.query_rows + l * a.k_pitch, a.k_pitch);
@@ -134,10 +135,12 @@ template <class A, class T> static void backward_span(const Problem &p, const Ba
       lanes_of(t, g.shift + start, shift);
       lanes_of(t, g.factor + start, factor);
       lanes_of(t, g.inner + start, inner);
-      score<A, T>(p, t, a.query_columns, a.keys, a.k_pitch, key, n, a.weights);
+      score<A, T>(p, t, a.query_columns, a.keys, a.k_pitch, key, n, a.weights, a.steepness);
       inner_products(t, a.values, a.v_pitch, n, a.grad_columns, p.depth, a.slopes);
-#if DROPOUT
-      dropped_slopes_of(p, t, key, n, shift, factor, inner, a.weights, a.slopes);
+#if GENERAL
+      if (p.drops) dropped_slopes_of(p, t, key, n, shift, factor, inner, a.weights, a.slopes);
+      else slopes_of(t, n, shift, factor, inner, a.weights, a.slopes);
+      for (int64_t i = 0; p.cap && i < n * pitch; i += N) at(a.slopes + i) *= at(a.steepness + i);
 #else
       slopes_of(t, n, shift, factor, inner, a.weights, a.slopes);
 #endif
@@ -212,7 +215,7 @@ template <class A, class T> static int32_t backward(void *const *buffers, const 
   return OK;
 }
 
-// buffers: grad, query, key, value, out, logsumexp, mask (anything without), with dropout the seed, then gradients of query, key and value. numbers: the
+// buffers: grad, query, key, value, out, logsumexp, mask (anything without), where GENERAL the seed, then gradients of query, key and value. numbers: the
 // problem's; of grad, out and logsumexp four strides (the last of logsumexp unused) and where it begins; four strides of each gradient;
 // whether logsumexp is float64.
 #define ATTENTION(A, T, name) extern "C" int32_t attention_backward_##name(void *const *buffers, const int64_t *numbers, Spare spare) { return backward<A, T>(buffers, numbers, spare); }

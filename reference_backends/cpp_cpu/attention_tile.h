@@ -29,8 +29,12 @@ struct Problem {
   const char *mask;
   int64_t mask_kind, mask_bytes;
   bool causal;
-  double scale;
-#if DROPOUT
+  // Of scores; and what queries are multiplied by before they meet keys.
+  double scale, factor;
+#if GENERAL
+  // 0: there is none.
+  double cap;
+  bool drops;
   Dropout dropout;
 #endif
 };
@@ -39,27 +43,31 @@ struct Problem {
 template <class T> INLINE const T *beginning(const void *buffer, const int64_t *at) { return (const T *)buffer + at[4]; }
 
 // numbers: batch, heads, key heads, rows, keys, width, depth (width of values), mask kind, causal, scale (bits of a double), then of
-// query, key, value and mask each four strides (0 where the mask broadcasts) and where in its buffer it begins; with dropout, where in its
-// buffer the seed lies, the largest word of 16 bits that is kept, and what the weights are multiplied by that are (bits of a double).
+// query, key, value and mask each four strides (0 where the mask broadcasts) and where in its buffer it begins; where GENERAL, the cap of
+// scores (bits of a double; 0: none), whether there is dropout, where in its buffer the seed lies, the largest word of 16 bits that is
+// kept, and what the weights are multiplied by that are (bits of a double).
 template <class T> static Problem problem_of(const int64_t *n, const void *q, const void *k, const void *v, const void *mask, const void *seed) {
   Problem p{n[0], n[1], n[2], n[3], n[4], n[5], n[6]};
   p.group = p.shared ? p.heads / p.shared : 0;
   p.lines = p.group * p.rows;
   p.mask_kind = n[7];
   p.causal = n[8];
-  p.scale = bits<double>(n[9]);
+  p.scale = p.factor = bits<double>(n[9]);
   p.q_at = n + 10; p.k_at = n + 15; p.v_at = n + 20; p.mask_at = n + 25;
   p.mask_bytes = p.mask_kind == BOOL_MASK ? 1 : p.mask_kind == OWN_MASK ? sizeof(T) : max_int(sizeof(T), 4);
   p.q = beginning<T>(q, p.q_at); p.k = beginning<T>(k, p.k_at); p.v = beginning<T>(v, p.v_at);
   p.mask = (const char *)mask + p.mask_bytes * p.mask_at[4];
-#if DROPOUT
-  p.dropout = {((const int64_t *)seed)[n[30]], (uint32_t)n[31], bits<double>(n[32])};
+#if GENERAL
+  p.cap = bits<double>(n[30]);
+  if (p.cap) p.factor /= p.cap;
+  p.drops = n[31];
+  if (p.drops) p.dropout = {((const int64_t *)seed)[n[32]], (uint32_t)n[33], bits<double>(n[34])};
 #endif
   return p;
 }
 // How many these are; and how many buffers the seed has, which follows the mask.
-#if DROPOUT
-enum { PROBLEM_NUMBERS = 33, SEED = 1 };
+#if GENERAL
+enum { PROBLEM_NUMBERS = 35, SEED = 1 };
 #else
 enum { PROBLEM_NUMBERS = 30, SEED = 0 };
 #endif
@@ -179,11 +187,24 @@ template <class A> LOCAL void inner_products(const Tile<A> &t, const A *rows, in
   for (int64_t c = 0; c == 0 || c < width; c += PART)
     product(rows + c, pitch, 1, count, columns + c * t.pitch(), t.pitch(), t.vectors, min_int(PART, width - c), to, t.pitch(), c ? ones : nullptr);
 }
-// Scores of a tile's lines with packed keys [key, key + count), masked.
-template <class A, class T> LOCAL void score(const Problem &p, const Tile<A> &t, const A *query, const A *keys, int64_t keys_pitch, int64_t key, int64_t count, A *scores) {
+#if GENERAL
+// Caps `count` scores that are in units of the cap; `slopes`, where wanted: their derivatives by what they were.
+template <class A> LOCAL void cap_scores(A cap, int64_t count, A *scores, A *slopes) {
+  for (int64_t i = 0; i < count; i += Lanes<A>::count) {
+    const Vector<A> x = hyperbolic_tangent<A>(at(scores + i));
+    at(scores + i) = x * cap;
+    if (slopes) at(slopes + i) = (A)1 - x * x;
+  }
+}
+#endif
+// Scores of a tile's lines with packed keys [key, key + count), masked; `slopes` as in `cap_scores`, where there is a cap.
+template <class A, class T> LOCAL void score(const Problem &p, const Tile<A> &t, const A *query, const A *keys, int64_t keys_pitch, int64_t key, int64_t count, A *scores, A *slopes = nullptr) {
   enum { N = Lanes<A>::count };
   const int64_t pitch = t.pitch();
   inner_products(t, keys, keys_pitch, count, query, p.width, scores);
+#if GENERAL
+  if (p.cap) cap_scores<A>(p.cap, count * pitch, scores, slopes);
+#endif
   if (p.causal && key + count - 1 > t.first_row)
     for (int64_t k = 0; k < count; ++k)
       for (int64_t v = 0; v < pitch; v += N) {
@@ -225,7 +246,7 @@ template <class A> LOCAL void online_softmax(Tile<A> &t, int64_t count, A *score
   }
 }
 
-#if DROPOUT
+#if GENERAL
 // The factors of a tile's weights of keys [key, key + count), of which the first begins a square, a vector of lines at a time:
 // use(first lane, place among keys x lines, factors).
 template <class A, class Use> INLINE void each_factor(const Problem &p, const Tile<A> &t, int64_t key, int64_t count, const Use &use) {
@@ -288,8 +309,8 @@ template <class A, class T> static void attend(const Problem &p, Workspace<A> &w
       }
       score<A, T>(p, t, w.queries + i * w.query_size, w.keys, w.k_pitch, key, n, w.scores);
       online_softmax(t, n, w.scores);
-#if DROPOUT
-      if (weigh) each_factor(p, t, key, n, [&](int64_t, int64_t i, Vector<A> factor) { at(w.scores + i) *= factor; });
+#if GENERAL
+      if (weigh && p.drops) each_factor(p, t, key, n, [&](int64_t, int64_t i, Vector<A> factor) { at(w.scores + i) *= factor; });
 #endif
       if (weigh) product(w.values, 1, w.v_pitch, p.depth, w.scores, t.pitch(), t.vectors, n, w.results + i * w.result_size, t.pitch(), (const A *)t.keep);
     }

@@ -34,8 +34,8 @@ aten = torch.ops.aten
 Way = Literal["triton", "cudnn", "flash", "efficient", "scores"]
 
 FORWARD, BACKWARD = "scaled_dot_product_attention", "scaled_dot_product_attention_backward"
-DROPOUT_FORWARD, DROPOUT_BACKWARD = "dropout_attention", "dropout_attention_backward"
-COMPOSITE_NAMES = frozenset((FORWARD, BACKWARD, DROPOUT_FORWARD, DROPOUT_BACKWARD))
+GENERAL_FORWARD, GENERAL_BACKWARD = "general_attention", "general_attention_backward"
+COMPOSITE_NAMES = frozenset((FORWARD, BACKWARD, GENERAL_FORWARD, GENERAL_BACKWARD))
 _DROPOUT_P = {FORWARD: 3, BACKWARD: 6}
 """Position of ``dropout_p`` in the arguments of those that have no seed."""
 
@@ -325,7 +325,7 @@ def _dropout_forward(
     dropout = flash_launch.Dropout(seed, dropout_p)
     calls: dict[Way, Callable[[], Any]] = {
         "triton": lambda: flash_launch.forward(query, key, value, is_causal, attn_mask, scale, dropout),
-        "scores": lambda: _decomposed(DROPOUT_FORWARD)(query, key, value, seed, dropout_p, is_causal, attn_mask, scale=scale),
+        "scores": lambda: _decomposed(GENERAL_FORWARD)(query, key, value, seed, dropout_p, is_causal, attn_mask, scale=scale),
     }
     out, logsumexp = _first(p, calls)
     return out, logsumexp
@@ -366,7 +366,7 @@ def _dropout_backward(
     saved, dropout = (grad, query, key, value, out, logsumexp), flash_launch.Dropout(seed, dropout_p)
     calls: dict[Way, Callable[[], Any]] = {
         "triton": lambda: flash_launch.backward(*saved, is_causal, attn_mask, scale, dropout),
-        "scores": lambda: _decomposed(DROPOUT_BACKWARD)(*saved, seed, dropout_p, is_causal, attn_mask, scale=scale),
+        "scores": lambda: _decomposed(GENERAL_BACKWARD)(*saved, seed, dropout_p, is_causal, attn_mask, scale=scale),
     }
     by_query, by_key, by_value = _first(p, calls)
     return by_query, by_key, by_value
@@ -399,6 +399,8 @@ def declined(node: NodeContext) -> Decline | None:
         return None
     if node.prim in _DROPOUT_P and any(node.args[_DROPOUT_P[node.prim] :][:1]):
         return Decline("dropout inside attention: the operator has no seed from which its backward could draw the same numbers")
+    if node.kwargs.get("cap") is not None:
+        return Decline("capped scores")
     tensors = [v for v in node.args[:5] if isinstance(v, TensorInfo) and v.dtype.is_floating_point]
     if len({t.dtype for t in tensors}) > 1:
         return Decline("query, key and value of different dtypes")
@@ -410,7 +412,7 @@ def declined(node: NodeContext) -> Decline | None:
 def computes(node: NodeContext, loops: LoopKernel) -> bool:
     """Whether a mask is computed where it is needed: of heads that a program has room for, unless a library comes first, whose
     products of float32 are those of tensor cores (``ways``)."""
-    first = 1 if node.prim in (BACKWARD, DROPOUT_BACKWARD) else 0
+    first = 1 if node.prim in (BACKWARD, GENERAL_BACKWARD) else 0
     query, _, value = node.args[first : first + 3]
     widths = query.shape[3], value.shape[3]
     small = all(isinstance(width, int) and width <= WIDEST for width in widths)
@@ -436,10 +438,10 @@ KERNELS: Mapping[str, Kernel] = {
     BACKWARD: Kernel(
         _without_gradients(_backward), fresh=True, ahead=_backward_ahead, orders=(BESIDE, BESIDE, BESIDE), computes=MASK
     ),
-    DROPOUT_FORWARD: Kernel(
+    GENERAL_FORWARD: Kernel(
         _without_gradients(_dropout_forward), fresh=True, ahead=_dropout_forward_ahead, orders=(BESIDE,), computes=MASK
     ),
-    DROPOUT_BACKWARD: Kernel(
+    GENERAL_BACKWARD: Kernel(
         _without_gradients(_dropout_backward),
         fresh=True,
         ahead=_dropout_backward_ahead,

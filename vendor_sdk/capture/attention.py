@@ -21,7 +21,7 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.nodes import origin_of
-from vendor_sdk.prims import dropout
+from vendor_sdk.prims import attention_operator, dropout
 
 aten = torch.ops.aten
 
@@ -141,7 +141,7 @@ def _rewrite(node: fx.Node, call: _Call) -> None:
             drawn = {"dtype": torch.int64, "device": device}
             seed = graph.call_function(aten.randint.low, (0, dropout.SEEDS, [1]), drawn)
             given = query, *shared, seed, call.dropout_p, call.causal, mask
-            attention = graph.call_function(dropout.OPERATOR, given, {"scale": call.scale})
+            attention = graph.call_function(attention_operator.OPERATOR, given, {"scale": call.scale})
         else:
             if call.times > 1:
                 shared = [_repeated(graph, x, call.times) for x in shared]

@@ -13,14 +13,14 @@ _PRIMS = {
     **dict.fromkeys(("linear", "matmul", "mm", "addmm", "addmv", "bmm", "baddbmm", "bilinear", "einsum"), "mm"),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"), "convolution"),
     "scaled_dot_product_attention": "scaled_dot_product_attention",
-    "dropout_attention": "dropout_attention",
+    "general_attention": "general_attention",
     **dict.fromkeys(("grouped_mm", "grouped_mm_fallback"), "grouped_mm"),
 }
 """Names of torch's functions and methods to the prim or composite that they become."""
 _DIFFERENTIATED = {
     "convolution": "convolution_backward",
     "scaled_dot_product_attention": "scaled_dot_product_attention_backward",
-    "dropout_attention": "dropout_attention_backward",
+    "general_attention": "general_attention_backward",
 }
 
 

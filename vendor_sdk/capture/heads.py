@@ -15,14 +15,14 @@ import torch
 from torch import fx
 
 from vendor_sdk import torch_private
-from vendor_sdk.prims import dropout
+from vendor_sdk.prims import attention_operator
 from vendor_sdk.prims.recognize import unrepeated
 
 aten = torch.ops.aten
 
 _FORWARD_OF = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: aten._scaled_dot_product_flash_attention_for_cpu.default,
-    dropout.BACKWARD_OPERATOR: dropout.OPERATOR,
+    attention_operator.BACKWARD_OPERATOR: attention_operator.OPERATOR,
 }
 """Operators of attention, by those that differentiate them."""
 _KEY, _VALUE = 1, 2

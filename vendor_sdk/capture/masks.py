@@ -18,7 +18,7 @@ from vendor_sdk import torch_private
 from vendor_sdk.capture.positions import visible
 from vendor_sdk.contract.kernel import SMALLER
 from vendor_sdk.ir.primgraph import leading_to, tensors_of
-from vendor_sdk.prims import dropout
+from vendor_sdk.prims import attention_operator
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
@@ -42,8 +42,8 @@ class _Arguments(NamedTuple):
 _ARGUMENTS: Mapping[Any, _Arguments] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _Arguments(0, 1, 4),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _Arguments(1, 2, 7),
-    dropout.OPERATOR: _Arguments(0, 1, 5, 6),
-    dropout.BACKWARD_OPERATOR: _Arguments(1, 2, 8, 9),
+    attention_operator.OPERATOR: _Arguments(0, 1, 5, 6),
+    attention_operator.BACKWARD_OPERATOR: _Arguments(1, 2, 8, 9),
 }
 LARGEST = 1 << 26
 """Elements of a value that is computed for this."""

@@ -3,8 +3,9 @@
 The two agree on the tensor saved between them: the natural logarithm of the sum of exponentials of each row of scaled scores,
 in float32 for halves. A row with no key to attend to gives zeros, as in torch's kernel, and the value saved for it is 0.
 
-With dropout they are two more, by an operator of our own (``prims.dropout``): the weights' sums are over all keys, and what is
-multiplied with the values are the weights times their factors, the same in both directions.
+With dropout, or with capped scores, they are two more, by an operator of our own (``prims.attention_operator``). With dropout
+the weights' sums are over all keys, and what is multiplied with the values are the weights times their factors, the same in
+both directions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from vendor_sdk import torch_private
-from vendor_sdk.prims import dropout
+from vendor_sdk.prims import attention_operator, dropout
 from vendor_sdk.prims.bounds import Accumulated
 from vendor_sdk.prims.recognize import shared_heads_of
 from vendor_sdk.prims.row import FLOATS, Composite
@@ -42,24 +43,47 @@ def _transposed(x: Tensor) -> Tensor:
     return aten.permute.default(x, [0, 2, 1])  # type: ignore[no-any-return]
 
 
-def _scores(query: Tensor, key: Tensor, scale: float, is_causal: bool, mask: Tensor | None) -> Tensor:
-    """Scaled and masked scores (batch, heads, rows, keys); what is masked is minus infinity."""
+def _scaled(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Products of queries and keys, times a number: (batch, heads, rows, keys)."""
     batch, heads, rows, _ = query.shape
-    keys = key.shape[2]
     dtype = computation_dtype(query.dtype)
     left, right = _matrices(query, heads, dtype), _matrices(key, heads, dtype)
     scores = aten.mul.Tensor(aten.bmm.default(left, _transposed(right)), scale)
-    scores = aten.reshape.default(scores, [batch, heads, rows, keys])
+    return aten.reshape.default(scores, [batch, heads, rows, key.shape[2]])  # type: ignore[no-any-return]
+
+
+def _capped(query: Tensor, key: Tensor, scale: float, cap: float | None) -> tuple[Tensor, Tensor | None]:
+    """Scores before they are masked; and, where there is a cap, what of them is in units of that."""
+    if cap is None:
+        return _scaled(query, key, scale), None
+    saturation = aten.tanh.default(_scaled(query, key, scale / cap))
+    return aten.mul.Tensor(saturation, cap), saturation
+
+
+def _slope(saturation: Tensor) -> Tensor:
+    """The derivative of capped scores by those that are not."""
+    one = number(1, saturation.dtype, saturation)
+    return aten.sub.Tensor(one, aten.mul.Tensor(saturation, saturation))  # type: ignore[no-any-return]
+
+
+def _scores(query: Tensor, key: Tensor, scale: float, is_causal: bool, mask: Tensor | None, cap: float | None = None) -> Tensor:
+    """Scaled, capped and masked scores (batch, heads, rows, keys); what is masked is minus infinity."""
+    return _masked(_capped(query, key, scale, cap)[0], is_causal, mask)
+
+
+def _masked(scores: Tensor, is_causal: bool, mask: Tensor | None) -> Tensor:
+    *_, rows, keys = scores.shape
+    dtype, device = scores.dtype, scores.device
     if is_causal:
-        row = aten.unsqueeze.default(aten.arange.start_step(0, rows, 1, dtype=torch.int64, device=query.device), 1)
-        column = aten.arange.start_step(0, keys, 1, dtype=torch.int64, device=query.device)
-        scores = aten.where.self(aten.le.Tensor(column, row), scores, number(-math.inf, dtype, query))
+        row = aten.unsqueeze.default(aten.arange.start_step(0, rows, 1, dtype=torch.int64, device=device), 1)
+        column = aten.arange.start_step(0, keys, 1, dtype=torch.int64, device=device)
+        scores = aten.where.self(aten.le.Tensor(column, row), scores, number(-math.inf, dtype, scores))
     if mask is not None:
         if mask.dtype == torch.bool:
-            scores = aten.where.self(mask, scores, number(-math.inf, dtype, query))
+            scores = aten.where.self(mask, scores, number(-math.inf, dtype, scores))
         else:
             scores = aten.add.Tensor(scores, cast(mask, dtype))
-    return scores  # type: ignore[no-any-return]
+    return scores
 
 
 def _scale(query: Tensor, scale: float | None) -> float:
@@ -78,15 +102,23 @@ def _weights(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _attended(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None, factors: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool,
+    mask: Tensor | None,
+    scale: float | None,
+    factors: Tensor | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The result and the logarithm of the sum of exponentials, in the dtype that both are computed in.
 
     Args:
         factors: what each weight is multiplied by before it weighs a value; None: by nothing.
+        cap: of the scores.
     """
     batch, heads, rows, _ = query.shape
-    scores = _scores(query, key, _scale(query, scale), is_causal, mask)
+    scores = _scores(query, key, _scale(query, scale), is_causal, mask, cap)
     weights, peak, total = _weights(scores)
     if factors is not None:
         weights = aten.mul.Tensor(weights, factors)
@@ -109,7 +141,7 @@ def attention(
     """Returns the result and the logarithm of the sum of exponentials; ``NotImplemented`` with dropout."""
     if dropout_p:
         return NotImplemented
-    result, saved = _attended(query, key, value, is_causal, attn_mask, scale, None)
+    result, saved = _attended(query, key, value, is_causal, attn_mask, scale)
     return cast(result, query.dtype), cast(saved, _STATISTICS.get(query.dtype, saved.dtype))
 
 
@@ -117,20 +149,21 @@ _STATISTICS = {dtype: torch_private.flash_statistics_dtype(dtype) for dtype in F
 """dtype of the logsumexp that torch announces while tracing, by dtype of the query; float32 for all on torch 2.11."""
 
 
-def dropout_attention(
+def general_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    seed: Tensor,
+    seed: Tensor | None,
     dropout_p: float,
     is_causal: bool = False,
     attn_mask: Tensor | None = None,
     *,
     scale: float | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the result and the logarithm of the sum of exponentials."""
-    factors = dropout.weight_factors(query, key, seed, dropout_p)
-    result, saved = _attended(query, key, value, is_causal, attn_mask, scale, factors)
+    factors = None if seed is None else dropout.weight_factors(query, key, seed, dropout_p)
+    result, saved = _attended(query, key, value, is_causal, attn_mask, scale, factors, cap)
     return cast(result, query.dtype), saved
 
 
@@ -144,12 +177,14 @@ def _differentiated(
     is_causal: bool,
     mask: Tensor | None,
     scale: float | None,
-    factors: Tensor | None,
+    factors: Tensor | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients by query, key and value; ``factors`` as in ``_attended``."""
+    """The gradients by query, key and value; ``factors`` and ``cap`` as in ``_attended``."""
     batch, heads, rows, width = query.shape
     keys, factor = key.shape[2], _scale(query, scale)
-    scores = _scores(query, key, factor, is_causal, mask)
+    scores, saturation = _capped(query, key, factor, cap)
+    scores = _masked(scores, is_causal, mask)
     dtype = scores.dtype
     if logsumexp.dtype == dtype:
         weights = aten.exp.default(aten.sub.Tensor(scores, aten.unsqueeze.default(logsumexp, 3)))
@@ -166,6 +201,8 @@ def _differentiated(
     # The sum of weights times their gradients, with factors as without.
     inner = aten.sum.dim_IntList(aten.mul.Tensor(wide, cast(out, dtype)), [3], True)
     grad_scores = aten.mul.Tensor(aten.mul.Tensor(weights, aten.sub.Tensor(grad_weights, inner)), factor)
+    if saturation is not None:
+        grad_scores = aten.mul.Tensor(grad_scores, _slope(saturation))
     grad_scores = aten.reshape.default(grad_scores, [batch * heads, rows, keys])
     matrix_weights = aten.reshape.default(weighing, [batch * heads, rows, keys])
     grad_query = aten.bmm.default(grad_scores, _matrices(key, heads, dtype))
@@ -194,29 +231,30 @@ def attention_backward(
     """Returns the gradients by query, key and value; ``NotImplemented`` with dropout."""
     if dropout_p:
         return NotImplemented
-    return _differentiated(grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale, None)
+    return _differentiated(grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale)
 
 
-def dropout_attention_backward(
+def general_attention_backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    seed: Tensor,
+    seed: Tensor | None,
     dropout_p: float,
     is_causal: bool = False,
     attn_mask: Tensor | None = None,
     *,
     scale: float | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients by query, key and value."""
-    factors = dropout.weight_factors(query, key, seed, dropout_p)
-    return _differentiated(grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale, factors)
+    factors = None if seed is None else dropout.weight_factors(query, key, seed, dropout_p)
+    return _differentiated(grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale, factors, cap)
 
 
-dropout.implement(dropout_attention, dropout_attention_backward)
+attention_operator.implement(general_attention, general_attention_backward)
 
 
 def _shared(grad: Tensor, like: Tensor, heads: Any) -> Tensor:
@@ -230,13 +268,17 @@ def _terms(query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
     return max(query.shape[2], query.shape[3], key.shape[2])
 
 
-def _softmax_of(query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:
-    """The attention weights, and the largest absolute score of each row: the error of a score is relative to that."""
-    scores = _scores(query, key, _scale(query, scale), is_causal, mask)
+def _softmax_of(
+    query: Tensor, key: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None, cap: float | None
+) -> tuple[Tensor, Tensor, Tensor | float]:
+    """The attention weights; the largest absolute score of each row: the error of a score is relative to that, and a cap makes
+    it no larger; and the derivative of capped scores."""
+    scores, saturation = _capped(query, key, _scale(query, scale), cap)
+    scores = _masked(scores, is_causal, mask)
     sizes = _scores(query.abs(), key.abs(), _scale(query, scale), False, None).amax(3, True)
     if mask is not None and mask.dtype != torch.bool:
         sizes = sizes + mask.nan_to_num(neginf=0).abs().amax(-1, True)
-    return scores.softmax(3).nan_to_num(), sizes
+    return scores.softmax(3).nan_to_num(), sizes, 1.0 if saturation is None else _slope(saturation)
 
 
 def _for_each(x: Tensor, query: Tensor) -> Tensor:
@@ -254,8 +296,9 @@ def _magnitude(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
     factors: Tensor | float = 1.0,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    weights, sizes = _softmax_of(query, key, is_causal, attn_mask, scale)
+    weights, sizes, _ = _softmax_of(query, key, is_causal, attn_mask, scale, cap)
     return (weights * factors) @ _for_each(value.abs(), query) * (1 + 2 * sizes), 2 + 2 * sizes.squeeze(3)
 
 
@@ -272,11 +315,14 @@ def _backward_magnitude(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
     factors: Tensor | float = 1.0,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    weights, sizes = _softmax_of(query, key, is_causal, attn_mask, scale)
+    weights, sizes, _ = _softmax_of(query, key, is_causal, attn_mask, scale, cap)
+    # The derivative by scores below the cap is at most 1, it changes with a score by less than 1 / cap.
+    steep = weights * (1 + 2 * sizes * (1 if cap is None else 1 + 1 / cap))
     weights = weights * (1 + 2 * sizes)
     inner = (grad * out).abs().sum(3, True)
-    scores = weights * (grad.abs() @ _for_each(value.abs(), query).mT * factors + inner) * _scale(query, scale)
+    scores = steep * (grad.abs() @ _for_each(value.abs(), query).mT * factors + inner) * _scale(query, scale)
     by_key, by_value = scores.mT @ query.abs(), (weights * factors).mT @ grad.abs()
     return scores @ _for_each(key.abs(), query), _of_shared(by_key, key), _of_shared(by_value, value)
 
@@ -291,9 +337,10 @@ def _narrowed(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
     factors: Tensor | float = 1.0,
+    cap: float | None = None,
 ) -> tuple[tuple[Tensor, Tensor], None]:
     """Of the weights with the values."""
-    weights = _softmax_of(query, key, is_causal, attn_mask, scale)[0] * factors
+    weights = _softmax_of(query, key, is_causal, attn_mask, scale, cap)[0] * factors
     return _products(weights, _for_each(value, query)), None
 
 
@@ -310,11 +357,12 @@ def _backward_narrowed(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
     factors: Tensor | float = 1.0,
+    cap: float | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """Of the scores' gradients with the keys and with the queries, and of the weights with the gradient."""
-    weights, _ = _softmax_of(query, key, is_causal, attn_mask, scale)
+    weights, _, slope = _softmax_of(query, key, is_causal, attn_mask, scale, cap)
     inner = (grad * out).sum(3, True)
-    scores = weights * (grad @ _for_each(value, query).mT * factors - inner) * _scale(query, scale)
+    scores = slope * weights * (grad @ _for_each(value, query).mT * factors - inner) * _scale(query, scale)
     by_key, by_value = _products(scores.mT, query), _products((weights * factors).mT, grad)
     return [
         _products(scores, _for_each(key, query)),
@@ -323,48 +371,50 @@ def _backward_narrowed(
     ]
 
 
-def _dropped(of: Callable[..., Any]) -> Callable[..., Any]:
-    """``of`` the weights and what they are multiplied by, for the arguments of attention with dropout."""
+def _general(of: Callable[..., Any]) -> Callable[..., Any]:
+    """``of`` the weights and what they are multiplied by, for the arguments of our own operator."""
 
-    def dropped(
+    def general(
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        seed: Tensor,
+        seed: Tensor | None,
         dropout_p: float,
         is_causal: bool = False,
         attn_mask: Tensor | None = None,
         *,
         scale: float | None = None,
+        cap: float | None = None,
     ) -> Any:
-        factors = dropout.weight_factors(query, key, seed, dropout_p)
-        return of(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors)
+        factors = 1.0 if seed is None else dropout.weight_factors(query, key, seed, dropout_p)
+        return of(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors, cap=cap)
 
-    return dropped
+    return general
 
 
-def _dropped_backward(of: Callable[..., Any]) -> Callable[..., Any]:
-    """As ``_dropped``, for those of its gradients."""
+def _general_backward(of: Callable[..., Any]) -> Callable[..., Any]:
+    """As ``_general``, for those of its gradients."""
 
-    def dropped(
+    def general(
         grad: Tensor,
         query: Tensor,
         key: Tensor,
         value: Tensor,
         out: Tensor,
         logsumexp: Tensor,
-        seed: Tensor,
+        seed: Tensor | None,
         dropout_p: float,
         is_causal: bool = False,
         attn_mask: Tensor | None = None,
         *,
         scale: float | None = None,
+        cap: float | None = None,
     ) -> Any:
-        factors = dropout.weight_factors(query, key, seed, dropout_p)
+        factors = 1.0 if seed is None else dropout.weight_factors(query, key, seed, dropout_p)
         saved = query, key, value, out, logsumexp
-        return of(grad, *saved, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors)
+        return of(grad, *saved, 0.0, is_causal, attn_mask=attn_mask, scale=scale, factors=factors, cap=cap)
 
-    return dropped
+    return general
 
 
 def _products(taken: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
@@ -429,34 +479,36 @@ def _backward_samples(context: SampleContext) -> Iterator[Sample]:
         yield Sample((grad, *tensors, out.to(context.dtype), saved, 0.0, causal), kwargs, label=label)
 
 
-def _dropout_cases(context: SampleContext) -> Iterator[tuple[str, tuple[Tensor, ...], tuple[Any, ...], dict[str, Any]]]:
-    """Label, tensors, what follows the seed, and the scale."""
-    for chance, (label, tensors, kwargs) in zip(itertools.cycle((0.1, 0.5)), _cases(context)):
-        yield label, tensors, (chance, kwargs.pop("is_causal", False), kwargs.pop("attn_mask", None)), kwargs
+def _general_cases(context: SampleContext) -> Iterator[tuple[str, tuple[Tensor, ...], tuple[Any, ...], dict[str, Any]]]:
+    """Label, tensors, what follows them (a seed, a probability), and options by name."""
+    ways = itertools.cycle(((0.1, None), (0.0, 2.0), (0.5, None), (0.25, 30.0)))
+    for (chance, cap), (label, tensors, kwargs) in zip(ways, _cases(context), strict=False):
+        given = _seed(context, chance), chance, kwargs.pop("is_causal", False), kwargs.pop("attn_mask", None)
+        yield label, tensors, given, {**kwargs, "cap": cap}
     if context.effort >= Effort.STANDARD:
         few = tuple(draw(context, (1, heads, 3, 8)) for heads in (4, 2, 2))
-        yield "shared heads, few rows", few, (0.25, False, None), {}
-        yield "nothing is kept", few, (1.0, False, None), {}
+        yield "shared heads, few rows", few, (_seed(context, 0.25), 0.25, False, None), {}
+        yield "shared heads, few rows, capped", few, (None, 0.0, True, None), {"cap": 0.5}
+        yield "nothing is kept", few, (_seed(context, 1.0), 1.0, False, None), {}
 
 
-def _seed(context: SampleContext) -> Tensor:
-    return torch.randint(dropout.SEEDS, (1,), generator=context.generator)
+def _seed(context: SampleContext, chance: float) -> Tensor | None:
+    return torch.randint(dropout.SEEDS, (1,), generator=context.generator) if chance else None
 
 
-def _dropout_samples(context: SampleContext) -> Iterator[Sample]:
-    for label, tensors, given, kwargs in _dropout_cases(context):
-        yield Sample((*tensors, _seed(context), *given), kwargs, label=label)
+def _general_samples(context: SampleContext) -> Iterator[Sample]:
+    for label, tensors, given, kwargs in _general_cases(context):
+        yield Sample((*tensors, *given), kwargs, label=label)
 
 
-def _dropout_backward_samples(context: SampleContext) -> Iterator[Sample]:
-    for label, tensors, (chance, causal, mask), kwargs in _dropout_cases(context):
-        seed = _seed(context)
+def _general_backward_samples(context: SampleContext) -> Iterator[Sample]:
+    for label, tensors, (*given, mask), kwargs in _general_cases(context):
         wide = None if mask is None else mask.double()
-        query, key, value = (x.double() for x in tensors)
-        out, saved = dropout_attention(query, key, value, seed, chance, causal, wide, scale=kwargs.get("scale"))
+        exact: list[Any] = [*(x.double() for x in tensors), *given, wide]
+        out, saved = general_attention(*exact, **kwargs)
         grad = draw(context, out.shape)
         saved = saved.to(computation_dtype(context.dtype))
-        yield Sample((grad, *tensors, out.to(context.dtype), saved, seed, chance, causal, mask), kwargs, label=label)
+        yield Sample((grad, *tensors, out.to(context.dtype), saved, *given, mask), kwargs, label=label)
 
 
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -489,26 +541,27 @@ ATTENTION_ROWS: tuple[Composite, ...] = (
         source="Dao et al., FlashAttention, 2022, algorithm 4; gradients of scores in halves as in " + NARROWED,
     ),
     Composite(
-        name="dropout_attention",
-        summary="softmax(scale * query @ key.T + mask) with weights dropped at random, @ value; also each row's logarithm",
-        targets={dropout.OPERATOR: dropout_attention},
-        recognize=shared_heads_of(dropout.OPERATOR),
-        bound=Accumulated(terms=_terms, magnitude=_dropped(_magnitude), constant=4, shared=_row, narrowed=_dropped(_narrowed)),
-        samples=_dropout_samples,
-        source="Srivastava et al., Dropout, 2014; Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011",
+        name="general_attention",
+        summary="softmax(cap(scale * query @ key.T) + mask) with weights dropped at random, @ value; also each row's logarithm",
+        targets={attention_operator.OPERATOR: general_attention},
+        recognize=shared_heads_of(attention_operator.OPERATOR),
+        bound=Accumulated(terms=_terms, magnitude=_general(_magnitude), constant=4, shared=_row, narrowed=_general(_narrowed)),
+        samples=_general_samples,
+        source="Srivastava et al., Dropout, 2014; Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011; "
+        "caps as in Gemma Team, Gemma 2, 2024, section 2",
     ),
     Composite(
-        name="dropout_attention_backward",
-        summary="gradients of attention with dropout by query, key and value, from the same seed",
-        targets={dropout.BACKWARD_OPERATOR: dropout_attention_backward},
+        name="general_attention_backward",
+        summary="gradients of attention with dropout or capped scores by query, key and value, from the same seed",
+        targets={attention_operator.BACKWARD_OPERATOR: general_attention_backward},
         bound=Accumulated(
             terms=lambda grad, *rest, **kwargs: _terms(*rest),
-            magnitude=_dropped_backward(_backward_magnitude),
+            magnitude=_general_backward(_backward_magnitude),
             constant=8,
             shared=_head,
-            narrowed=_dropped_backward(_backward_narrowed),
+            narrowed=_general_backward(_backward_narrowed),
         ),
-        samples=_dropout_backward_samples,
+        samples=_general_backward_samples,
         source="Dao et al., FlashAttention, 2022, algorithm 4; gradients of scores in halves as in " + NARROWED,
     ),
 )

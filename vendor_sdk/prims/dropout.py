@@ -1,4 +1,4 @@
-"""Attention with dropout: the operator, its derivative, and which weights it keeps.
+"""What dropout of attention weights keeps: a function of a seed and the place of a weight.
 
 Torch's operators for it give the backward pass the state of a generator, of one vendor's hardware; the one for the CPU takes
 none, so that its gradients could not drop what its results did. Here a seed is an operand, drawn in the graph like any random
@@ -6,13 +6,12 @@ number, and what is kept is a function of the seed and the place of a weight alo
 may compute it again for the block that it has, and all that compute it keep the same.
 """
 
-# mypy: disable-error-code="no-any-return, no-untyped-call"
-# (torch.ops is untyped: every operator call is an Any. So are the methods of torch.library.)
+# mypy: disable-error-code="no-any-return"
+# (torch.ops is untyped: every operator call is an Any.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -20,29 +19,6 @@ from vendor_sdk.prims.widen import computation_dtype, number
 
 aten = torch.ops.aten
 Tensor = torch.Tensor
-
-_TAIL = "Tensor seed, float dropout_p, bool is_causal=False, Tensor? attn_mask=None, *, float? scale=None"
-_LIBRARY = torch.library.Library("vendor_sdk", "FRAGMENT")
-_LIBRARY.define(f"dropout_attention(Tensor query, Tensor key, Tensor value, {_TAIL}) -> (Tensor, Tensor)")
-_LIBRARY.define(
-    "dropout_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
-    f"{_TAIL}) -> (Tensor, Tensor, Tensor)"
-)
-OPERATOR = torch.ops.vendor_sdk.dropout_attention.default
-"""``dropout_attention(query, key, value, seed, dropout_p, is_causal, attn_mask, scale)``: ``out`` and ``logsumexp``.
-
-* query (batch, heads, rows, width), key (batch, shared, keys, width), value (batch, shared, keys, depth), of one floating
-  dtype; ``heads`` is a multiple of ``shared``. ``attn_mask`` broadcasts to (batch, heads, rows, keys): bools, or numbers
-  that are added to the scores.
-* seed: one int64, of shape (1,).
-* out (batch, heads, rows, depth): the softmax over all keys, of which each weight is multiplied by ``kept_factor(dropout_p)``
-  or by 0 (``weight_factors``), times the values. Rows without a key that they see are zero.
-* logsumexp (batch, heads, rows): the logarithm of the sum of the exponentials of all scores, in float32 for halves.
-
-Both results and the three gradients lie in memory as torch's attention on CPU has them: rows outside of heads.
-"""
-BACKWARD_OPERATOR = torch.ops.vendor_sdk.dropout_attention_backward.default
-"""The gradients by query, key and value for the same seed."""
 
 SEEDS = 2**63 - 1
 """Seeds are from 0 to this, without it."""
@@ -137,81 +113,3 @@ def weight_factors(query: Tensor, key: Tensor, seed: Tensor, dropout_p: float) -
     kept = aten.slice.Tensor(aten.slice.Tensor(kept, 1, 0, rows), 2, 0, keys)
     factors = aten.where.self(kept, number(kept_factor(dropout_p), dtype, query), number(0, dtype, query))
     return aten.reshape.default(factors, [batch, heads, rows, keys])
-
-
-def _check(query: Tensor, key: Tensor, value: Tensor, seed: Tensor, dropout_p: float) -> None:
-    if any(x.dim() != 4 for x in (query, key, value)):
-        counts = f"{query.dim()}, {key.dim()} and {value.dim()}"
-        raise RuntimeError(f"dropout_attention takes query, key and value of 4 dimensions, not {counts}")
-    if len({query.dtype, key.dtype, value.dtype}) > 1 or not query.dtype.is_floating_point:
-        raise RuntimeError(f"dropout_attention: {query.dtype}, {key.dtype} and {value.dtype} are no one floating dtype")
-    if seed.dtype != torch.int64 or seed.dim() != 1 or seed.shape[0] != 1:
-        raise RuntimeError(f"dropout_attention: the seed is one int64, not {seed.dtype} {tuple(seed.shape)}")
-    if not 0 <= dropout_p <= 1:
-        raise RuntimeError(f"dropout_attention: {dropout_p} is no probability")
-
-
-def _beside(x: Tensor, *shape: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """Memory for (batch, heads, rows, width) in which heads of a row lie beside each other."""
-    batch, heads, rows, width = shape
-    return x.new_empty((batch, rows, heads, width), dtype=dtype or x.dtype).transpose(1, 2)
-
-
-def _results(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    seed: Tensor,
-    dropout_p: float,
-    is_causal: bool = False,
-    attn_mask: Tensor | None = None,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Checked; their elements are anything."""
-    _check(query, key, value, seed, dropout_p)
-    out = _beside(query, *query.shape[:3], value.shape[3])
-    return out, query.new_empty(query.shape[:3], dtype=computation_dtype(query.dtype))
-
-
-def _gradients(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, seed: Tensor, dropout_p: float,
-    *rest: Any, **kwargs: Any,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Checked; their elements are anything."""
-    _check(query, key, value, seed, dropout_p)
-    return _beside(query, *query.shape), _beside(key, *key.shape), _beside(value, *value.shape)
-
-
-torch.library.register_fake("vendor_sdk::dropout_attention", _results, lib=_LIBRARY)
-torch.library.register_fake("vendor_sdk::dropout_attention_backward", _gradients, lib=_LIBRARY)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, seed, dropout_p, is_causal, attn_mask = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(query, key, value, *output, seed, attn_mask)
-    ctx.given = dropout_p, is_causal
-    ctx.scale = keyword_only_inputs["scale"]
-
-
-def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    *saved, mask = ctx.saved_tensors
-    return (*BACKWARD_OPERATOR(grad, *saved, *ctx.given, mask, scale=ctx.scale), None, None, None, None)
-
-
-torch.library.register_autograd("vendor_sdk::dropout_attention", _differentiate, setup_context=_save, lib=_LIBRARY)
-
-
-def implement(forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
-    """Has the two operators run these functions wherever torch computes."""
-
-    def lying(function: Callable[..., Any], outlines: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            places = outlines(*args, **kwargs)
-            return tuple(place.copy_(x) for place, x in zip(places, function(*args, **kwargs), strict=True))
-
-        return run
-
-    _LIBRARY.impl("dropout_attention", lying(forward, _results), "CompositeExplicitAutograd")
-    _LIBRARY.impl("dropout_attention_backward", lying(backward, _gradients), "CompositeExplicitAutograd")

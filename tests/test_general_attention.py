@@ -1,4 +1,4 @@
-"""Attention with dropout: what its operator keeps, its derivative, and the passes over graphs that have it."""
+"""Attention with dropout or a cap: what its operator keeps, its derivative, and the passes over graphs that have it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from vendor_sdk.capture.masks import know_masks
 from vendor_sdk.ir.loop_ops import philox
 from vendor_sdk.pipeline import recording
 from vendor_sdk.prims import dropout
-from vendor_sdk.prims.dropout import BACKWARD_OPERATOR, OPERATOR, SEEDS, kept_factor, weight_factors, words_kept
+from vendor_sdk.prims.attention_operator import BACKWARD_OPERATOR, OPERATOR
+from vendor_sdk.prims.dropout import SEEDS, kept_factor, weight_factors, words_kept
 from vendor_sdk.prims.random import frequency_misfit
 from vendor_sdk.run.compiled import CompiledGraph
 
@@ -106,16 +107,22 @@ MASKS: dict[str, Callable[[], Tensor | None]] = {
 }
 
 
+@pytest.mark.parametrize("chance", [0.3, 0.0])
+@pytest.mark.parametrize("cap", [None, 0.7, 30.0])
 @pytest.mark.parametrize("shared", [4, 2])
 @pytest.mark.parametrize("name", MASKS)
-def test_results_and_gradients(name: str, shared: int) -> None:
+def test_results_and_gradients(name: str, shared: int, cap: float | None, chance: float) -> None:
     torch.manual_seed(0)
     mask = MASKS[name]()
     leaves = [drawn(2, heads, rows, 8, requires_grad=True) for heads, rows in ((4, 5), (shared, 11), (shared, 11))]
     query, key, value = leaves[0], *(x.repeat_interleave(4 // shared, 1) for x in leaves[1:])
-    weights = F.scaled_dot_product_attention(query, key, torch.eye(11, dtype=torch.float64).expand(2, 4, 11, 11), mask)
-    exact = (weights * weight_factors(query, key, SEED, 0.3)) @ value
-    out, logsumexp = OPERATOR(*leaves, SEED, 0.3, False, mask)
+    scores = query @ key.mT / 8**0.5
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    added = 0 if mask is None else mask.log() if mask.dtype == torch.bool else mask
+    weights = torch.softmax((scores + added).clamp(min=-1e300), -1)
+    weights = weights if name != "bools, a row that sees nothing" else weights * mask
+    exact = (weights * (weight_factors(query, key, SEED, chance) if chance else 1)) @ value
+    out, logsumexp = OPERATOR(*leaves, SEED if chance else None, chance, False, mask, cap=cap)
     torch.testing.assert_close(out, exact)
     assert out.stride() == (4 * 5 * 8, 8, 4 * 8, 1), "heads of a row lie beside each other"
     assert not logsumexp.requires_grad
@@ -128,17 +135,20 @@ def test_results_and_gradients(name: str, shared: int) -> None:
 def test_it_is_an_operator_as_torch_wants_them() -> None:
     leaves = [drawn(2, 4, 5, 8, requires_grad=True) for _ in range(3)]
     opcheck(OPERATOR, (*leaves, SEED, 0.3, True), {"scale": 0.2})
+    opcheck(OPERATOR, (*leaves, None, 0.0, True), {"cap": 2.0})
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ((drawn(4, 5, 8), drawn(4, 5, 8), drawn(4, 5, 8), SEED, 0.1), "4 dimensions"),
-    ((drawn(1, 4, 5, 8), drawn(1, 4, 5, 8).float(), drawn(1, 4, 5, 8), SEED, 0.1), "dtype"),
-    ((drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), torch.tensor(3), 0.1), "seed"),
-    ((drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), SEED, 1.5), "probability"),
+@pytest.mark.parametrize(("given", "cap", "words"), [
+    ((drawn(4, 5, 8), drawn(4, 5, 8), drawn(4, 5, 8), SEED, 0.1), None, "4 dimensions"),
+    ((drawn(1, 4, 5, 8), drawn(1, 4, 5, 8).float(), drawn(1, 4, 5, 8), SEED, 0.1), None, "dtype"),
+    ((drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), torch.tensor(3), 0.1), None, "seed"),
+    ((drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), SEED, 1.5), None, "probability"),
+    ((drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), None, 0.5), None, "needs a seed"),
+    ((drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), drawn(1, 4, 5, 8), None, 0.0), -2.0, "cap"),
 ])  # fmt: skip
-def test_operands_that_do_not_go_together(given: tuple[Any, ...], words: str) -> None:
-    with pytest.raises(RuntimeError, match=f"dropout_attention.*{words}"):
-        OPERATOR(*given)
+def test_operands_that_do_not_go_together(given: tuple[Any, ...], cap: float | None, words: str) -> None:
+    with pytest.raises(RuntimeError, match=f"general_attention.*{words}"):
+        OPERATOR(*given, cap=cap)
 
 
 # In graphs
@@ -203,7 +213,7 @@ def test_its_kernels_are_begun_before_the_graph_is_traced() -> None:
     torch._dynamo.reset()
     torch.compile(lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=0.1), backend=keep)(query)
     dtypes = {torch.float32}
-    assert found == [{"dropout_attention": dtypes, "dropout_attention_backward": dtypes}]
+    assert found == [{"general_attention": dtypes, "general_attention_backward": dtypes}]
 
 
 @pytest.mark.parametrize("backend", ["toyloops", "onnxruntime"])
