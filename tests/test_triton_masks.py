@@ -141,7 +141,7 @@ def test_only_generated_attention_computes_masks() -> None:
         for make in (triton_masks.slopes, triton_masks.documents):
             for backward in (False, True):
                 p = attention.problem(query, query, query, False, make(2, 4, 100, 100), None, backward=backward)
-                for asked in (p, p._replace(dropout=True)):
+                for asked in (p, p._replace(general=True)):
                     assert attention.ways(asked, 9) == ("triton",)
 
 

@@ -257,7 +257,9 @@ def test_products_compile_without_spills(
     assert binary.shared_bytes <= TARGETS[target].shared
 
 
-def _attention(width: int, *, causal: bool, masked: bool, backward: bool, dropout: float = 0.0) -> list[flash_launch.Call]:
+def _attention(
+    width: int, *, causal: bool, masked: bool, backward: bool, dropout: float = 0.0, cap: float | None = None
+) -> list[flash_launch.Call]:
     """Launches for operands that are nowhere, with their heads beside each other."""
 
     def heads(*shape: int, dtype: torch.dtype = HALF) -> torch.Tensor:
@@ -266,7 +268,7 @@ def _attention(width: int, *, causal: bool, masked: bool, backward: bool, dropou
     query, key, value = (heads(16, width) for _ in range(3))
     mask = torch.empty(4, 1, 1 if width == 64 else 4096, 4096, dtype=torch.bool, device="meta") if masked else None
     seed = torch.empty(1, dtype=torch.int64, device="meta")
-    rest = causal, mask, None, flash_launch.Dropout(seed, dropout) if dropout else None
+    rest = causal, mask, None, flash_launch.Dropout(seed, dropout) if dropout else None, cap
     if not backward:
         return flash_launch.forward_calls(query, key, value, *rest)[1]
     saved = torch.empty(4, 16, 4096, device="meta")
@@ -299,6 +301,16 @@ def test_attention_with_dropout_compiles_without_spills(width: int, backward: bo
         begun = call.ahead(TARGETS[target])
         assert begun is not None
         assert machine_code.binary(begun.result()).stack_bytes == 0
+
+
+@needs_triton
+@pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
+@pytest.mark.parametrize(("width", "backward"), [(64, True), (128, False)])
+def test_attention_with_a_cap_compiles_almost_without_spills(width: int, backward: bool, target: str) -> None:
+    for call in _attention(width, causal=True, masked=False, backward=backward, cap=50.0):
+        begun = call.ahead(TARGETS[target])
+        assert begun is not None
+        assert machine_code.binary(begun.result()).stack_bytes <= 32
 
 
 @needs_triton
@@ -364,7 +376,7 @@ def test_libraries_compute_what_they_are_for() -> None:
     assert attention.ways(problem(2, 8, 8, 512, 400, 64, 64), 9)[0] == "triton"
     assert attention.ways(problem(*plain, dtype=torch.float32), 9)[0] == "efficient"
     for backward in (False, True):
-        dropping = problem(*plain, backward=backward)._replace(dropout=True)
+        dropping = problem(*plain, backward=backward)._replace(general=True)
         assert attention.ways(dropping, 9) == ("triton", "scores"), "a library keeps other weights"
     assert attention.ways(problem(2, 8, 8, 512, 512, 320, 320), 9)[-1] == "scores"
 

@@ -32,6 +32,7 @@ class Case:
     scale: float | None = None
     across: bool = False
     dropout: float = 0.0
+    cap: float | None = None
     mask_dtype: torch.dtype | None = None
 
 
@@ -100,6 +101,13 @@ CASES: Mapping[str, Case] = {
     "a window, causal": Case((2, 2, 270, 200, 64, 64), torch.float16, causal=True, mask=_window),
     "a window, negative scale": Case((2, 1, 300, 260, 24, 16), torch.float32, mask=_window, scale=-0.2),
     "a window, dropout": Case((2, 1, 140, 200, 32, 32), mask=_window, dropout=0.25),
+    "capped, causal, odd": Case((2, 2, 70, 70, 24, 40), torch.float32, causal=True, cap=2.0),
+    "capped, shared heads, some rows see nothing": Case((2, 1, 40, 150, 64, 64), torch.float16, mask=_seen, cap=0.5),
+    "capped, numbers added, negative scale": Case((2, 1, 34, 70, 64, 64), mask=_added, cap=30.0, scale=-0.3),
+    "capped, dropout": Case((2, 1, 40, 71, 16, 24), torch.float32, cap=1.0, dropout=0.3),
+    "capped, documents, computed": Case((2, 1, 100, 90, 16, 16), mask=triton_masks.documents, cap=1.5),
+    "capped, slopes, computed": Case((2, 1, 70, 90, 32, 32), torch.float32, mask=triton_masks.slopes, cap=0.7, causal=True),
+    "a window, capped": Case((2, 1, 140, 200, 16, 16), mask=_window, cap=2.0),
     "nothing is kept": Case((1, 1, 20, 33, 16, 16), dropout=1.0),
     "slopes, computed": Case((2, 1, 70, 90, 64, 64), mask=triton_masks.slopes),
     "slopes, computed, causal": Case((4, 2, 130, 130, 32, 24), torch.float32, causal=True, mask=triton_masks.slopes),
@@ -142,11 +150,11 @@ def in_memory(mask: Tensor | Computed | None, device: str) -> Tensor | None:
 
 def reference(case: Case, tensors: Sequence[Tensor], mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """The composite's definition, in float64."""
-    (rule,) = COMPOSITES[attention.GENERAL_FORWARD if case.dropout else attention.FORWARD].targets.values()
+    (rule,) = COMPOSITES[attention.GENERAL_FORWARD].targets.values()
     wide = mask if mask is None or mask.dtype == torch.bool else mask.double()
-    dropped = (torch.tensor([SEED], device=tensors[0].device), case.dropout) if case.dropout else (0.0,)
+    seed = torch.tensor([SEED], device=tensors[0].device) if case.dropout else None
     result: tuple[Tensor, Tensor] = rule(
-        *(t.double() for t in tensors), *dropped, case.causal, attn_mask=wide, scale=case.scale
+        *(t.double() for t in tensors), seed, case.dropout, case.causal, wide, scale=case.scale, cap=case.cap
     )
     return result
 
@@ -200,7 +208,8 @@ def _wrong(cases: Mapping[str, Case], device: str) -> dict[str, str]:
     for what, case in cases.items():
         tensors, mask = drawn(case, device)
         seed = torch.tensor([SEED], device=device)
-        rest = case.causal, mask, case.scale, flash_launch.Dropout(seed, case.dropout) if case.dropout else None
+        dropout = flash_launch.Dropout(seed, case.dropout) if case.dropout else None
+        rest = case.causal, mask, case.scale, dropout, case.cap
         result = flash_launch.forward(*tensors, *rest)
         leaves = [t.double().requires_grad_() for t in tensors]
         exact = reference(case, leaves, in_memory(mask, device))
@@ -234,20 +243,22 @@ def wrong_ways(device: str) -> dict[str, str]:
         # Of rows that the least number hides from all keys no digit of the logarithm is saved.
         grad = torch.where(saved[..., None] < -1e30, 0, torch.randn_like(exact))
         gradients = torch.autograd.grad(exact, leaves, grad)
-        given = {"attn_mask": mask, "scale": case.scale}
+        given: dict[str, Any] = {"attn_mask": mask, "scale": case.scale}
         saved_for = *tensors, exact.detach().to(case.dtype), saved.detach().float()
         names = attention.FORWARD, attention.BACKWARD
         dropped: tuple[Any, ...] = (0.0,)
-        if case.dropout:
+        general = case.dropout > 0 or case.cap is not None
+        if general:
             names = attention.GENERAL_FORWARD, attention.GENERAL_BACKWARD
-            dropped = torch.tensor([SEED], device=device), case.dropout
+            dropped = torch.tensor([SEED], device=device) if case.dropout else None, case.dropout
+            given["cap"] = case.cap
         runs: Mapping[str, tuple[tuple[Any, ...], Sequence[Tensor]]] = {
             names[0]: ((*tensors, *dropped, case.causal), (exact, saved)),
             names[1]: ((grad.to(case.dtype), *saved_for, *dropped, case.causal), gradients),
         }
         for name, (arguments, expected) in runs.items():
             problem = attention.problem(*tensors, case.causal, mask, case.scale, backward=name == names[1])
-            problem = problem._replace(dropout=case.dropout > 0)
+            problem = problem._replace(general=general)
             for way in attention.ways(problem, attention.capability()):
                 with mock.patch.object(attention, "ways", return_value=(way,)), contextlib.suppress(AssertionError):
                     results = attention.KERNELS[name].call(*arguments, **given)

@@ -8,8 +8,8 @@ small, or the same for all rows), torch's flash kernel before, its memory-effici
 products generated code does not have on tensor cores. All save the natural logarithm of each row's sum of exponentials, in
 float32, so that each differentiates what another computed. Heads wider than a program has room for have all scores in memory.
 
-With dropout generated Triton computes it: which weights a library keeps is its own affair, and another's gradients would keep
-others.
+With dropout or a cap generated Triton computes it: which weights a library keeps is its own affair, and another's gradients
+would keep others; and none caps scores.
 
 A library that refuses a problem is not asked again about such a one.
 """
@@ -47,7 +47,7 @@ class Problem(NamedTuple):
         shape: batch, heads of the queries and of the keys, rows, keys, width and depth.
         mask: dtype of it.
         turned: whether scores are multiplied by a negative number.
-        dropout: whether weights are dropped.
+        general: whether weights are dropped, or scores capped.
         listed: whether generated Triton would find out which blocks of scores the mask leaves.
         computed: whether the mask is in no memory.
     """
@@ -58,7 +58,7 @@ class Problem(NamedTuple):
     mask: torch.dtype | None
     backward: bool
     turned: bool = False
-    dropout: bool = False
+    general: bool = False
     listed: bool = False
     computed: bool = False
 
@@ -100,7 +100,7 @@ def ways(p: Problem, major: int) -> tuple[Way, ...]:
     halves, width = p.dtype in HALVES, max(p.shape[5:])
     if p.computed:
         return ("triton",)
-    if p.dropout:
+    if p.general:
         return ("triton", "scores") if width <= WIDEST else ("scores",)
     if major and halves and p.regular:
         if major >= 9 and width <= 128 and (p.mask is None or _masked_by_cudnn(p)):
@@ -307,72 +307,83 @@ def _backward_ahead(
     return _ahead(p, target, lambda: flash_launch.backward_calls(*given)[1])
 
 
-# With dropout
+# With dropout or a cap
 
 
-def _dropout_forward(
+def _dropout(seed: Tensor | None, probability: float) -> flash_launch.Dropout | None:
+    return None if seed is None else flash_launch.Dropout(seed, probability)
+
+
+def _general_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    seed: Tensor,
+    seed: Tensor | None,
     dropout_p: float,
     is_causal: bool = False,
     attn_mask: Mask = None,
     *,
     scale: float | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    p = problem(query, key, value, is_causal, attn_mask, scale, backward=False)._replace(dropout=True)
-    dropout = flash_launch.Dropout(seed, dropout_p)
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=False)._replace(general=True)
+    given = query, key, value, is_causal, attn_mask, scale, _dropout(seed, dropout_p), cap
     calls: dict[Way, Callable[[], Any]] = {
-        "triton": lambda: flash_launch.forward(query, key, value, is_causal, attn_mask, scale, dropout),
-        "scores": lambda: _decomposed(GENERAL_FORWARD)(query, key, value, seed, dropout_p, is_causal, attn_mask, scale=scale),
+        "triton": lambda: flash_launch.forward(*given),
+        "scores": lambda: _decomposed(GENERAL_FORWARD)(
+            query, key, value, seed, dropout_p, is_causal, attn_mask, scale=scale, cap=cap
+        ),
     }
     out, logsumexp = _first(p, calls)
     return out, logsumexp
 
 
-def _dropout_forward_ahead(
+def _general_forward_ahead(
     target: str,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    seed: Tensor,
+    seed: Tensor | None,
     dropout_p: float,
     is_causal: bool = False,
     attn_mask: Mask = None,
     *,
     scale: float | None = None,
+    cap: float | None = None,
 ) -> Mapping[str, int]:
-    p = problem(query, key, value, is_causal, attn_mask, scale, backward=False)._replace(dropout=True)
-    given = query, key, value, is_causal, attn_mask, scale, flash_launch.Dropout(seed, dropout_p)
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=False)._replace(general=True)
+    given = query, key, value, is_causal, attn_mask, scale, _dropout(seed, dropout_p), cap
     return _ahead(p, target, lambda: flash_launch.forward_calls(*given)[1])
 
 
-def _dropout_backward(
+def _general_backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    seed: Tensor,
+    seed: Tensor | None,
     dropout_p: float,
     is_causal: bool = False,
     attn_mask: Mask = None,
     *,
     scale: float | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, ...]:
-    p = problem(query, key, value, is_causal, attn_mask, scale, backward=True)._replace(dropout=True)
-    saved, dropout = (grad, query, key, value, out, logsumexp), flash_launch.Dropout(seed, dropout_p)
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=True)._replace(general=True)
+    given = grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale, _dropout(seed, dropout_p), cap
     calls: dict[Way, Callable[[], Any]] = {
-        "triton": lambda: flash_launch.backward(*saved, is_causal, attn_mask, scale, dropout),
-        "scores": lambda: _decomposed(GENERAL_BACKWARD)(*saved, seed, dropout_p, is_causal, attn_mask, scale=scale),
+        "triton": lambda: flash_launch.backward(*given),
+        "scores": lambda: _decomposed(GENERAL_BACKWARD)(
+            grad, query, key, value, out, logsumexp, seed, dropout_p, is_causal, attn_mask, scale=scale, cap=cap
+        ),
     }
     by_query, by_key, by_value = _first(p, calls)
     return by_query, by_key, by_value
 
 
-def _dropout_backward_ahead(
+def _general_backward_ahead(
     target: str,
     grad: Tensor,
     query: Tensor,
@@ -380,16 +391,16 @@ def _dropout_backward_ahead(
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    seed: Tensor,
+    seed: Tensor | None,
     dropout_p: float,
     is_causal: bool = False,
     attn_mask: Mask = None,
     *,
     scale: float | None = None,
+    cap: float | None = None,
 ) -> Mapping[str, int]:
-    p = problem(query, key, value, is_causal, attn_mask, scale, backward=True)._replace(dropout=True)
-    dropout = flash_launch.Dropout(seed, dropout_p)
-    given = grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale, dropout
+    p = problem(query, key, value, is_causal, attn_mask, scale, backward=True)._replace(general=True)
+    given = grad, query, key, value, out, logsumexp, is_causal, attn_mask, scale, _dropout(seed, dropout_p), cap
     return _ahead(p, target, lambda: flash_launch.backward_calls(*given)[1])
 
 
@@ -399,8 +410,6 @@ def declined(node: NodeContext) -> Decline | None:
         return None
     if node.prim in _DROPOUT_P and any(node.args[_DROPOUT_P[node.prim] :][:1]):
         return Decline("dropout inside attention: the operator has no seed from which its backward could draw the same numbers")
-    if node.kwargs.get("cap") is not None:
-        return Decline("capped scores")
     tensors = [v for v in node.args[:5] if isinstance(v, TensorInfo) and v.dtype.is_floating_point]
     if len({t.dtype for t in tensors}) > 1:
         return Decline("query, key and value of different dtypes")
@@ -439,12 +448,12 @@ KERNELS: Mapping[str, Kernel] = {
         _without_gradients(_backward), fresh=True, ahead=_backward_ahead, orders=(BESIDE, BESIDE, BESIDE), computes=MASK
     ),
     GENERAL_FORWARD: Kernel(
-        _without_gradients(_dropout_forward), fresh=True, ahead=_dropout_forward_ahead, orders=(BESIDE,), computes=MASK
+        _without_gradients(_general_forward), fresh=True, ahead=_general_forward_ahead, orders=(BESIDE,), computes=MASK
     ),
     GENERAL_BACKWARD: Kernel(
-        _without_gradients(_dropout_backward),
+        _without_gradients(_general_backward),
         fresh=True,
-        ahead=_dropout_backward_ahead,
+        ahead=_general_backward_ahead,
         orders=(BESIDE, BESIDE, BESIDE),
         computes=MASK,
     ),

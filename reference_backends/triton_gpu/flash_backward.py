@@ -2,7 +2,8 @@
 
 Dao et al., FlashAttention-2, 2023. Importing it needs triton; ``attention.py`` launches both.
 
-With weights ``p = exp2(s - logsumexp)`` and ``d = rowsum(grad * out)``, the gradient of the scores is ``p * (grad @ v.T - d)``.
+With weights ``p = exp2(s - logsumexp)`` and ``d = rowsum(grad * out)``, the gradient of the scores is ``p * (grad @ v.T - d)``,
+times the derivative ``1 - tanh(s / cap) ** 2`` where they are capped.
 ``by_query`` sums over the keys for a block of queries, and leaves ``d``. ``by_key`` sums over the queries, those of all heads
 that share it, for a block of keys; its scores lie as (keys, queries). So no program waits for another, and equal calls give
 equal bits. With dropout, the gradients of weights that are not kept (``flash.kept``) are zero, and so are these weights where
@@ -18,7 +19,7 @@ is kept: a bit for each weight, written by the first, would take memory with the
 import triton
 import triton.language as tl
 
-from reference_backends.triton_gpu.flash import LN2, LOG2E, block_of, kept, masked, of_matrix
+from reference_backends.triton_gpu.flash import LN2, LOG2E, block_of, kept, masked, of_matrix, saturation
 
 
 @triton.jit
@@ -61,6 +62,7 @@ def keys_at(
     mask_row,
     mask_column,
     FACTOR: tl.constexpr,
+    CAP: tl.constexpr,
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -77,13 +79,20 @@ def keys_at(
     k = block_of(k_first, start, k_row, k_step, keys, width, EDGE, KEYS, WIDTH, WHOLE)
     v = block_of(v_first, start, v_row, v_step, keys, depth, EDGE, KEYS, DEPTH, WHOLE)
     key = (start + tl.arange(0, KEYS))[None, :]
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (FACTOR * LN2 if MASK == 2 or MASK == 4 else FACTOR)
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if CAP > 0:
+        part = saturation(scores, FACTOR, CAP)
+        scores = part * (CAP if MASK == 2 or MASK == 4 else CAP * LOG2E)
+    else:
+        scores = scores * (FACTOR * LN2 if MASK == 2 or MASK == 4 else FACTOR)
     scores = masked(scores, mask_first, mask_row, mask_column, row[:, None], key, rows, keys, MASK, ALIKE, ELEMENT)
     weights = weights_of(scores, base[:, None], row[:, None], key, keys, MASK, CAUSAL, EDGE)
     of_weights = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
     if LAST >= 0:
         of_weights = tl.where(kept(seed, line, start, LAST, q.shape[0], KEYS), of_weights, 0.0)
     change = weights * (of_weights - inner[:, None])
+    if CAP > 0:
+        change = change * (1 - part * part)
     return tl.dot(change.to(k.dtype), k, total, input_precision=PRECISION)
 
 
@@ -133,6 +142,7 @@ def by_query(
     list_batch,
     list_head,
     FACTOR: tl.constexpr,
+    CAP: tl.constexpr,
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
     LISTED: tl.constexpr,
@@ -186,27 +196,27 @@ def by_query(
             total = keys_at(
                 total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, LISTED == 1, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
+                FACTOR, CAP, MASK, ALIKE, CAUSAL, LAST, LISTED == 1, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
         for place in range(2 + others - tl.load(listed + 1), 2 + others):
             start = tl.load(listed + place) * KEYS
             total = keys_at(
                 total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, 4 if MASK == 4 else 0, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
+                FACTOR, CAP, 4 if MASK == 4 else 0, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
     else:
         for start in range(0, full, KEYS):
             total = keys_at(
                 total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
+                FACTOR, CAP, MASK, ALIKE, CAUSAL, LAST, False, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
         for start in range(full, end, KEYS):
             total = keys_at(
                 total, q, g, base, product, k_first, v_first, mask_first, drawn, line, row, start, rows, keys, width, depth,
                 k_row, k_step, v_row, v_step, mask_row, mask_column,
-                FACTOR, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
+                FACTOR, CAP, MASK, ALIKE, CAUSAL, LAST, True, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
             )  # fmt: skip
     across = tl.arange(0, WIDTH)
     at = grad_query + ((batch * rows + row) * heads + head)[:, None] * width + across[None, :]
@@ -241,6 +251,7 @@ def rows_at(
     mask_row,
     mask_column,
     FACTOR: tl.constexpr,
+    CAP: tl.constexpr,
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
     CAUSAL: tl.constexpr,
@@ -260,7 +271,12 @@ def rows_at(
     base = tl.load(base_first + row, mask=row < rows, other=float("inf"))
     base = base * (1.0 if MASK == 2 or MASK == 4 else LOG2E)
     inner = tl.load(inner_first + row, mask=row < rows, other=0)
-    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * (FACTOR * LN2 if MASK == 2 or MASK == 4 else FACTOR)
+    scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+    if CAP > 0:
+        part = saturation(scores, FACTOR, CAP)
+        scores = part * (CAP if MASK == 2 or MASK == 4 else CAP * LOG2E)
+    else:
+        scores = scores * (FACTOR * LN2 if MASK == 2 or MASK == 4 else FACTOR)
     scores = masked(scores, mask_first, mask_row, mask_column, row[None, :], key, rows, keys, MASK, ALIKE, ELEMENT)
     # What keys beyond the last get is not stored. One loop does for all rows: two, of which one is without the comparison, take
     # more registers than there are.
@@ -272,6 +288,8 @@ def rows_at(
         weights = tl.where(remain, weights, 0.0)
     else:
         change = weights * (of_weights - inner[None, :])
+    if CAP > 0:
+        change = change * (1 - part * part)
     by_v = tl.dot(weights.to(g.dtype), g, by_v, input_precision=PRECISION)
     by_k = tl.dot(change.to(q.dtype), q, by_k, input_precision=PRECISION)
     return by_k, by_v
@@ -319,6 +337,7 @@ def by_key(
     list_batch,
     list_head,
     FACTOR: tl.constexpr,
+    CAP: tl.constexpr,
     MASK: tl.constexpr,
     ALIKE: tl.constexpr,
     LISTED: tl.constexpr,
@@ -361,21 +380,21 @@ def by_key(
                 by_k, by_v = rows_at(
                     by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, line,
                     along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
-                    FACTOR, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
+                    FACTOR, CAP, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
                 )  # fmt: skip
             for at in range(2 + others - tl.load(listed + 1), 2 + others):
                 start = tl.load(listed + at) * ROWS
                 by_k, by_v = rows_at(
                     by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, line,
                     along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
-                    FACTOR, 4 if MASK == 4 else 0, ALIKE, False, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
+                    FACTOR, CAP, 4 if MASK == 4 else 0, ALIKE, False, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
                 )  # fmt: skip
         else:
             for start in range(begin, rows, ROWS):
                 by_k, by_v = rows_at(
                     by_k, by_v, k, v, q_first, g_first, mask_first, logsumexp + place, inner + place, drawn, line,
                     along[:, None], first, start, rows, keys, width, depth, q_row, q_step, g_row, g_step, mask_row, mask_column,
-                    FACTOR, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
+                    FACTOR, CAP, MASK, ALIKE, CAUSAL, LAST, ROWS, KEYS, WIDTH, DEPTH, WHOLE, PRECISION, ELEMENT,
                 )  # fmt: skip
     if LAST >= 0:
         by_k, by_v = by_k * KEPT, by_v * KEPT

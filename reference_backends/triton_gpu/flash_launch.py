@@ -48,6 +48,7 @@ class Form(NamedTuple):
         mask: its dtype; None: there is none.
         alike: whether the mask is the same for all rows.
         listed: 1 where lists say which blocks it leaves, 2 where these are whole besides (see ``flash.forward``).
+        cap: of the scores; 0 without one.
         last: the largest of the words of 16 bits whose weights dropout keeps, -1 without dropout.
         kept: what it multiplies them by.
         computed: the functions where they compute the mask.
@@ -61,6 +62,7 @@ class Form(NamedTuple):
     mask: torch.dtype | None
     alike: bool
     scale: float
+    cap: float = 0.0
     last: int = -1
     kept: float = 1.0
     listed: int = 0
@@ -133,6 +135,7 @@ class FlashLauncher(Launcher):
         precision = "ieee" if f.dtype in HALVES or self.kernel.__name__ == "forward" else "tf32x3"
         values = (
             f.scale * math.log2(math.e),
+            f.cap,
             f.kind,
             f.alike,
             f.listed,
@@ -264,7 +267,14 @@ def is_listed(query: Tensor, key: Tensor, mask: Tensor | Computed) -> bool:
 
 
 def form_of(
-    query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Mask, scale: float | None, dropout: Dropout | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    causal: bool,
+    mask: Mask,
+    scale: float | None,
+    dropout: Dropout | None = None,
+    cap: float | None = None,
 ) -> Form:
     """What the functions for these operands are compiled for."""
     width = query.shape[3]
@@ -273,7 +283,7 @@ def form_of(
     listed = 0 if mask is None or not is_listed(query, key, mask) else 1 if causal or key.shape[2] % LARGEST else 2
     far = key.shape[2] * max(key.stride(2), value.stride(2)) >= 1 << 31
     of = None if mask is None else mask.dtype
-    form = Form(query.dtype, width, value.shape[3], causal, of, alike, factor, listed=listed, far=far)
+    form = Form(query.dtype, width, value.shape[3], causal, of, alike, factor, cap or 0.0, listed=listed, far=far)
     if isinstance(mask, Computed):
         form = form._replace(computed=flash_masks.module(mask))
     if dropout is None:
@@ -377,6 +387,7 @@ def forward_calls(
     mask: Mask,
     scale: float | None,
     dropout: Dropout | None = None,
+    cap: float | None = None,
 ) -> tuple[tuple[Tensor, Tensor], list[Call]]:
     """Attention, with the heads beside each other in memory, and the logarithms that its gradients need, contiguous; and the
     launches that fill them."""
@@ -387,7 +398,7 @@ def forward_calls(
     saved = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
     if not out.numel() and not saved.numel():
         return (out, saved), []
-    launcher = forward_launcher(form_of(query, key, value, causal, mask, scale, dropout))
+    launcher = forward_launcher(form_of(query, key, value, causal, mask, scale, dropout, cap))
     lists = lists_of(launcher, mask, query, key)
     numbers = *sizes, *query.stride(), *key.stride(), *value.stride(), *_steps(mask, query, key), *lists.steps, *_numbers(mask)
     buffers = query, key, value, *_beside(query, mask, dropout), lists.buffer, out, saved
@@ -405,6 +416,7 @@ def backward_calls(
     mask: Mask,
     scale: float | None,
     dropout: Dropout | None = None,
+    cap: float | None = None,
 ) -> tuple[tuple[Tensor, Tensor, Tensor], list[Call]]:
     """Gradients by query, key and value, with the heads beside each other in memory; and the launches that fill them, in
     order."""
@@ -414,7 +426,7 @@ def backward_calls(
     by_query, by_key, by_value = (torch.empty_like(x.transpose(1, 2), memory_format=DENSE) for x in (query, key, value))
     inner = torch.empty((batch, heads, rows), dtype=torch.float32, device=query.device)
     operands, ends = (*query.stride(), *key.stride(), *value.stride(), *grad.stride()), _steps(mask, query, key)
-    over_queries, over_keys = backward_launchers(form_of(query, key, value, causal, mask, scale, dropout))
+    over_queries, over_keys = backward_launchers(form_of(query, key, value, causal, mask, scale, dropout, cap))
     given, saved = (query, key, value, *_beside(query, mask, dropout)), (logsumexp.contiguous(), inner)
     first, second = (lists_of(launcher, mask, query, key) for launcher in (over_queries, over_keys))
     numbers = *sizes, *operands, *out.stride(), *ends, *first.steps, *_numbers(mask)
