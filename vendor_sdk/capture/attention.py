@@ -3,10 +3,10 @@
 Torch decides while it traces which of its kernels an attention call becomes, by device, mask and dtype; only on CPU is that the
 operator of the composite. Elsewhere it would be one of several of NVIDIA's, with results of their own, or, with most masks, a
 chain of matrix products. So calls in the graph of Dynamo become the composite's operator before AOTAutograd sees them, whether
-or not a backend claims the composite. Calls with dropout, which torch has no operator for that any device could have, become
-one of ours (``prims.dropout``) on CPU too, with a seed that is drawn for them. What neither operator says (a mask with a
-gradient) becomes the chain of prims that it is on CPU. Both take operands as they are: what torch does to those of its own
-function (autocast, bools as numbers to add, one head for all) is spelled out before them.
+or not a backend claims the composite. Calls with dropout or capped scores, which torch has no operator for that any device
+could have, become one of ours (``prims.attention_operator``) on CPU too, with a seed that is drawn for them. What neither
+operator says (a mask with a gradient) becomes the chain of prims that it is on CPU. Both take operands as they are: what torch
+does to those of its own function (autocast, bools as numbers to add, one head for all) is spelled out before them.
 """
 
 from __future__ import annotations
@@ -49,15 +49,22 @@ def _rewrite_all(module: fx.GraphModule, everywhere: bool) -> bool:
     return any(done)
 
 
-def keep_call(node: Any, *, everywhere: bool = False) -> bool:
-    """``keep_attention`` for one call of ``scaled_dot_product_attention``; whether anything was to be done."""
+def keep_call(node: Any, *, everywhere: bool = False, cap: float | None = None) -> bool:
+    """``keep_attention`` for one call of ``scaled_dot_product_attention``; whether anything was to be done.
+
+    Args:
+        cap: what the call is to do besides: scores become ``cap * tanh(score / cap)`` before the mask. Nothing is done where no
+            operator says that.
+    """
     query = node.args[0] if node.args else node.kwargs["query"]
     value = query.meta.get("example_value") if isinstance(query, fx.Node) else None
     if not isinstance(value, torch.Tensor):
         return False
     away = everywhere or value.device.type != "cpu"
-    call = _read(node, *node.args, **node.kwargs)
-    if call is not None and (away or call.dropout_p or call.flat or call.spread):
+    call = _read(node, cap, *node.args, **node.kwargs)
+    if cap is not None and call is None:
+        return False
+    if call is not None and (away or call.ours or call.flat or call.spread):
         _rewrite(node, call)
     elif call is None and away:
         _spell_out(node, *node.args, **node.kwargs)
@@ -74,6 +81,7 @@ class _Call(NamedTuple):
         times: how many heads of queries share one of keys.
         spread: whether they share it because it is the only one, without having been asked to.
         flat: whether operands have no dimension of batches.
+        cap: of scores.
     """
 
     operands: list[fx.Node]
@@ -84,10 +92,17 @@ class _Call(NamedTuple):
     times: int
     spread: bool
     flat: bool
+    cap: float | None
+
+    @property
+    def ours(self) -> bool:
+        """Whether it takes our own operator."""
+        return self.dropout_p > 0 or self.cap is not None
 
 
 def _read(
     node: fx.Node,
+    cap: float | None,
     query: fx.Node,
     key: fx.Node,
     value: fx.Node,
@@ -110,7 +125,8 @@ def _read(
     dims = tensors[0].dim()
     if dims not in (3, 4):
         return None
-    if dropout_p and torch_private.in_transform(tensors[0]):  # The operator has no rules for ``torch.func`` and ``torch.vmap``.
+    ours = bool(dropout_p) or cap is not None
+    if ours and torch_private.in_transform(tensors[0]):  # The operator has no rules for ``torch.func`` and ``torch.vmap``.
         return None
     q, k, v = ((1, *t.shape)[-4:] for t in tensors)
     known = isinstance(q[1], int) and isinstance(k[1], int)
@@ -125,7 +141,7 @@ def _read(
             return None
         if mask.dtype not in (torch.bool, tensors[0].dtype, torch.float32):
             return None
-    return _Call(nodes, attn_mask, float(dropout_p), is_causal, scale, times, spread, dims == 3)
+    return _Call(nodes, attn_mask, float(dropout_p), is_causal, scale, times, spread, dims == 3, cap)
 
 
 def _rewrite(node: fx.Node, call: _Call) -> None:
@@ -136,12 +152,11 @@ def _rewrite(node: fx.Node, call: _Call) -> None:
         if mask is not None:
             for _ in range(4 - mask.meta["example_value"].dim()):
                 mask = graph.call_function(torch.unsqueeze, (mask, 0))
-        if call.dropout_p:
-            device = call.operands[0].meta["example_value"].device
-            drawn = {"dtype": torch.int64, "device": device}
-            seed = graph.call_function(aten.randint.low, (0, dropout.SEEDS, [1]), drawn)
+        if call.ours:
+            drawn = {"dtype": torch.int64, "device": call.operands[0].meta["example_value"].device}
+            seed = graph.call_function(aten.randint.low, (0, dropout.SEEDS, [1]), drawn) if call.dropout_p else None
             given = query, *shared, seed, call.dropout_p, call.causal, mask
-            attention = graph.call_function(attention_operator.OPERATOR, given, {"scale": call.scale})
+            attention = graph.call_function(attention_operator.OPERATOR, given, {"scale": call.scale, "cap": call.cap})
         else:
             if call.times > 1:
                 shared = [_repeated(graph, x, call.times) for x in shared]

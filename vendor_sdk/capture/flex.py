@@ -3,9 +3,9 @@
 Dynamo captures a call as one operator with two small graphs of scalars: what becomes of a score, and whether it counts, by
 batch, head, query and key. torch has kernels of that operator for some devices. Here it becomes what it means, in the graph of
 Dynamo, so that AOTAutograd differentiates it, and every backend fuses it like what a model spells out. Where scores have
-something added to them, or do not count, that is a mask, and the call is ``scaled_dot_product_attention``; other calls are
-products and a softmax. The tables of blocks that come with a call are for kernels that skip blocks: they say nothing that the
-graphs do not.
+something added to them, or do not count, that is a mask, and the call is ``scaled_dot_product_attention``, or, where they are
+capped before (``cap * tanh(score / cap)``), our own operator; other calls are products and a softmax. The tables of blocks
+that come with a call are for kernels that skip blocks: they say nothing that the graphs do not.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.capture.attention import keep_call
-from vendor_sdk.capture.nodes import origin_of
+from vendor_sdk.capture.nodes import is_torchs, origin_of, word_of, writes
 from vendor_sdk.ir.orders import inverse, order_in_memory
 
 Tensor = torch.Tensor
 
 _ATTENTION = torch.ops.higher_order.flex_attention
-_SUMS = frozenset((operator.add, torch.add, "add", operator.iadd))
-_SELECTIONS = frozenset((torch.where, "where"))
+_PRODUCTS = frozenset(("mul", "multiply"))
+_QUOTIENTS = frozenset(("div", "divide", "truediv", "true_divide"))
 
 
 def spell_out_flex_attention(module: fx.GraphModule) -> None:
@@ -60,29 +60,35 @@ def _rewrite(
     alone = len(results) == len(node.users) and all(user.args[1] == 0 for user in results)
     promised = _value(node)[0]
     order = order_in_memory(promised.shape, promised.stride())
-    if not (alone and isinstance(scale, float) and only_adds(change) and _as_many_batches(query, key)):
-        node.target, node.args, node.kwargs = attention, (query, key, value, *graphs, scale, *buffers, order), {}
-        return
-    adds = _result(change).op != "placeholder"
-    q, k = _value(query), _value(key)
-    mask = None
-    with node.graph.inserting_before(node):
-        if adds or not _always(visible):
-            mask = node.graph.call_function(mask_of, (query, key, graphs[0] if adds else None, graphs[1], *buffers))
-            with torch_private.own_mode_of(q):
-                mask.meta["example_value"] = mask_of(q, k, change if adds else None, visible, *fx.node.map_arg(buffers, _value))
-        options = {"attn_mask": mask, "scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
-        call = node.graph.call_function(torch.nn.functional.scaled_dot_product_attention, (query, key, value), options)
-        result = node.graph.call_function(in_order, (call, order))
-    for each in (call, mask, result):
-        if each is not None:
+    becomes = becomes_of(change) if alone and isinstance(scale, float) and _as_many_batches(query, key) else None
+    if becomes is not None:
+        q, k = _value(query), _value(key)
+        made: list[fx.Node] = []
+        with node.graph.inserting_before(node):
+            if becomes.adds or not _always(visible):
+                adding = (graphs[0], change) if becomes.adds else (None, None)
+                made.append(node.graph.call_function(mask_of, (query, key, adding[0], graphs[1], *buffers)))
+                with torch_private.own_mode_of(q):
+                    given = fx.node.map_arg(buffers, _value)
+                    made[0].meta["example_value"] = mask_of(q, k, adding[1], visible, *given)
+            mask = made[0] if made else None
+            options = {"attn_mask": mask, "scale": scale * becomes.factor, "enable_gqa": q.shape[1] != k.shape[1]}
+            call = node.graph.call_function(torch.nn.functional.scaled_dot_product_attention, (query, key, value), options)
+            result = node.graph.call_function(in_order, (call, order))
+        made += call, result
+        for each in made:
             each.meta.update(origin_of(node))
-    call.meta["example_value"] = result.meta["example_value"] = promised
-    for user in results:
-        user.replace_all_uses_with(result)
-        node.graph.erase_node(user)
-    node.graph.erase_node(node)
-    keep_call(call, everywhere=True)  # torch's own function would add masks of bools as numbers
+        call.meta["example_value"] = result.meta["example_value"] = promised
+        # Torch's own function would add masks of bools as numbers.
+        if keep_call(call, everywhere=True, cap=becomes.cap):
+            for user in results:
+                user.replace_all_uses_with(result)
+                node.graph.erase_node(user)
+            node.graph.erase_node(node)
+            return
+        for each in reversed(made):
+            node.graph.erase_node(each)
+    node.target, node.args, node.kwargs = attention, (query, key, value, *graphs, scale, *buffers, order), {}
 
 
 def _value(node: fx.Node) -> Any:
@@ -104,28 +110,54 @@ def _always(visible: fx.GraphModule) -> bool:
     return _result(visible).target == "new_ones"
 
 
-def only_adds(change: fx.GraphModule) -> bool:
-    """Whether the first argument, the score, is the result but for what is added to it, and for being left out (minus infinity)
-    where a condition says so."""
+class Becomes(NamedTuple):
+    """What becomes of a score: it is multiplied, then capped, if there is a cap, then something may be added to it."""
+
+    factor: float
+    cap: float | None
+    adds: bool
+
+
+def becomes_of(change: fx.GraphModule) -> Becomes | None:
+    """What becomes of the first argument, the score, where that is all, but for its being left out (minus infinity) where a
+    condition says so."""
     score, *_ = change.graph.find_nodes(op="placeholder")
     depends = {score}
     for node in change.graph.nodes:
         if depends & set(node.all_input_nodes):
             depends.add(node)
 
-    def adds(node: Any) -> bool:
+    def read(node: Any) -> Becomes | None:
         if node is score:
-            return True
-        if not isinstance(node, fx.Node) or node.kwargs or len(node.args) not in (2, 3):
-            return False
-        free = [each not in depends for each in node.args if isinstance(each, fx.Node)]
-        if node.target in _SUMS and len(node.args) == 2 and free.count(False) == 1:
-            return any(map(adds, node.args))
-        if node.target in _SELECTIONS and len(node.args) == 3 and node.args[0] not in depends and free.count(False) == 1:
-            return any(map(adds, node.args[1:])) and any(each == -math.inf for each in node.args[1:])
-        return False
+            return Becomes(1.0, None, False)
+        args: tuple[Any, ...] = node.args if isinstance(node, fx.Node) else ()
+        own = [each for each in args if isinstance(each, fx.Node) and each in depends]
+        if len(own) != 1 or node.kwargs or not is_torchs(node) or (writes(node) and len(own[0].users) > 1):
+            return None
+        before, word = read(own[0]), word_of(node)
+        if before is None:
+            return None
+        others = [each for each in args if each is not own[0]]
+        if word == "add" and len(others) == 1:
+            return before._replace(adds=True)
+        if word == "where" and len(others) == 2 and args[0] is not own[0] and others[1] == -math.inf:
+            return before._replace(adds=True)
+        factor, cap, adds = before
+        if adds:
+            return None
+        if word == "tanh" and not others and cap is None:
+            return Becomes(factor, 1.0, False)
+        if len(others) == 1 and (word in _PRODUCTS or (word in _QUOTIENTS and args[0] is own[0])) and _is_factor(others[0]):
+            times = others[0] if word in _PRODUCTS else 1 / others[0]
+            return Becomes(factor * times, cap and cap * abs(times), False)
+        return None
 
-    return adds(_result(change))
+    return read(_result(change))
+
+
+def _is_factor(number: Any) -> bool:
+    """Whether it is a number with which scores stay finite, and caps positive."""
+    return isinstance(number, int | float) and number != 0 and math.isfinite(number)
 
 
 def mask_of(
