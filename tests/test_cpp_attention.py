@@ -281,15 +281,16 @@ def test_forward_needs_no_memory_but_threads_stacks(dtype: torch.dtype, dropout:
     ],
 )
 def test_empty(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> None:
-    problem = Problem(torch.randn(query), torch.randn(key), torch.randn(value), scale=0.5)
-    out, logsumexp = problem.forward()
-    scores = problem.query @ problem.key.mT * 0.5
-    expected = scores.softmax(-1) @ problem.value
-    torch.testing.assert_close(out, expected)
-    gradients = problem.backward(torch.randn_like(out), out, logsumexp)
-    for gradient, operand in zip(gradients, problem.operands(), strict=True):
-        assert gradient.shape == operand.shape
-        assert gradient.isfinite().all()
+    for cap in (None, 0.5):
+        problem = Problem(torch.randn(query), torch.randn(key), torch.randn(value), scale=0.5, cap=cap)
+        out, logsumexp = problem.forward()
+        scores = problem.query @ problem.key.mT * 0.5
+        expected = (scores if cap is None else cap * torch.tanh(scores / cap)).softmax(-1) @ problem.value
+        torch.testing.assert_close(out, expected)
+        gradients = problem.backward(torch.randn_like(out), out, logsumexp)
+        for gradient, operand in zip(gradients, problem.operands(), strict=True):
+            assert gradient.shape == operand.shape
+            assert gradient.isfinite().all()
 
 
 def test_more_parts_than_the_keys_fill() -> None:
@@ -301,9 +302,9 @@ def test_more_parts_than_the_keys_fill() -> None:
 @pytest.mark.parametrize("rows", [3, 40])
 def test_rows_with_nothing_to_attend_to_are_zero(rows: int) -> None:
     torch.manual_seed(0)
-    for mask in (torch.rand(rows, 150) > 0.5, torch.randn(rows, 150)):
+    for mask, cap in itertools.product((torch.rand(rows, 150) > 0.5, torch.randn(rows, 150)), (None, 1.0)):
         mask[1] = False if mask.dtype == torch.bool else -math.inf
-        problem = problem_of((rows, 150, 150), lambda n: drawn(torch.float32, 2, 2, n, 16), mask=mask)
+        problem = problem_of((rows, 150, 150), lambda n: drawn(torch.float32, 2, 2, n, 16), mask=mask, cap=cap)
         check(problem)
         out, logsumexp = problem.forward()
         assert not out[:, :, 1].any()
@@ -337,6 +338,9 @@ def test_special_values_stay_in_their_rows(rows: int, bad: float) -> None:
     torch.testing.assert_close(out, expected.float(), equal_nan=True)
     assert out[0, 1, 2].isnan().all()
     assert out.isnan().sum() == 16
+    capped = replace(problem, cap=1.5)
+    (expected, _), _ = exact(capped, torch.ones(1, 2, rows, 16))
+    torch.testing.assert_close(capped.forward()[0], expected.float(), equal_nan=True)
 
 
 def test_one_key_is_copied_exactly() -> None:
