@@ -4,8 +4,7 @@ It becomes ``scaled_dot_product_attention`` in the graph of Dynamo, so that AOTA
 scores are in memory. That is done where the backend has a kernel for the operator, and for its gradients if there are any.
 
 As with that function, scores have the digits of the kernel's sums where the program had rounded them to halves, and a row that
-minus infinity hides from all keys is zero, where a softmax gives NaN. Gradients of a row that numbers hide from all keys, some
-in place of scores and some added, reach the scores that were replaced too.
+minus infinity hides from all keys is zero, where a softmax gives NaN.
 """
 
 from __future__ import annotations
@@ -51,11 +50,13 @@ def _rewrite(node: fx.Node, kept: Set[str]) -> bool:
         return False
     last = found.nodes[-1]
     promised = value_of(last)
-    wanted = f"{'dropout' if found.dropout_p else 'scaled_dot_product'}_attention"
+    wanted = f"{'general' if found.dropout_p else 'scaled_dot_product'}_attention"
     if not {wanted, *([f"{wanted}_backward"] if promised.requires_grad else [])} <= kept or not _fits(found):
         return False
     masks = [step.added for step in found.scores.steps if isinstance(step.added, fx.Node)]
     if promised.requires_grad and (any(value_of(mask).requires_grad for mask in masks) or any(map(_cuts_off, found.nodes))):
+        return False
+    if _mixes(found.scores.steps, differentiated=promised.requires_grad):
         return False
     with last.graph.inserting_before(last), torch_private.own_mode_of(promised), torch.no_grad():
         result = _call(Maker(last), found, promised)
@@ -64,6 +65,15 @@ def _rewrite(node: fx.Node, kept: Set[str]) -> bool:
     for each in sorted((*found.nodes, *found.scores.aside), reverse=True):
         last.graph.erase_node(each)
     return True
+
+
+def _mixes(steps: Sequence[Step], *, differentiated: bool) -> bool:
+    """Whether numbers take the place of some scores where others may have as low ones added, which counts in rows in which
+    nothing else is: scores are seen beside what is added, and have gradients, and are not where they were replaced. The operator
+    does not tell these apart; numbers that absorb scores are the same with them."""
+    replaced = [step.added for step in steps if step.condition is not None]
+    numbers = [number for number in replaced if number != -math.inf]
+    return bool(numbers) and len(replaced) < len(steps) and (differentiated or max(numbers) > _ABSORBS)
 
 
 def _cuts_off(node: fx.Node) -> bool:
