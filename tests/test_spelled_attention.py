@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("fresh_graphs")
 Tensor = torch.Tensor
 Program = Callable[[Tensor, Tensor, Tensor], Any]
 BATCH, HEADS, ROWS, KEYS, WIDTH = 2, 3, 20, 28, 16
-ATTENTION, DROPPED = "scaled_dot_product_attention", "general_attention"
+ATTENTION, GENERAL = "scaled_dot_product_attention", "general_attention"
 
 _generator = torch.Generator().manual_seed(0)
 HIDDEN = torch.rand(BATCH, 1, ROWS, KEYS, generator=_generator) > 0.6
@@ -296,8 +296,16 @@ def _over_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT, -2) @ v
 
 
-def _capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return torch.softmax(torch.tanh(q @ k.mT), -1) @ v
+def _capped_twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(torch.tanh(torch.tanh(q @ k.mT) * 2), -1) @ v
+
+
+def _capped_after_adding(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(torch.tanh(q @ k.mT + BIAS), -1) @ v
+
+
+def _scaled_by_a_tensor_after_a_cap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(torch.tanh(q @ k.mT) * BIAS[:, :1, :1], -1) @ v
 
 
 def _replaced_by_what_counts(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -434,7 +442,8 @@ def _values_weigh(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 APART = (
-    _weights_too, _scores_too, _over_rows, _capped, _replaced_by_what_counts, _hidden_until_scaled, _turned_by_the_scale,
+    _weights_too, _scores_too, _over_rows, _capped_twice, _capped_after_adding, _scaled_by_a_tensor_after_a_cap,
+    _replaced_by_what_counts, _hidden_until_scaled, _turned_by_the_scale,
     _by_a_number_a_key, _by_a_number_a_head_after_adding, _multiplied_by_the_mask, _more_digits, _of_integers,
     _less_the_largest_of_rows, _less_the_largest_of_others, _largest_less_scores, _another_width, _with_the_dtype_of_scores,
     _weights_without_gradients, _one_query, _under_a_transform, _values_weigh,
@@ -659,6 +668,42 @@ def test_autocast(backend: str) -> None:
         assert float((one - other).norm() / other.norm()) < 0.03
 
 
+def capped_and_added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.tanh(torch.matmul(q, k.transpose(2, 3)) * 0.5 / 3.0)
+    scores = scores * 3.0 + BIAS
+    return torch.matmul(F.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+def capped_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return (scores.mul_(0.1).tanh_() * -4).masked_fill_(HIDDEN, LEAST).softmax(-1) @ v
+
+
+def capped_by_one_and_scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) * BIAS[:, :1, :1]
+    return torch.einsum("bhij,bhjd->bhid", ((scores.tanh() + BIAS) * 1.5).softmax(-1), v)
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
+@pytest.mark.parametrize("program", [capped_and_added, capped_in_place, capped_by_one_and_scaled])
+def test_capped_scores(program: Program, backend: str) -> None:
+    given = operands()
+    for grad in (False, True):
+        found, prims = compiled(program, backend, *(x.detach().requires_grad_(grad) for x in given))
+        assert GENERAL in prims
+        assert (f"{GENERAL}_backward" in prims) == grad
+        assert not prims & {"bmm", "mm", "tanh"}
+    wide = [x.detach().double().requires_grad_() for x in given]
+    expected = program(*wide)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    found, _ = compiled(program, backend, *given)
+    grad = torch.randn(found.shape)
+    for one, other in zip(
+        torch.autograd.grad(found, given, grad), torch.autograd.grad(expected, wide, grad.double()), strict=True
+    ):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("backend", ["cpp_cpu"])
 def test_dropped_weights(backend: str) -> None:
     """A weight is kept or not, and multiplied: values that are one tell how many, forward as backward."""
@@ -669,7 +714,7 @@ def test_dropped_weights(backend: str) -> None:
         return F.dropout(torch.softmax(q @ k.mT * 0.25, -1), 0.25, True) @ v
 
     found, prims = compiled(program, backend, query, key, value)
-    assert DROPPED in prims
+    assert GENERAL in prims
     assert abs(float(found.detach().mean()) - 1) < 0.01
     assert float(found.detach().std()) > 0.02
     (grad,) = torch.autograd.grad(found, value, torch.ones_like(found))

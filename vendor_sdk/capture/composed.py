@@ -50,7 +50,7 @@ def _rewrite(node: fx.Node, kept: Set[str]) -> bool:
         return False
     last = found.nodes[-1]
     promised = value_of(last)
-    wanted = f"{'general' if found.dropout_p else 'scaled_dot_product'}_attention"
+    wanted = f"{'general' if found.dropout_p or found.scores.cap else 'scaled_dot_product'}_attention"
     if not {wanted, *([f"{wanted}_backward"] if promised.requires_grad else [])} <= kept or not _fits(found):
         return False
     masks = [step.added for step in found.scores.steps if isinstance(step.added, fx.Node)]
@@ -58,8 +58,13 @@ def _rewrite(node: fx.Node, kept: Set[str]) -> bool:
         return False
     if _mixes(found.scores.steps, differentiated=promised.requires_grad):
         return False
+    present = set(last.graph.nodes)
     with last.graph.inserting_before(last), torch_private.own_mode_of(promised), torch.no_grad():
         result = _call(Maker(last), found, promised)
+    if result is None:
+        for each in [node for node in reversed(last.graph.nodes) if node not in present]:
+            last.graph.erase_node(each)
+        return False
     result.meta["example_value"] = promised
     last.replace_all_uses_with(result)
     for each in sorted((*found.nodes, *found.scores.aside), reverse=True):
@@ -68,9 +73,9 @@ def _rewrite(node: fx.Node, kept: Set[str]) -> bool:
 
 
 def _mixes(steps: Sequence[Step], *, differentiated: bool) -> bool:
-    """Whether numbers take the place of some scores where others may have as low ones added, which counts in rows in which
-    nothing else is: scores are seen beside what is added, and have gradients, and are not where they were replaced. The operator
-    does not tell these apart; numbers that absorb scores are the same with them."""
+    """Whether numbers take the place of some scores where others may have as low ones added, and hide a row from all keys
+    together: scores are seen beside what is added, and have gradients, but not where they were replaced. The operator does not
+    tell these apart; numbers that absorb scores are the same with them."""
     replaced = [step.added for step in steps if step.condition is not None]
     numbers = [number for number in replaced if number != -math.inf]
     return bool(numbers) and len(replaced) < len(steps) and (differentiated or max(numbers) > _ABSORBS)
@@ -81,8 +86,9 @@ def _cuts_off(node: fx.Node) -> bool:
     return not value_of(node).requires_grad and any(value.requires_grad for value in tensors_of((node,)))
 
 
-def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
-    """The operator in place of all that was read, with its result lying in memory as the last product's."""
+def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node | None:
+    """The operator in place of all that was read, with its result lying in memory as the last product's; None where there is
+    none for capped scores."""
     scores, product = found.scores, found.product
     grouped = functools.partial(_grouped, put, _heads(found))
     query, key, value = (_permuted(put, factor) for factor in (scores.query, scores.key, product.right))
@@ -103,8 +109,9 @@ def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
     flat = value_of(query).dim() == 2
     if flat:
         query, key, value = (put(torch.unsqueeze, x, 0) for x in (query, key, value))
+    scale, cap = (scores.scale, None) if scores.cap is None else (scores.scale * scores.cap, abs(scores.cap))
     attended = put.graph.call_function(
-        F.scaled_dot_product_attention, (query, key, value, mask, found.dropout_p, False), {"scale": scores.scale}
+        F.scaled_dot_product_attention, (query, key, value, mask, found.dropout_p, False), {"scale": scale}
     )
     like = value_of(query).new_empty(value_of(query).shape)
     attended.meta.update(put.meta, example_value=like.requires_grad_(promised.requires_grad))
@@ -118,8 +125,8 @@ def _call(put: Maker, found: Spelled, promised: torch.Tensor) -> fx.Node:
     if product.order is not None:
         result = put(torch.permute, result, product.order)
     result = _lying_as(put, result, promised)
-    keep_call(attended, everywhere=True)  # torch's own function would add masks of bools as numbers
-    return result
+    done = keep_call(attended, everywhere=True, cap=cap)  # torch's own function would add masks of bools as numbers
+    return result if done or cap is None else None
 
 
 def _dtype(found: Spelled) -> torch.dtype:
@@ -241,7 +248,7 @@ def _fits(found: Spelled) -> bool:
         return False
     leads = (k.lead, q.lead), (v.lead, weights)
     one_head = {len(own) > 1 and own[-1] == 1 and isinstance(full[-1], int) for own, full in leads}
-    if len(one_head) > 1 or scores.scale == 0:
+    if len(one_head) > 1 or scores.scale == 0 or not math.isfinite(scores.scale * (scores.cap or 1)):
         return False
     # The keys' matrices are turned: (..., width, keys).
     same = [(q.last, k.rows), (k.last, v.rows)]

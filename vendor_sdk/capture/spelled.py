@@ -1,4 +1,5 @@
-"""Attention that a program spells out, as read in the graph of Dynamo: ``softmax(query @ key.T * scale + mask) @ value``.
+"""Attention that a program spells out, as read in the graph of Dynamo: ``softmax(query @ key.T * scale + mask) @ value``,
+or with capped scores, ``cap * tanh(query @ key.T * scale) + mask``.
 
 Programs that are older than torch's function for it, or that may return the weights, write two products and a softmax, in
 whatever words torch has for them. They are read from the softmax back to the first product, and on to the second.
@@ -54,6 +55,7 @@ class Scores:
         query, key: as (..., rows, width) and (..., width, keys).
         scale: of their product.
         divisors, factors: that scale it too: of symbols, or tensors of a number for each row, head or batch.
+        cap: where there is one, scores are it times the tanh of what these make of the product.
         steps: what became of it since, in order.
         chain: the nodes that are read, from the product on.
         at: the product, or the last view of it, which groups batches and heads otherwise.
@@ -69,6 +71,7 @@ class Scores:
     aside: tuple[fx.Node, ...] = ()
     factors: tuple[fx.Node, ...] = ()
     divisors: tuple[fx.Node, ...] = ()
+    cap: float | None = None
 
 
 class Factor(NamedTuple):
@@ -208,7 +211,7 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
     word, given = _word(node), node.args
     rest = [each for each in given if each is not operand]
     first = bool(given) and given[0] is operand
-    scale, steps = scores.scale, scores.steps
+    scale, steps, cap = scores.scale, scores.steps, scores.cap
     if not first and writes(node):  # to what others may read
         return None
     if _regroups(node, operand):
@@ -220,15 +223,20 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
             return None
     elif node.kwargs:
         return None
+    elif word == "tanh":
+        if steps or cap is not None or len(given) != 1:
+            return None
+        cap = 1.0
     elif len(given) == 2 and len(rest) == 1 and (word in _TIMES or (word in _OVER and first)):
         number = _number(rest[0])
-        if number is None and not steps and _scales_rows(rest[0], scores):
+        if number is None and not steps and cap is None and _scales_rows(rest[0], scores):
             name = "divisors" if word in _OVER else "factors"
             return replace(scores, chain=(*scores.chain, node), **{name: (*getattr(scores, name), rest[0])})  # type: ignore[arg-type]
         if not number:
             return None
         number = 1 / number if word in _OVER else number
-        scale, steps = scale * number, tuple(_scaled(step, number, value_of(node).dtype) for step in steps)
+        scale, cap = (scale * number, None) if cap is None else (scale, cap * number)
+        steps = tuple(_scaled(step, number, value_of(node).dtype) for step in steps)
         if any(step.condition is not None and step.added > _LEAST for step in steps):
             return None
     elif len(given) == 2 and len(rest) == 1 and (word == "add" or (word in _LESS and first)):
@@ -248,7 +256,7 @@ def _changed(scores: Scores, node: fx.Node, operand: fx.Node) -> Scores | None:
         steps += (Step(_held(number, value_of(node).dtype), scores.at, condition, hides),)  # type: ignore[arg-type]
     else:
         return None
-    return replace(scores, scale=scale, steps=steps, chain=(*scores.chain, node))
+    return replace(scores, scale=scale, steps=steps, cap=cap, chain=(*scores.chain, node))
 
 
 def _scales_rows(given: Any, scores: Scores) -> bool:
