@@ -271,16 +271,15 @@ template <class T> static int32_t dot_matrix_product(const Product<T> &p) {
   return OK;
 }
 
-// Products of one vector are bound by what they read: rows one after the other, as they lie, and ahead of the processor's own prefetchers,
-// which stop at the end of a page.
+// Products of one vector are bound by what they read: rows one after the other, as they lie. The processor's own prefetchers run ahead of
+// that, but stop at the end of a page: the first lines of the next are asked for when one is begun. To ask for all lines takes longer.
 template <class T>
 static void dot_line(const VectorProduct<T> &p, int64_t batch, int64_t first, int64_t count, const T *vector, T *sums) {
   typedef typename Lane<T>::Vector V;
   typedef T Unaligned __attribute__((vector_size(VECTOR_BYTES), may_alias, aligned(sizeof(T))));
-  enum : int64_t { L = Lane<T>::COUNT, U = 4, AHEAD = 2048 / sizeof(T), DEPTH = U * L * DOT_DEPTH };
+  enum : int64_t { L = Lane<T>::COUNT, U = 4, PAGE = 4096 / sizeof(T), LINES = 4, DEPTH = U * L * DOT_DEPTH };
   const T *row = p.matrix.address(p.matrix.address_context, batch, first, 0);
-  // What follows a row is the next one, or else nothing that is read soon.
-  const int64_t ahead = p.matrix.row == p.k ? AHEAD : 0;
+  const int64_t together = max_int(1, PAGE / max_int(p.k, 1));  // Rows of a page.
   for (int64_t at = 0; at < count; at += L) {
     V sum[L] = {};
     for (int64_t j = 0; j < min_int(L, count - at); ++j, row += p.matrix.row) {
@@ -288,11 +287,16 @@ static void dot_line(const VectorProduct<T> &p, int64_t batch, int64_t first, in
         const int64_t end = min_int(p.k, from + DEPTH);
         V part[U] = {};
         int64_t i = from;
-        for (; i + U * L <= end; i += U * L) {
+        for (int64_t page = from; page < end; page += PAGE) {
+          const int64_t stop = min_int(end, page + PAGE);
+          if ((at + j) % together == 0) {
+            const T *const next = stop < p.k ? row + stop : row + together * p.matrix.row;
+            for (int64_t line = 0; line < LINES; ++line) __builtin_prefetch((const char *)next + 64 * line);
+          }
+          for (; i + U * L <= stop; i += U * L) {
 #pragma GCC unroll 4
-          for (int u = 0; u < U; ++u) {
-            __builtin_prefetch(row + i + u * L + ahead);
-            part[u] = multiply_add((V)*(const Unaligned *)(vector + i + u * L), (V)*(const Unaligned *)(row + i + u * L), part[u]);
+            for (int u = 0; u < U; ++u)
+              part[u] = multiply_add((V)*(const Unaligned *)(vector + i + u * L), (V)*(const Unaligned *)(row + i + u * L), part[u]);
           }
         }
         for (; i < end; i += L) {
