@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 import vendor_sdk
 from tests.toys import register_toys
+from vendor_sdk import torch_private
+from vendor_sdk.capture.sparse import without_sparse
 
 ROWS, WIDTH = 10, 4
 Tensor = torch.Tensor
@@ -98,3 +101,48 @@ def test_other_sparse_results_are_refused() -> None:
 
     with pytest.raises(vendor_sdk.VendorSDKError, match="sparse"):
         vendor_sdk.trace(function, [torch.randint(0, ROWS, (1, 3)), torch.randn(3, WIDTH)])
+
+
+def test_sums_may_have_thousands_of_terms() -> None:
+    aten, mode = torch.ops.aten, torch_private.new_fake_mode()
+    graph = torch.fx.Graph()
+
+    def put(target: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = graph.call_function(target, args, kwargs)
+        with mode:
+            node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda each: each.meta["val"]), **kwargs)
+        return node
+
+    given = [graph.placeholder(name) for name in ("indices", "rows")]
+    for node, value in zip(given, (torch.zeros(1, 3, dtype=torch.int64), torch.zeros(3, WIDTH)), strict=True):
+        node.meta["val"] = mode.from_tensor(value, static_shapes=True)
+    dense, options = given[1], {"dtype": torch.float32, "layout": torch.sparse_coo, "device": torch.device("cpu")}
+    made = [
+        put(aten._sparse_coo_tensor_with_dims_and_tensors.default, 1, 1, [ROWS, WIDTH], *given, **options) for _ in range(3)
+    ]
+    total = put(aten.add.Tensor, put(aten.add.Tensor, made[0], made[1]), made[2])
+    like = dict(total.meta)
+    for _ in range(3000):
+        total = graph.call_function(aten.add.Tensor, (total, made[0]))
+        total.meta.update(like)
+        dense = put(aten.add.Tensor, dense, given[1])
+    graph.output((total, dense))
+    rewritten, (parts,) = without_sparse(torch.fx.GraphModule({}, graph))
+    assert (parts.indices, parts.values, parts.size) == (0, 2, (ROWS, WIDTH))
+    indices, _, values = rewritten(torch.arange(3).view(1, 3), torch.ones(3, WIDTH))
+    assert indices.shape == (1, 3003 * 3)
+    assert values.shape == (3003 * 3, WIDTH)
+
+
+@pytest.mark.usefixtures("fresh_graphs")
+def test_dense_sums_may_have_thousands_of_terms() -> None:
+    register_toys()
+
+    def function(x: Tensor) -> Tensor:
+        y = x
+        for _ in range(1200):
+            y = y + x
+        return y
+
+    x = torch.ones(3)
+    assert torch.equal(torch.compile(function, backend="toyloops")(x), function(x))

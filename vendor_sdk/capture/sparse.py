@@ -26,48 +26,60 @@ def without_sparse(module: fx.GraphModule) -> tuple[fx.GraphModule, tuple[Parts,
 
     ``module`` itself stays as it was, and so do other sparse values: capture refuses them.
     """
-    if not any(_is_sparse(node) for node in module.graph.nodes):
+    if not any(map(_is_sparse, module.graph.nodes)):
         return module, ()
     graph = fx.Graph()
     outputs: list[Any] = list(graph.graph_copy(module.graph, {}))  # type: ignore[arg-type]
     found: list[Parts] = []
     values: list[fx.Node] = []
     for index, node in enumerate(outputs):
-        if not isinstance(node, fx.Node) or node.users or outputs.count(node) > 1 or not _is_sparse(node):
-            continue
-        outputs[index], held = _parts(node)
-        found.append(Parts(index, len(outputs) + len(values), tuple(node.meta["val"].shape)))
-        values.append(held)
+        terms = _terms(node) if _is_sparse(node) and not node.users and outputs.count(node) == 1 else []
+        if terms:
+            outputs[index], held = _parts(node, terms)
+            found.append(Parts(index, len(outputs) + len(values), tuple(node.meta["val"].shape)))
+            values.append(held)
     graph.output((*outputs, *values))
     graph.eliminate_dead_code(lambda node: not _is_sparse(node))
     return fx.GraphModule(module, graph), tuple(found)
 
 
 def _is_sparse(node: Any) -> bool:
-    """Whether a value is sparse whose parts are in the graph, or can be; its sizes are numbers."""
-    if not isinstance(node, fx.Node):
+    value = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo
+
+
+def _terms(node: fx.Node) -> list[fx.Node]:
+    """The values whose sum a sparse value is, in order: several where an embedding is looked up several times. Empty where the
+    parts of one are not in the graph and cannot be, or a size is a symbol."""
+    terms, left = list[fx.Node](), [node]
+    while left:
+        each: Any = left.pop()
+        if each.target is _SUM_OF_TWO and len(each.args) == 2 and not each.kwargs and all(map(_is_sparse, each.args)):
+            left += reversed(each.args)
+        elif _has_parts(each):
+            terms.append(each)
+        else:
+            return []
+    return terms
+
+
+def _has_parts(node: fx.Node) -> bool:
+    """Whether the parts of a sparse value, no sum, are in the graph, or can be."""
+    if not all(type(size) is int for size in node.meta["val"].shape):
         return False
-    if node.target is _SUM_OF_TWO:
-        return len(node.args) == 2 and not node.kwargs and all(map(_is_sparse, node.args))
     if node.target is _OF_BAGS:
         by_count, mode, sparse = node.args[7:10]
-        if not sparse or by_count or mode not in (_SUM, _MEAN):
-            return False
-    elif node.target is not _MADE:
-        return False
-    return all(type(size) is int for size in node.meta["val"].shape)
+        return bool(sparse) and not by_count and mode in (_SUM, _MEAN)
+    return node.target is _MADE
 
 
-def _parts(node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """Indices and values of a sparse value."""
-    if node.target is _MADE:
-        return node.args[3:5]  # type: ignore[return-value]
-    if node.target is _OF_BAGS:
-        return _of_bags(node)
-    # One embedding that is looked up twice. As torch adds them: what either has, one after the other.
-    pairs = [_parts(each) for each in node.args]  # type: ignore[arg-type]
-    indices, values = ([pair[which] for pair in pairs] for which in (0, 1))
-    return call_before(node, aten.cat.default, indices, 1), call_before(node, aten.cat.default, values, 0)
+def _parts(node: fx.Node, terms: list[fx.Node]) -> tuple[fx.Node, fx.Node]:
+    """Indices and values of a sparse value: those of all terms, one after the other, as torch adds them."""
+    pairs: list[Any] = [_of_bags(term) if term.target is _OF_BAGS else term.args[3:5] for term in terms]
+    if len(pairs) == 1:
+        return pairs[0]  # type: ignore[no-any-return]
+    indices, values = zip(*pairs, strict=True)
+    return call_before(node, aten.cat.default, list(indices), 1), call_before(node, aten.cat.default, list(values), 0)
 
 
 def _of_bags(node: fx.Node) -> tuple[fx.Node, fx.Node]:
