@@ -770,3 +770,17 @@ def test_multi_head_attention_makes_no_weights_that_nobody_reads(name: str, back
     got = torch.autograd.grad(found.square().sum(), leaves)
     for one, other in zip(got, torch.autograd.grad(expected.square().sum(), leaves), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", ["cpp_cpu"])
+def test_a_softmax_may_come_after_thousands_of_steps(backend: str) -> None:
+    def program(x: Tensor) -> Tensor:
+        scores = x
+        for _ in range(1200):
+            scores = scores + x
+        return torch.softmax(scores * 1e-3, -1) @ x
+
+    x = torch.randn(1, 4, 8, 8)
+    found, prims = compiled(program, backend, x)
+    assert ATTENTION not in prims
+    torch.testing.assert_close(found, program(x))

@@ -30,6 +30,10 @@ _LEAST = -1e4
 all scores that are seen lie as low."""
 
 
+_LONGEST = 50
+"""Nodes that are read back from the softmax at most: no program has as many between its products."""
+
+
 class Step(NamedTuple):
     """Something that becomes of scores: numbers are added, or, with a ``condition``, what it hides is replaced.
 
@@ -110,7 +114,7 @@ class Spelled:
 def read_attention(softmax: fx.Node) -> Spelled | None:
     """The attention of which a node is the softmax, if it is one, of which nobody else reads scores or weights."""
     of = _over_keys(softmax) if _word(softmax) == "softmax" else None
-    scores = None if of is None else _scores(of, softmax)
+    scores = None if of is None else _scores(of, softmax, _LONGEST)
     weighing = None if scores is None else _weighing(softmax)
     if scores is None or weighing is None:
         return None
@@ -174,21 +178,23 @@ def _first(node: fx.Node) -> Any:
     return node.args[0] if node.args else node.kwargs.get("input")
 
 
-def _scores(node: fx.Node, reader: fx.Node) -> Scores | None:
+def _scores(node: fx.Node, reader: fx.Node, left: int) -> Scores | None:
     """What ``reader`` reads at a node which nobody else reads but for its dtype or what is largest, and others only write to
-    before; None where it is not known."""
+    before; None where it is not known, or ``left`` nodes do not say it."""
+    if not left:
+        return None
     beside = {each for user in node.users for each in _largest(user, node)}
     beside |= {user for user in node.users if _word(user) == "type_as" and _first(user) is not node}
     *writers, last = (user for user in node.users if user is reader or user not in beside)
     if last is not reader or any(each.users or not writes(each) or _first(each) is not node for each in writers):
         return None
-    found = _made(node)
+    found = _made(node, left - 1)
     for each in writers:
         found = None if found is None else _changed(found, each, node)
     return found
 
 
-def _made(node: fx.Node) -> Scores | None:
+def _made(node: fx.Node, left: int) -> Scores | None:
     if not isinstance(value_of(node), torch.Tensor) or not value_of(node).dtype.is_floating_point:
         return None
     product = _product(node)
@@ -199,7 +205,7 @@ def _made(node: fx.Node) -> Scores | None:
     if _word(node) == "baddbmm":
         return _with_sum(node)
     for operand in node.all_input_nodes:
-        scores = _scores(operand, node) if _same_shape(operand, node) or _regroups(node, operand) else None
+        scores = _scores(operand, node, left) if _same_shape(operand, node) or _regroups(node, operand) else None
         changed = None if scores is None else _changed(scores, node, operand)
         if changed is not None:
             return changed
