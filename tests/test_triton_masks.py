@@ -234,6 +234,28 @@ def test_equal_masks_share_functions_and_others_do_not() -> None:
     assert len(set(keys[2:])) == len(keys[2:])
 
 
+def _near_by_floats(batch: int, heads: int, rows: int, keys: int) -> Computed:
+    b = Body((rows, keys))
+    distance = b.compute(FLOAT, "convert", b.place(b.at[0] - b.at[1]))
+    return b.finish(b.compute(BOOL, "lt", distance, b.const(9.5, FLOAT)), BOOL)
+
+
+@pytest.mark.parametrize(
+    ("make", "decides"),
+    [
+        (triton_masks.documents, True),
+        (triton_masks.both_ways, True),
+        (triton_masks.far, True),
+        (triton_masks.flat, True),
+        (triton_masks.numbers, True),
+        (_near_by_floats, False),
+    ],
+    ids=["documents", "both ways", "numbers", "for all heads", "numbers of the call", "floats"],
+)
+def test_blocks_are_decided_by_bounds_where_whole_numbers_say_what_is_hidden(make: Make, *, decides: bool) -> None:
+    assert ("def bounds" in flash_masks.text(make(2, 4, 100, 100).loops, wide=False)) == decides
+
+
 @needs_triton
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90"])
 @pytest.mark.parametrize(

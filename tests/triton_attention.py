@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 
-from reference_backends.triton_gpu import attention, flash_launch
+from reference_backends.triton_gpu import attention, compiler, flash_launch, flash_masks
 from reference_backends.triton_gpu.machine import machine
 from tests import triton_masks
 from vendor_sdk import COMPOSITES, Computed
@@ -61,11 +63,11 @@ def _added(batch: int, heads: int, rows: int, keys: int) -> Tensor:
     return mask
 
 
-def _least(batch: int, heads: int, rows: int, keys: int) -> Tensor:
+def _least(batch: int, heads: int, rows: int, keys: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """The least number where a key is hidden, which all are from some rows: these weigh all keys alike."""
     hidden = torch.rand(batch, 1, rows, keys) > 0.7
     hidden[..., 1, :] = True
-    return torch.where(hidden, torch.finfo(torch.float32).min, 0.0)
+    return torch.where(hidden, torch.finfo(dtype).min, 0.0)
 
 
 def _window(batch: int, heads: int, rows: int, keys: int) -> Tensor:
@@ -85,6 +87,7 @@ CASES: Mapping[str, Case] = {
     "numbers of another dtype added": Case((2, 1, 34, 64, 64, 64), mask=_added, mask_dtype=torch.float32),
     "the least number added": Case((2, 1, 34, 64, 64, 64), torch.float32, mask=_least),
     "the least number added to halves": Case((1, 1, 34, 64, 64, 64), mask=_least, mask_dtype=torch.float32),
+    "the least number of halves": Case((1, 1, 34, 64, 64, 64), mask=functools.partial(_least, dtype=torch.bfloat16)),
     "shared heads, causal": Case((2, 1, 70, 70, 32, 32), causal=True),
     "float32, numbers added": Case((2, 1, 70, 50, 16, 16), torch.float32, causal=True, mask=_added, scale=0.3),
     "numbers added, the same for all heads": Case((2, 2, 34, 40, 16, 16), mask=_added_alike),
@@ -118,6 +121,8 @@ CASES: Mapping[str, Case] = {
     "padded, computed": Case((2, 2, 40, 71, 16, 16), torch.float32, mask=triton_masks.padded),
     "numbers of the call, computed": Case((2, 1, 100, 90, 24, 16), mask=triton_masks.numbers),
     "a window, computed": Case((2, 1, 270, 200, 16, 16), mask=triton_masks.documents),
+    "a window, computed, both ways": Case((2, 1, 270, 330, 16, 16), mask=triton_masks.both_ways),
+    "a window, computed, causal besides": Case((2, 2, 270, 270, 16, 16), causal=True, mask=triton_masks.both_ways),
     "a window, computed, float32": Case((1, 1, 150, 200, 16, 16), torch.float32, causal=True, mask=triton_masks.documents),
     "a window of numbers, computed": Case((2, 1, 200, 270, 32, 16), mask=triton_masks.far),
     "a window of numbers, computed, no block beyond": Case((2, 2, 140, 256, 16, 16), torch.float16, mask=triton_masks.far),
@@ -174,33 +179,73 @@ def _wrong_lists(device: str) -> dict[str, str]:
     """What is wrong in lists of the blocks that a mask leaves."""
     found = {}
     for what in LISTED:
-        (query, key, value), mask = drawn(CASES[what], device)
-        assert mask is not None
-        causal, given = CASES[what].causal, in_memory(mask, device)
-        assert given is not None
-        given = given[(None,) * (4 - given.dim())]
-        mask = mask if isinstance(mask, Computed) else given
-        form = flash_launch.form_of(query, key, value, causal, mask, None, None)
-        rows, keys = query.shape[2], key.shape[2]
-        seen = given if given.dtype == torch.bool else given != -math.inf
-        seen = seen.tril() if causal else seen
-        for launcher in (flash_launch.forward_launcher(form), *flash_launch.backward_launchers(form)):
-            lists = flash_launch.lists_of(launcher, mask, query, key)
-            for call in lists.calls:
-                call.launch()
-            own, other = launcher.divided((rows, keys)[launcher.along], machine())
-            expected = []
-            batch, heads = lists.buffer.shape[:2]  # along which it differs
-            for matrix in (seen.mT if launcher.along else seen)[:batch, :heads].flatten(0, 1):
-                for of_rows in matrix.split(own):
-                    blocks = of_rows.split(other, 1)
-                    full = [k for k, each in enumerate(blocks) if each.all() and each.shape[1] == other]
-                    part = [k for k, each in enumerate(blocks) if each.any() and k not in full]
-                    expected.append((part, full[::-1]))
-            got = [(line[2 : 2 + line[0]], line[len(line) - line[1] :]) for line in lists.buffer.flatten(0, 2).tolist()]
-            if got != expected:
-                found[f"{what}, lists of {launcher.kernel.__name__}"] = f"{got} where {expected} is expected"
+        operands, mask = drawn(CASES[what], device)
+        form = flash_launch.form_of(*operands, CASES[what].causal, mask, None, None)
+        for name, got, expected in _lists(form, operands, mask, device):
+            if form.computed is not None and form.computed.BOUNDED:  # Bounds need not know all blocks that are seen as a whole.
+                whole = all(set(own[1]) <= set(other[1]) for own, other in zip(got, expected, strict=True))
+                right = whole and list(map(_seen_at_all, got)) == list(map(_seen_at_all, expected))
+            else:
+                right = got == expected
+            if not right:
+                found[f"{what}, lists of {name}"] = f"{got} where {expected} is expected"
+    for make in (triton_masks.far, triton_masks.numbers, triton_masks.flat):
+        # Of one condition bounds say all that can be said of whole blocks, and elements do not count.
+        operands, mask = drawn(Case((2, 2, 200, 270, 16, 16), mask=make), device)
+        assert isinstance(mask, Computed)
+        form = flash_launch.form_of(*operands, False, mask, None, None)
+        before, _, seen = flash_masks.text(mask.loops, wide=False).partition("def seen(")
+        for result in ("{} & (row < 0)", "{} | (row >= 0)"):
+            changed = re.sub(
+                r"return (.*)", lambda line, result=result: "return " + result.format(f"({line[1]})"), seen, count=1
+            )
+            bounded = form._replace(computed=compiler.load(f"{before}def seen({changed}"))
+            for name, got, expected in _lists(bounded, operands, mask, device):
+                told = _seen_as_whole if "&" in result else _seen_at_all
+                if list(map(told, got)) != list(map(told, expected)):
+                    found[f"{make.__name__}, bounds of {name}, {result}"] = f"{got} where {expected} is expected"
     return found
+
+
+Listed = tuple[list[int], list[int]]
+"""Of a row of blocks those that are seen in part, and those that are as a whole, from the right."""
+
+
+def _seen_as_whole(blocks: Listed) -> list[int]:
+    return blocks[1]
+
+
+def _seen_at_all(blocks: Listed) -> list[int]:
+    return sorted(blocks[0] + blocks[1])
+
+
+def _lists(
+    form: flash_launch.Form, operands: tuple[Tensor, Tensor, Tensor], mask: Tensor | Computed | None, device: str
+) -> Iterator[tuple[str, list[Listed], list[Listed]]]:
+    """The lists of each function, and what they are to be."""
+    query, key, _ = operands
+    given = in_memory(mask, device)
+    assert mask is not None
+    assert given is not None
+    given = given[(None,) * (4 - given.dim())]
+    mask = mask if isinstance(mask, Computed) else given
+    seen = given if given.dtype == torch.bool else given != -math.inf
+    seen = seen.tril() if form.causal else seen
+    for launcher in (flash_launch.forward_launcher(form), *flash_launch.backward_launchers(form)):
+        lists = flash_launch.lists_of(launcher, mask, query, key)
+        for call in lists.calls:
+            call.launch()
+        own, other = launcher.divided((query, key)[launcher.along].shape[2], machine())
+        expected = []
+        batch, heads = lists.buffer.shape[:2]  # along which it differs
+        for matrix in (seen.mT if launcher.along else seen)[:batch, :heads].flatten(0, 1):
+            for of_rows in matrix.split(own):
+                blocks = of_rows.split(other, 1)
+                full = [k for k, each in enumerate(blocks) if each.all() and each.shape[1] == other]
+                part = [k for k, each in enumerate(blocks) if each.any() and k not in full]
+                expected.append((part, full[::-1]))
+        got = [(line[2 : 2 + line[0]], line[len(line) - line[1] :]) for line in lists.buffer.flatten(0, 2).tolist()]
+        yield launcher.kernel.__name__, got, expected
 
 
 def _wrong(cases: Mapping[str, Case], device: str) -> dict[str, str]:
@@ -263,7 +308,9 @@ def wrong_ways(device: str) -> dict[str, str]:
                 with mock.patch.object(attention, "ways", return_value=(way,)), contextlib.suppress(AssertionError):
                     results = attention.KERNELS[name].call(*arguments, **given)
                     for result, one in zip(results, expected, strict=True):
-                        error = float((result.double() - one.detach()).abs().max() / one.detach().abs().max().clamp(min=1e-30))
+                        least = one < -1e29  # Nor has the logarithm of such rows a digit to compare.
+                        size = one.detach().masked_fill(least, 0).abs().max().clamp(min=1e-30)
+                        error = float((result.double() - one.detach()).masked_fill(least, 0).abs().max() / size)
                         if not error < 2 * max(ROUGH[case.dtype], 1e-4):  # TF32 where torch allows it
                             found[f"{what}, {name}, {way}"] = f"an error of {error:.2g} of the largest"
     return found

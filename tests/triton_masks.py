@@ -100,6 +100,21 @@ def documents(batch: int, heads: int, rows: int, keys: int, *, reach: int = 40, 
     return b.finish(b.compute(BOOL, "bitand", b.compute(BOOL, "bitand", past, near), same), BOOL, [numbers])
 
 
+def both_ways(batch: int, heads: int, rows: int, keys: int) -> Computed:
+    """A window to both sides and some first keys; between documents a part of these: what bounds know of each operation."""
+    b = Body((batch, 1, rows, keys))
+    distance = b.place(b.at[2] - b.at[3])
+    sum_ = b.compute(LONG, "sub", distance, b.compute(LONG, "neg", b.compute(LONG, "add", distance, b.const(-3, LONG))))
+    near = b.compute(BOOL, "bitnot", b.compute(BOOL, "gt", b.compute(LONG, "abs", sum_), b.const(90, LONG)))
+    first = b.compute(BOOL, "lt", b.place(b.at[3]), b.const(5, LONG))
+    few = b.compute(BOOL, "eq", b.place(b.at[3] - b.at[2] % 2), b.const(1, LONG))
+    own = b.load("in0", b.at[0] * max(rows, keys) + b.at[2], LONG)
+    other = b.compute(BOOL, "ne", own, b.load("in0", b.at[0] * max(rows, keys) + b.at[3], LONG))
+    seen = b.compute(BOOL, "where", other, few, b.compute(BOOL, "bitor", near, first))
+    numbers = torch.stack([(torch.arange(max(rows, keys)) + 7 * n) // 100 for n in range(batch)])
+    return b.finish(seen, BOOL, [numbers])
+
+
 def far(batch: int, heads: int, rows: int, keys: int) -> Computed:
     """Numbers that differ from head to head inside a window, minus infinity elsewhere: of no position, and of a row's end."""
     b = Body((1, heads, rows, keys))

@@ -70,6 +70,11 @@ class Problem(NamedTuple):
         return width == depth and width % 8 == 0 and square and min(self.shape) > 0
 
     @property
+    def adds(self) -> bool:
+        """Whether the libraries, which add numbers of the queries' dtype, can add the mask as it is."""
+        return self.mask is None or torch.promote_types(self.mask, self.dtype) == self.dtype
+
+    @property
     def shares(self) -> bool:
         """Whether several heads of queries have one of keys."""
         return self.shape[1] != self.shape[2]
@@ -107,11 +112,11 @@ def ways(p: Problem, major: int) -> tuple[Way, ...]:
             found.append("cudnn")
         if width <= WIDEST and not p.shares and p.mask is None:
             found.append("flash")
-    if major and not halves and not p.backward:
+    if major and not halves and not p.backward and p.adds:
         found.append("efficient")
     if width <= WIDEST:
         found.append("triton")
-    if major and halves and not p.backward and min(p.shape) > 0:
+    if major and halves and not p.backward and p.adds and min(p.shape) > 0:
         found.append("efficient")
     return (*found, "scores")
 
@@ -120,7 +125,7 @@ def _masked_by_cudnn(p: Problem) -> bool:
     """Whether cuDNN, which computes all blocks, is faster under a mask: at gradients of wide heads, or where numbers are added;
     if no list says which blocks are hidden. (With minus infinity in a mask and scores that change their signs, they are not
     numbers.)"""
-    if p.listed or p.causal or p.turned:
+    if p.listed or p.causal or p.turned or not p.adds:
         return False
     return p.backward and (p.mask is not torch.bool or max(p.shape[5:]) > 64)
 
@@ -218,9 +223,9 @@ def _for_each(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
-_LEAST = -1e30
+_LEAST = -(2.0**100)
 """What stands for finite numbers below it where a library adds them: it counts in units of log 2, which the least ones lack.
-Beside either any score vanishes."""
+Beside either any score vanishes. Halves of bfloat16 have it, too."""
 
 
 def _bias(mask: Mask, query: Tensor, keys: int) -> Tensor | None:
@@ -272,7 +277,9 @@ def _backward(
 
     def cudnn() -> Any:
         seed, bias = torch.empty((), dtype=torch.int64, device=query.device), _bias(attn_mask, query, keys)  # nobody reads it
-        lines = logsumexp.contiguous() if attn_mask is None else logsumexp.clamp(min=_LEAST).contiguous()
+        # Of rows that such numbers hide from all keys no digit is left: their weights are to be finite, and are nothing.
+        lines = logsumexp if attn_mask is None else logsumexp.masked_fill(logsumexp < _LEAST / 2, 0)
+        lines = lines.contiguous()
         saved = out, lines.unsqueeze(3), seed, seed, bias, None, None, rows, keys, 0.0, is_causal
         return aten._scaled_dot_product_cudnn_attention_backward(grad, query, key, value, *saved, scale=scale)
 

@@ -37,8 +37,14 @@ LARGEST = 64
 """Keys of a block, at most."""
 STEP = 1 << 16
 """Elements of a mask that a program of that launch looks at in one step."""
-COMPUTED = 1 << 13
-"""As many of them are computed at a time: what they follow from is in registers."""
+COMPUTED = 1 << 9
+"""As many of them are computed at a time by a warp: what they follow from is in registers."""
+AT_ONCE = 256
+"""Blocks that bounds decide at a time."""
+LOOKED = 1 << 13
+"""Keys that they look at, where they have to."""
+FEW = 4
+"""Blocks that bounds leave open of which elements are looked at together."""
 
 
 class Form(NamedTuple):
@@ -157,14 +163,17 @@ class FlashLauncher(Launcher):
 
 
 class ListsLauncher(FlashLauncher):
-    """Launches ``flash_lists.listed``, for the blocks of another function."""
+    """Launches ``flash_lists.listed`` or ``flash_lists.bounded``, for the blocks of another function."""
 
     def plan(self, leads: int, count: int, lengths: Any, largest: int, gpu: Machine) -> Plan:
         own, other = self.divided(count, gpu)
-        wide = STEP // (own * other)
-        part = own if self.form.computed is None else min(own, COMPUTED // (wide * other))
-        values = self.form.causal, self.along == 1, own, other, wide, part, *self.form.element
-        return Plan(leads * -(-count // own), values, {"num_warps": 16})
+        values, mask, programs = (self.form.causal, self.along == 1, own, other), self.form.computed, leads * -(-count // own)
+        if mask is not None and mask.BOUNDED:
+            wide, warps = LOOKED // other if mask.LOOKS else AT_ONCE, 8
+            return Plan(programs, (*values, wide, FEW, min(own, warps * COMPUTED // (FEW * other))), {"num_warps": warps})
+        wide, warps = STEP // (own * other), 16
+        part = own if mask is None else min(own, warps * COMPUTED // (wide * other))
+        return Plan(programs, (*values, wide, part, *self.form.element), {"num_warps": warps})
 
 
 def forward_blocks(f: Form, rows: int, shared: int) -> Blocks:
@@ -239,7 +248,9 @@ def lists_launcher(launcher: FlashLauncher) -> ListsLauncher:
     """Of the lists that a function reads."""
     from reference_backends.triton_gpu import flash_lists
 
-    return ListsLauncher((launcher.form.computed or flash_lists).listed, launcher.form, launcher.blocks, launcher.along)
+    mask = launcher.form.computed
+    function = flash_lists.listed if mask is None else mask.bounded if mask.BOUNDED else mask.listed
+    return ListsLauncher(function, launcher.form, launcher.blocks, launcher.along)
 
 
 @functools.lru_cache(256)

@@ -2,7 +2,8 @@
 
 The text of such a mask is a module with a device function of an element, and with ``forward``, ``by_query`` and ``by_key`` as
 ``flash.py`` and ``flash_backward.py`` have them: in place of the mask they take what it is made of, its numbers follow all
-others. Where a condition says which elements are hidden, ``listed`` (``flash_lists.py``) finds blocks of them by it alone.
+others. Where a condition says which elements are hidden, ``listed`` (``flash_lists.py``) finds blocks of them by it alone, most
+of them by its bounds (``flash_bounds.py``).
 
 Equal loops have equal text, and so one module.
 """
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from reference_backends.triton_gpu import compiler
+from reference_backends.triton_gpu.flash_bounds import UNKNOWN, Bounds
 from reference_backends.triton_gpu.functions import given, numbers_text, symbol_name
 from reference_backends.triton_gpu.statements import R, Statements, X
 from reference_backends.triton_gpu.table import HALVES, OPS, TYPES
@@ -98,8 +100,8 @@ def _module(loops: _Same, wide: bool) -> ModuleType:
 
     made = compiler.load(text(loops.loops, wide=wide))
     # A function has another key in Triton's cache where it is the first to ask for that of one it calls (3.6).
-    called = flash.forward, flash_backward.by_query, flash_backward.by_key, flash_lists.listed, made.element
-    for function in (*called, getattr(made, "seen", None)):
+    called = flash.forward, flash_backward.by_query, flash_backward.by_key, flash_lists.listed, flash_lists.bounded
+    for function in (*called, *(getattr(made, name, None) for name in ("element", "seen", "bounds"))):
         getattr(function, "cache_key", None)
     return made
 
@@ -117,18 +119,24 @@ def text(loops: LoopKernel, *, wide: bool) -> str:
     assert isinstance(store, loop.Store)
     hides = conditions(nest)
     listed = _listed(nest, hides)
+    bounds, looks = _bounds(loops, body, hides)
     # Launchers know what they have compiled by the module: texts must differ where dtypes do.
     buffers = ", ".join(f"{p.name}: {TYPES[p.dtype]}" for p in loops.params)
+    constants = f"DIFFERS, BOUNDED, LOOKS = {listed}, {bounds is not None}, {looks}"
     parts = [
         HEADER,
-        f"INDEX = tl.constexpr(tl.int{64 if wide else 32})\nDIFFERS = {listed}\n# {buffers}\n",
+        f"INDEX = tl.constexpr(tl.int{64 if wide else 32})\n{constants}\n# {buffers}\n",
         _function(loops, "element", body, [(store.value, True)]),
         _entry(loops, flash.forward, "element"),
         _entry(loops, flash_backward.by_query, "element"),
         _entry(loops, flash_backward.by_key, "element"),
     ]
     if listed is not None:
-        parts += [_function(loops, "seen", body, hides), _entry(loops, flash_lists.listed, "seen")]
+        parts.append(_function(loops, "seen", body, hides))
+    if listed is not None and bounds is not None:
+        parts += [bounds, _entry(loops, flash_lists.bounded, "seen", "bounds")]
+    elif listed is not None:
+        parts.append(_entry(loops, flash_lists.listed, "seen"))
     return "\n\n".join(parts)
 
 
@@ -155,22 +163,46 @@ class Elements(Statements):
 
 def _function(loops: LoopKernel, name: str, body: Sequence[loop.Stmt], results: Sequence[tuple[str, bool]]) -> str:
     """A function of the position of elements, and of what they are made of: one value, or whether all are as they are here."""
+    elements = Elements(loops)
+    elements.body(_needed(body, results))
+    result = " & ".join(value if holds else f"({value} == 0)" for value, holds in results)
+    taken = ", ".join(["row", "key", "batch", "head", *_given(loops)])
+    return "\n".join(["@triton.jit", f"def {name}({taken}):", *elements.out.lines, f"    return {result}", ""])
+
+
+def _bounds(loops: LoopKernel, body: Sequence[loop.Stmt], results: Sequence[tuple[str, bool]]) -> tuple[str | None, bool]:
+    """A function of the rows and keys of blocks, and of the first and last of them: whether all elements of each block are as
+    they are here, and whether some may be (None: it would know nothing); and whether it looks at rows or keys one by one."""
+    elements = Elements(loops)
+    variables = [r.var for r in loops.body[0].ranges[-2:]]
+    for variable, place in zip(variables, PLACES[-2:], strict=True):
+        for end in ("first", "last"):
+            elements.out(f"{variable}_{end} = tl.cast({place}_{end}, INDEX)")
+    bounds = Bounds(elements, *variables)
+    bounds.body(_needed(body, results))
+    found = [(bounds.holds(value), holds) for value, holds in results]
+    everywhere = " & ".join(pair[0] if holds else f"({pair[1]} == 0)" for pair, holds in found)
+    anywhere = " & ".join(pair[1] if holds else f"({pair[0]} == 0)" for pair, holds in found)
+    ends = "row_first", "row_last", "key_first", "key_last"
+    taken = ", ".join(["row", "key", *ends, "batch", "head", "ROW: tl.constexpr", *_given(loops)])
+    lines = "@triton.jit", f"def bounds({taken}):", *elements.out.lines, f"    return {everywhere}, {anywhere}", ""
+    return None if all(pair == UNKNOWN for pair, _ in found) else "\n".join(lines), bounds.looks
+
+
+def _needed(body: Sequence[loop.Stmt], results: Sequence[tuple[str, bool]]) -> list[loop.Stmt]:
+    """The statements that results follow from."""
     needed = {value for value, _ in results}
     kept = []
     for s in reversed(body):
         if needed.intersection(loop.makes(s)):
             needed.update(loop.reads(s))
             kept.append(s)
-    elements = Elements(loops)
-    elements.body(kept[::-1])
-    result = " & ".join(value if holds else f"({value} == 0)" for value, holds in results)
-    taken = ", ".join(["row", "key", "batch", "head", *_given(loops)])
-    return "\n".join(["@triton.jit", f"def {name}({taken}):", *elements.out.lines, f"    return {result}", ""])
+    return kept[::-1]
 
 
-def _entry(loops: LoopKernel, function: Any, element: str) -> str:
-    """A function of attention under its own name, with what a mask is made of in its place."""
-    *parameters, last = inspect.signature(function.fn).parameters.values()
+def _entry(loops: LoopKernel, function: Any, *elements: str) -> str:
+    """A function of attention under its own name, with what a mask is made of in its place, and the functions of elements."""
+    *parameters, last = list(inspect.signature(function.fn).parameters.values())[: 1 - len(elements) or None]
     assert last.name == "ELEMENT", last
     inputs = [p.name for p in loops.params[:-1]]
     numbers = [symbol_name(s) for s in loops.symbols]
@@ -186,7 +218,7 @@ def _entry(loops: LoopKernel, function: Any, element: str) -> str:
         [
             f"@triton.jit(do_not_specialize=[{fixed}])" if fixed else "@triton.jit",
             f"def {function.fn.__name__}({signature}):",
-            f"    {home}.{function.fn.__name__}({', '.join([*passed, *constants, element])})",
+            f"    {home}.{function.fn.__name__}({', '.join([*passed, *constants, *elements])})",
             "",
         ]
     )
