@@ -36,7 +36,6 @@ from vendor_sdk.contract.loader import LoadedBackend, Session, load
 from vendor_sdk.contract.placement import Route
 from vendor_sdk.ir import pickled
 from vendor_sdk.ir.primgraph import PrimGraph, prim_name
-from vendor_sdk.ir.sparse import Parts
 from vendor_sdk.lower import LOWERINGS
 from vendor_sdk.lower.summary import summarize
 from vendor_sdk.normalize.aligned import align_products
@@ -70,9 +69,9 @@ def compile_dynamo(
 
     def capture(
         captured: fx.GraphModule, fake_inputs: Sequence[Any], watch: Watch, backward: bool, training: bool
-    ) -> tuple[PrimGraph, tuple[Parts, ...]]:
+    ) -> PrimGraph:
         static = frozenset() if backward else torch_private.static_input_indices()
-        dense, sparse = without_sparse(captured)
+        dense, parts = without_sparse(captured)
         functional, writes = without_writes(dense)
         if not (backward or training) and wants.channels_last:
             lie_channels_last(functional.graph)
@@ -91,7 +90,8 @@ def compile_dynamo(
         else:
             graph.training = training
             graph.saved_outputs = torch_private.saved_outputs()
-        return graph, sparse
+        graph.sparse = parts
+        return graph
 
     wants = session.loaded.backend.legalize
 
@@ -114,14 +114,14 @@ def compile_dynamo(
         def compile_captured(captured: fx.GraphModule, fake_inputs: Sequence[Any]) -> Any:
             watch = pipeline.watch_of(session, backward)
             with watch.failures():
-                graph, sparse = capture(captured, fake_inputs, watch, backward=backward, training=training)
+                graph = capture(captured, fake_inputs, watch, backward=backward, training=training)
             with torch_private.real_tensors(), watch.failures():
                 graph, whole = _expected(graph, torch_private.tangents(captured)) if backward else (graph, None)
                 decided = pipeline.decide(graph, session, watch, activations)
                 # Compilers of the target may work on while the rest is done here.
                 passes_on = not (backward or training) and torch_dynamo.passes_on(captured)
-                run = _run(decided, whole, sparse, session, watch, passes_on=passes_on)
-                return run if key is None else (run, _store(decided, whole, sparse, session, passes_on=passes_on))
+                run = _run(decided, whole, session, watch, passes_on=passes_on)
+                return run if key is None else (run, _store(decided, whole, session, passes_on=passes_on))
 
         return compile_captured
 
@@ -210,17 +210,12 @@ def _expected(graph: PrimGraph, tangents: Sequence[int]) -> tuple[PrimGraph, Who
 
 
 def _run(
-    decided: pipeline.Decided,
-    whole: Whole | None,
-    sparse: tuple[Parts, ...],
-    session: Session,
-    watch: Watch,
-    *,
-    passes_on: bool,
+    decided: pipeline.Decided, whole: Whole | None, session: Session, watch: Watch, *, passes_on: bool
 ) -> Callable[..., Any]:
     """The function of a compiled graph, in the form that AOTAutograd wants."""
     run = _run_dense(decided, whole, session, watch, passes_on=passes_on)
-    return WithSparse(run, sparse) if sparse else run
+    parts = decided.graph.sparse
+    return WithSparse(run, parts) if parts else run
 
 
 def _run_dense(
@@ -237,12 +232,10 @@ def _run_dense(
     return Backward(whole.without, run, compile_whole, whole.zeros)
 
 
-def _store(
-    decided: pipeline.Decided, whole: Whole | None, sparse: tuple[Parts, ...], session: Session, *, passes_on: bool
-) -> str | None:
+def _store(decided: pipeline.Decided, whole: Whole | None, session: Session, *, passes_on: bool) -> str | None:
     """Keeps what ``pipeline.finish`` needs, under the key that is returned; None when no other process could read it."""
     try:
-        content = pickled.dumps((decided.storable(), whole, sparse, passes_on))
+        content = pickled.dumps((decided.storable(), whole, passes_on))
     except pickled.NotPicklable:
         return None
     artifacts = _artifacts(session.loaded)
@@ -257,10 +250,10 @@ def _restore(backend: str, options: Options, key: str) -> Callable[..., Any] | N
     content = _artifacts(session.loaded).read(key, _ENTRY)
     if content is None:
         return None
-    decided, whole, sparse, passes_on = pickled.loads(content)
+    decided, whole, passes_on = pickled.loads(content)
     watch = pipeline.watch_of(session, decided.graph.backward)
     with watch.failures():
-        return _run(decided, whole, sparse, session, watch, passes_on=passes_on)
+        return _run(decided, whole, session, watch, passes_on=passes_on)
 
 
 @functools.cache

@@ -29,6 +29,7 @@ from torch import fx
 
 from vendor_sdk import torch_private
 from vendor_sdk.errors import GraphError
+from vendor_sdk.ir.sparse import Parts
 from vendor_sdk.prims.opset import BY_TARGET, COMPOSITE_BY_TARGET
 
 STRIDED = frozenset((torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default))
@@ -68,6 +69,7 @@ class PrimGraph:
             read; those outputs are not returned.
         saved_outputs: indices of outputs of a forward graph that only its backward graph gets, where they are donated; by the
             index that they have among its inputs.
+        sparse: what is made of outputs for the caller.
     """
 
     module: fx.GraphModule
@@ -79,6 +81,7 @@ class PrimGraph:
     donated_inputs: frozenset[int] = frozenset()
     writes: tuple[int, ...] = ()
     saved_outputs: Mapping[int, int] = field(default_factory=dict)
+    sparse: tuple[Parts, ...] = ()
 
     @property
     def graph(self) -> fx.Graph:
