@@ -19,6 +19,7 @@ from vendor_sdk import debug, pipeline, resting, torch_private
 from vendor_sdk.capture.attention import keep_attention
 from vendor_sdk.capture.channels import lie_channels_last
 from vendor_sdk.capture.composed import recognize_attention
+from vendor_sdk.capture.corrected import correct
 from vendor_sdk.capture.flex import spell_out_flex_attention
 from vendor_sdk.capture.foresee import foreseen
 from vendor_sdk.capture.graph import to_prim_graph, without_writes
@@ -57,6 +58,7 @@ def compile_dynamo(
 ) -> Callable[..., Any]:
     """What ``torch.compile(backend=...)`` calls with each graph that Dynamo captured."""
     session = load(backend, options).session(options)
+    correct(module)
     spell_out_flex_attention(module)
     open_attention(module)
     recognize_attention(module, session.loaded.backend.composites)

@@ -2,8 +2,8 @@
 
 The text of such a mask is a module with a device function of an element, and with ``forward``, ``by_query`` and ``by_key`` as
 ``flash.py`` and ``flash_backward.py`` have them: in place of the mask they take what it is made of, its numbers follow all
-others. Where a condition says which elements are hidden, ``listed`` (``flash_lists.py``) finds blocks of them by it alone, most
-of them by its bounds (``flash_bounds.py``).
+others. Where a condition says which elements are hidden, ``bounded`` (``flash_lists.py``) finds blocks of them by its
+bounds (``flash_bounds.py``), or ``listed`` by each element where these are not known.
 
 Equal loops have equal text, and so one module.
 """
