@@ -2,11 +2,12 @@
 
 Generated Triton (``flash.py``, ``flash_backward.py``) takes everything: any strides, masks of bools or numbers, heads shared by
 groups of queries, rows that see no key; it passes over blocks that a mask hides (``flash_lists.py``), and it alone computes
-masks where they are needed (``flash_masks.py``). A library's kernel takes
-what it is faster at: cuDNN's on compute capability 9 and later (for shared heads too, and for gradients under masks that are
-small, or the same for all rows), torch's flash kernel before, its memory-efficient one for the forward of float32, whose
-products generated code does not have on tensor cores. All save the natural logarithm of each row's sum of exponentials, in
-float32, so that each differentiates what another computed. Heads wider than a program has room for have all scores in memory.
+masks where they are needed (``flash_masks.py``). A library's kernel takes what it is faster at: cuDNN's on compute capability 9
+and later (for shared heads too, and for gradients under masks that are small, or the same for all rows), torch's flash kernel
+before, its memory-efficient one for the forward of float32, whose products generated code does not have on tensor cores. Masks
+of a wider dtype than the queries are not for libraries, which would round them. All save the natural logarithm of each
+row's sum of exponentials, in float32, so that each differentiates what another computed. Heads wider than a program has room
+for have all scores in memory.
 
 With dropout or a cap generated Triton computes it: which weights a library keeps is its own affair, and another's gradients
 would keep others; and none caps scores.

@@ -69,7 +69,7 @@ class PrimGraph:
             read; those outputs are not returned.
         saved_outputs: indices of outputs of a forward graph that only its backward graph gets, where they are donated; by the
             index that they have among its inputs.
-        sparse: what is made of outputs for the caller.
+        sparse: the sparse tensors that the SDK makes for the caller, each of two outputs.
     """
 
     module: fx.GraphModule
